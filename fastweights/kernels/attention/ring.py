@@ -140,18 +140,17 @@ def attend(
     flat = [make_rows_contiguous(x.flatten(2)).squeeze(1) for x in (q, k, v)]
     turned, o = q.new_empty(batch, heads, width), q.new_empty(batch, 1, heads, width)
     partial = [torch.empty(batch * heads, shares, *n, device=q.device, dtype=torch.float32) for n in ((width,), (), ())]
-    if batch:
-        launch(
-            rotate_into_ring, (batch * (heads + of_keys),), *flat, *[x.stride(0) for x in flat], seen, place, frequency,
-            turned, keys, values, slots, H=heads, G=of_keys, HALF=width // 2, BH=padded(width // 2, 1), num_warps=1,
-        )  # fmt: skip
-        launch(
-            attend_to_slots, (pairs * shares,), turned, keys, values, place, padding, *partial, slots, share, shares,
-            LOG2E.value * width**-0.5, G=of_keys, GROUP=group, K=width, BM=padded(group), BK=padded(width), BS=SLOTS,
-            num_warps=WARPS, num_stages=STAGES,
-        )  # fmt: skip
-        launch(
-            combine_shares, (batch * heads,), *partial, seen, place, o, shares, int(count), H=heads, K=width,
-            BI=MOST_SHARES, BK=padded(width, 1), num_warps=4,
-        )  # fmt: skip
+    launch(
+        rotate_into_ring, (batch * (heads + of_keys),), *flat, *[x.stride(0) for x in flat], seen, place, frequency,
+        turned, keys, values, slots, H=heads, G=of_keys, HALF=width // 2, BH=padded(width // 2, 1), num_warps=1,
+    )  # fmt: skip
+    launch(
+        attend_to_slots, (pairs * shares,), turned, keys, values, place, padding, *partial, slots, share, shares,
+        LOG2E.value * width**-0.5, G=of_keys, GROUP=group, K=width, BM=padded(group), BK=padded(width), BS=SLOTS,
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    launch(
+        combine_shares, (batch * heads,), *partial, seen, place, o, shares, int(count), H=heads, K=width,
+        BI=MOST_SHARES, BK=padded(width, 1), num_warps=4,
+    )  # fmt: skip
     return o

@@ -19,7 +19,7 @@ from ..common.call import padded
 from ..common.delta_rule.launches import DeltaRule
 from ..common.delta_rule.sizes import SavedForBackward
 from ..common.math import any_so_far, clamp_decay, exp2, infinite_to_nan, is_bad, zero_where
-from ..common.packing import pieces_of_sequence, program_chunk
+from ..common.packing import live_tokens, pieces_of_sequence, program_chunk
 from ..common.tiles import load_gate
 from ..runtime.workspace import TensorSpec
 
@@ -75,8 +75,7 @@ def key_energy_sums(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     c = tl.arange(0, PK)
     at = (first * H + head // (HV // H)) * K
     here = live[:, None] & (c < K)[None, :]
@@ -137,8 +136,7 @@ def key_energy_backward(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     at = m.to(tl.int64) * HV + head
@@ -182,7 +180,7 @@ def key_energy_backward(
 
 def gate_groups(call: DeltaRule) -> dict[str, Any]:
     x = call.memory
-    return {"K": call.K, "HEADS_PG": call.group(x.precond_g), "HEADS_PB": call.group(x.precond_beta)}
+    return {"HEADS_PG": call.group(x.precond_g), "HEADS_PB": call.group(x.precond_beta)}
 
 
 def record_key_energy(call: DeltaRule, saved: SavedForBackward, end: Any) -> None:
@@ -190,7 +188,7 @@ def record_key_energy(call: DeltaRule, saved: SavedForBackward, end: Any) -> Non
     x, totals = call.memory, call.floats(call.M, call.HV)
     call.launch(
         key_energy_sums, (call.M, call.HV), x.k, x.precond_g, x.precond_beta, saved.key_energy, totals, saved.chunk_table,
-        call.T, call.H, call.HV, PK=padded(call.K), **gate_groups(call), num_warps=4,
+        call.T, call.H, call.HV, **gate_groups(call), num_warps=4,
     )  # fmt: skip
     record_scan(call, saved.key_energy, totals, x.A, end, back=False)
 
@@ -199,7 +197,7 @@ def record_scan(call: DeltaRule, sums: TensorSpec, totals: TensorSpec, begin: An
     width = min(32, padded(call.K))
     call.launch(
         key_energy_scan, (call.N, call.HV, -(-call.K // width)), sums, totals, begin, end, call.memory.cu_seqlens, call.T,
-        call.HV, K=call.K, BK=width, BACK=back, BEGUN=begin is not None, ENDED=end is not None, num_warps=4,
+        call.HV, BK=width, BACK=back, BEGUN=begin is not None, ENDED=end is not None, num_warps=4,
     )  # fmt: skip
 
 
@@ -225,6 +223,6 @@ def record_energy_grads(
     call.launch(
         key_energy_backward, (call.M, call.HV), x.k, grads.inside, dk, saved.key_energy, grads.sums, x.precond_g,
         x.precond_beta, dg, dbeta, saved.chunk_table, call.T, call.H, call.HV, **gate_groups(call), ADD=add,
-        PRECISION=call.precision, **call.tile_options("key_energy_backward", "BK"),
+        **call.tile_options("key_energy_backward", "BK"),
     )  # fmt: skip
     return dg, dbeta, dA

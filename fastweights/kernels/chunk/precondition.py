@@ -21,7 +21,7 @@ import triton.language as tl
 from ..common.delta_rule.launches import DeltaRule
 from ..common.delta_rule.sizes import SavedForBackward
 from ..common.math import LN2, exp2, has_bad_number, infinite_to_nan, log2, reciprocal
-from ..common.packing import program_chunk
+from ..common.packing import live_tokens, program_chunk
 from ..runtime.workspace import TensorSpec
 from .key_energy import EnergyGrads, earlier_energy, earlier_energy_with_bad_numbers, gate_groups, load_gates
 
@@ -74,8 +74,7 @@ def precondition(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     at_keys = (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
     decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     upto = energy_decay(decay, FORM)
@@ -119,8 +118,7 @@ def precondition_grads(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     at = m.to(tl.int64) * HV + head
     at_keys = (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
     decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
@@ -178,7 +176,7 @@ def precondition_grads(
 
 def shared_constants(call: DeltaRule, form: Form, kernel: str) -> dict[str, Any]:
     tile = call.tile_options("precondition_whole" if form.name == "none" else kernel, "BK")
-    return {**gate_groups(call), "FORM": form.name, "PRECISION": call.precision, **tile}
+    return {**gate_groups(call), "FORM": form.name, **tile}
 
 
 def record_precondition(call: DeltaRule, saved: SavedForBackward, out: Any, form: Form) -> None:

@@ -58,6 +58,8 @@ class Call:
         self.N = x.cu_seqlens.shape[0] - 1 if self.packed else self.B
         self.M = max_pieces(self.N, self.T, CHUNK, self.packed)
         self.precision = "tf32x3" if self.dtype == torch.float32 else "tf32"
+        # By the names that kernels have for them; `set_up` adds those of a family.
+        self.constants = {"K": self.K, "PK": padded(self.K), "V": self.V, "PRECISION": self.precision}
         self.set_up()
 
     def find_heads(self) -> tuple[Any, Sequence[int]]:
@@ -72,7 +74,10 @@ class Call:
         return has_large_shared_memory(self.device)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        self.recorder.launch(kernel, grid, *arguments, **constants)
+        """A launch that takes from `self.constants` what the kernel names and the caller does not give."""
+        missing = [name for name in kernel.arg_names[len(arguments) :] if name not in constants]
+        found = {name: self.constants[name] for name in missing if name in self.constants}
+        self.recorder.launch(kernel, grid, *arguments, **found, **constants)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:
         """A tensor in the dtype of the keys, unless another is given."""
@@ -108,8 +113,7 @@ class Call:
         end). tile: its sizes BK and BV, and how the kernel is compiled. delta: whether transitions are matrices."""
         self.launch(
             combine_segments, (-(-self.V // tile["BV"]) * self.N, self.HV), begin, added, transitions, self.x.cu_seqlens, self.T,
-            tokens, self.HV, K=self.K, PK=padded(self.K), V=self.V, DELTA=delta, BACK=back, BEGUN=begin is not None,
-            PRECISION=precision, **tile,
+            tokens, self.HV, DELTA=delta, BACK=back, BEGUN=begin is not None, PRECISION=precision, **tile,
         )  # fmt: skip
 
     def sum_gates(self, gate_grads: Any, center_grads: Any, found: Specs, chunks: Any) -> None:

@@ -146,6 +146,13 @@ def program_chunk(chunks, time):
 
 
 @triton.jit
+def live_tokens(count):
+    """The tokens of a chunk by number [64], and which of them there are."""
+    i = tl.arange(0, 64)
+    return i, i < count
+
+
+@triton.jit
 def segment_place(segments, p, T):
     """Of segment p: its first token (int64) and the token after its last, its first chunk (int64), its sequence, and whether it
     is the sequence's first and last. segments: the table, None where no row of T tokens is cut."""

@@ -163,10 +163,8 @@ def element_gradients(
                 of_length = tl.sum(e * (of_least - e * of_e - least * of_least), 0)
                 of_key = tl.sum(dS * (e * value)[None, :] - (2 * key)[:, None] * (da * e[None, :]), 1)
                 of_key = infinite_to_nan(of_key + 2 * key * of_length)
-                of_value, of_beta = (
-                    infinite_to_nan(e * of_write),
-                    infinite_to_nan(least * least * (of_e - length * of_least)),
-                )
+                of_value = infinite_to_nan(e * of_write)
+                of_beta = infinite_to_nan(least * least * (of_e - length * of_least))
                 tl.store(
                     token_address(dk_of, token, head, HV, 1, K) + channel, of_key.to(dk.dtype.element_ty), channel < K
                 )
@@ -199,10 +197,7 @@ class Elementwise(Call):
     def set_up(self) -> None:
         self.tiles = -(-self.V // COLUMNS)
         self.warps = max(1, padded(self.K) * COLUMNS // NUMBERS_PER_WARP)
-        self.constants = {
-            "K": self.K, "PK": padded(self.K), "V": self.V, "BV": COLUMNS, "HEADS_K": self.group(self.x.k),
-            "HEADS_BETA": self.group(self.x.beta), "num_warps": self.warps,
-        }  # fmt: skip
+        self.constants |= {"BV": COLUMNS, "HEADS_K": self.group(self.x.k), "HEADS_BETA": self.group(self.x.beta)}
 
     def shapes(self, final: bool) -> tuple[Specs, Specs]:
         o = self.token_tensor(self.HV, self.V, dtype=self.x.v.dtype)
@@ -213,7 +208,7 @@ class Elementwise(Call):
         x = self.x
         self.launch(
             read_elements, (self.tiles * self.N, self.HV), x.q, x.k, x.v, x.beta, x.S, o, end, states, x.cu_seqlens, self.T,
-            *self.options, self.HV, **self.constants,
+            *self.options, self.HV, num_warps=self.warps,
         )  # fmt: skip
 
     def forward(self, final: bool) -> tuple[Specs, Specs]:
@@ -235,7 +230,7 @@ class Elementwise(Call):
         d_start = self.state(self.N) if state_grads and x.S is not None else None
         self.launch(
             element_gradients, (programs,), x.q, x.k, x.v, x.beta, states, do, d_end, scratch, *parts, dv, dbeta, d_start,
-            x.cu_seqlens, self.T, self.B * self.T, items, *self.options, HV, **self.constants,
+            x.cu_seqlens, self.T, self.B * self.T, items, *self.options, HV, num_warps=self.warps,
         )  # fmt: skip
         if not alone:
             for part, out in zip(parts, (dq, dk)):

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import is_bad, zero_where
-from ..common.packing import pieces_of_sequence, program_chunk, tokens_of_sequence
+from ..common.packing import live_tokens, pieces_of_sequence, program_chunk, tokens_of_sequence
 from ..common.tiles import load_gate, load_rows, row_places
 from .sums import exact_dot, load_divisors, load_float_rows, load_matrix, precise_dot, rounded_dot
 
@@ -119,8 +119,7 @@ def chunk_adjoint(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     root = tl.where(live, tl.rsqrt(load_divisors(D, first, live, head, HV)), 0.0)
@@ -234,8 +233,7 @@ def finish_gradients(A, V, rest, du, chunks, time, HV, K: tl.constexpr, BK: tl.c
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     for c0 in range(0, K, BK):

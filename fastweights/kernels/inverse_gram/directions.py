@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import any_so_far, is_bad, zero_where
-from ..common.packing import program_chunk
+from ..common.packing import live_tokens, program_chunk
 from ..common.tiles import load_gate, load_rows, row_places
 from .sums import exact_dot, load_divisors, load_float_rows, load_matrix, precise_dot
 
@@ -51,8 +51,7 @@ def token_products(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     products = tl.zeros((64, 64), tl.float32)
@@ -85,8 +84,7 @@ def token_rows(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     part = tl.arange(0, BK)
     lower = tl.load(T + (m.to(tl.int64) * HV + head) * 4096 + i[:, None] * 64 + i[None, :])
     if y is not None:
@@ -113,8 +111,7 @@ def solve_tokens(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     spoiled = find_bad_tokens(u, gain, first, live, head, HV, K, BK, HEADS, HEADS_GAIN)
@@ -154,8 +151,7 @@ def direction_gradients(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     along_x, along_y = tl.zeros((64, 64), tl.float32), tl.zeros((64, 64), tl.float32)

@@ -40,8 +40,7 @@ class Penalized(DeltaRule):
     def set_up(self) -> None:
         super().set_up()
         self.eps, self.unit_keys, unit_writes = self.options
-        self.channels = {"K": self.K, "PK": padded(self.K)}
-        self.units = {"HEADS_Y": self.group(self.x.y), "UNIT_KEYS": self.unit_keys, "UNIT_WRITES": unit_writes}
+        self.constants |= {"HEADS_Y": self.group(self.x.y), "UNIT_KEYS": self.unit_keys, "UNIT_WRITES": unit_writes}
 
     def ask_memory(self, saved: Saved) -> SavedForBackward:
         """Let the memory have the divisors of its answers; what it saves."""
@@ -51,7 +50,7 @@ class Penalized(DeltaRule):
     def launch_chunks(self, kernel: Any, saved: Saved, *arguments: Any, **constants: Any) -> None:
         """A kernel that takes a chunk of one head per program."""
         self.launch(
-            kernel, (self.M, self.HV), *arguments, saved.chunk_table, self.T, self.HV, **self.channels, **constants,
+            kernel, (self.M, self.HV), *arguments, saved.chunk_table, self.T, self.HV, **constants,
             num_warps=4 if padded(max(self.K, self.V)) <= 64 else 8, num_stages=1,
         )  # fmt: skip
 
@@ -59,12 +58,12 @@ class Penalized(DeltaRule):
         x, memory = self.x, self.memory
         self.launch_chunks(
             unit_keys, saved, x.k, x.y, memory.k if self.unit_keys else None, memory.write_key, memory.write_key_rest,
-            memory.beta, sums, HEADS_K=self.group(x.k), **self.units,
+            memory.beta, sums, HEADS_K=self.group(x.k),
         )  # fmt: skip
 
     def record_scan(self, start: Any, sums: TensorSpec, states: Any, end: Any, back: bool) -> None:
         self.launch(
-            scan_rows, (self.N, self.HV), start, sums, states, end, self.x.cu_seqlens, self.T, self.HV, **self.channels,
+            scan_rows, (self.N, self.HV), start, sums, states, end, self.x.cu_seqlens, self.T, self.HV,
             BACK=back, num_warps=4, num_stages=1,
         )  # fmt: skip
 
@@ -91,10 +90,8 @@ class Penalized(DeltaRule):
         kept = self.ask_memory(saved)
         self.record_unit_keys(saved, None)
         found = self.memory_grads(kept, 1.0, do, dS_end, state_grads)
-        ddivisor, (sums, later) = (
-            self.token_tensor(HV, dtype=torch.float32),
-            (self.floats(self.M, HV, K) for _ in range(2)),
-        )
+        ddivisor = self.token_tensor(HV, dtype=torch.float32)
+        sums, later = (self.floats(self.M, HV, K) for _ in range(2))
         group = self.group(x.k)
         self.launch_chunks(divisor_gradients, saved, x.q, found.q, saved.divisor, ddivisor, sums, self.eps, HEADS=group)
         dz = self.floats(self.N, HV, K) if state_grads and x.z is not None else None
@@ -102,7 +99,7 @@ class Penalized(DeltaRule):
         dq, dk, dy = (self.token_tensor(HV, K, dtype=dtype) for dtype in (self.dtype, self.dtype, torch.float32))
         self.launch_chunks(
             unit_key_gradients, saved, x.q, x.k, x.y, saved.z, later, ddivisor, found.q, found.k, found.write_key, dq, dk, dy,
-            HEADS=group, **self.units,
+            HEADS=group,
         )  # fmt: skip
         return PenalizedInputs(dq, dk, found.v, dy, None if x.S is None else found.S, dz)
 

@@ -50,6 +50,8 @@ class GramCall(Call):
         self.gradient_precision, self.precision = self.precision, "tf32x3"
         self.exact_tile = min(64 if self.dtype == torch.bfloat16 else 32, self.PK)  # with keys that need no tf32x3
         self.warps = 4 if self.PK <= 64 else 8  # of a program that holds a whole matrix
+        heads = {"HEADS": self.group(self.x.u), "HEADS_GAIN": self.group(self.gain)}
+        self.constants |= {"PRECISION": self.precision, **heads}
 
     def vectors(self, dtype: torch.dtype = torch.float32) -> TensorSpec:
         return self.token_tensor(self.HV, self.K, dtype=dtype)
@@ -72,21 +74,15 @@ class GramCall(Call):
         """Key channels of a program's tile; where a product is three, wider ones spill."""
         return min(32 if precision == "tf32x3" else 64, self.PK)
 
-    def launch_chunks(
-        self, kernel: Any, saved: Any, *arguments: Any, parts: int = 1, precision: str | None = None, **constants: Any
-    ) -> None:
+    def launch_chunks(self, kernel: Any, saved: Any, *arguments: Any, parts: int = 1, **constants: Any) -> None:
         """A kernel of `parts` programs per chunk and head."""
-        self.launch(
-            kernel, (parts * self.M, self.HV), *arguments, saved.chunk_table, self.T, self.HV, K=self.K,
-            PRECISION=precision or self.precision, num_stages=1, **{"num_warps": 4, **constants},
-        )  # fmt: skip
+        grid, options = (parts * self.M, self.HV), {"num_warps": 4, "num_stages": 1, **constants}
+        self.launch(kernel, grid, *arguments, saved.chunk_table, self.T, self.HV, **options)
 
     def launch_sequences(self, kernel: Any, *arguments: Any, programs: Sequence[int] = (), **constants: Any) -> None:
         """A kernel of one program per sequence and head, or so many."""
-        self.launch(
-            kernel, (self.N, self.HV, *programs), *arguments, self.x.cu_seqlens, self.T, self.HV, K=self.K, num_stages=1,
-            **constants,
-        )  # fmt: skip
+        grid = self.N, self.HV, *programs
+        self.launch(kernel, grid, *arguments, self.x.cu_seqlens, self.T, self.HV, num_stages=1, **constants)
 
     def record_table(self, saved: Any) -> None:
         if self.packed:  # nothing here reads the place of a segment
@@ -101,29 +97,22 @@ class GramCall(Call):
         self.launch(
             eliminate_blocks, (self.M, self.HV), matrix, out, saved.D if tokens else None, self.gain if tokens else None,
             self.floats(self.M, self.HV, ROWS, PK), saved.chunk_table, self.T, ridge, self.HV, K=size, PK=PK,
-            HEADS_GAIN=self.group(self.gain), TOKENS=tokens, PRECISION=self.precision, num_warps=4, num_stages=1,
-            maxnreg=168 if PK <= 64 else None,
+            TOKENS=tokens, num_warps=4, num_stages=1, maxnreg=168 if PK <= 64 else None,
         )  # fmt: skip
 
     def record_tokens(self, saved: Any, T: TensorSpec, y: Any, ridge: float) -> None:
         """r and d of all tokens and their T [M, HV, 64, 64] from A; y where b is u."""
         u, S = self.x.u, self.squares()
-        self.launch_chunks(
-            token_products, saved, u, self.refresh, saved.A, saved.R, S, BK=self.exact_tile, HEADS=self.group(u)
-        )
+        self.launch_chunks(token_products, saved, u, self.refresh, saved.A, saved.R, S, BK=self.exact_tile)
         self.record_elimination(saved, S, T, ridge, CHUNK, tokens=True)
-        self.launch_chunks(
-            token_rows, saved, u, self.gain, T, saved.D, saved.R, y, BK=self.choose_tile(self.precision), HEADS=self.group(u),
-            HEADS_GAIN=self.group(self.gain),
-        )  # fmt: skip
+        tile = self.choose_tile(self.precision)
+        self.launch_chunks(token_rows, saved, u, self.gain, T, saved.D, saved.R, y, BK=tile)
 
     def record_solve(self, saved: Any, b: Any, out: Any, precision: str, scaled: bool = False) -> None:
         """out_t = A_t b_t; `scaled`: times the gain."""
-        u, gain = self.x.u, self.gain
         self.launch_chunks(
-            solve_tokens, saved, u, gain, self.refresh, saved.A, saved.R, saved.D, b, out, precision=precision,
-            BK=self.choose_tile(precision), HEADS=self.group(u), HEADS_GAIN=self.group(gain), HEADS_B=self.group(b),
-            SCALED=scaled,
+            solve_tokens, saved, self.x.u, self.gain, self.refresh, saved.A, saved.R, saved.D, b, out, PRECISION=precision,
+            BK=self.choose_tile(precision), HEADS_B=self.group(b), SCALED=scaled,
         )  # fmt: skip
 
 
@@ -138,13 +127,8 @@ class InverseGram(GramCall):
     def record_states(self, saved: Saved, added: Sequence[Any], start: Any, end: Any, back: bool) -> TensorSpec:
         """The state at the chunks' starts from what the tokens add; `back`: H at the chunks' ends."""
         sums, width = self.matrices(self.M), min(64 if back else self.exact_tile, self.PK)
-        heads = {"HEADS": 1, "HEADS_GAIN": 1}
-        if not back:
-            heads = {"HEADS": self.group(self.x.u), "HEADS_GAIN": self.group(self.gain)}
-        self.launch_chunks(
-            chunk_sums, saved, *added, sums, parts=-(-self.K // width), PK=self.PK, BK=width, **heads,
-            precision=self.gradient_precision if back else self.precision,
-        )  # fmt: skip
+        other = {"HEADS": 1, "HEADS_GAIN": 1, "PRECISION": self.gradient_precision} if back else {}
+        self.launch_chunks(chunk_sums, saved, *added, sums, parts=-(-self.K // width), BK=width, **other)
         blocks = -(-self.K * self.K // SCAN_BLOCK)
         self.launch_sequences(scan_sums, start, sums, end, programs=(blocks,), BACK=back, BLOCK=SCAN_BLOCK, num_warps=4)
         return sums
@@ -172,9 +156,8 @@ class InverseGram(GramCall):
         H = self.record_states(saved, (adjoint, y, divisor, None), dG_end, dG, back=True)
         du, db, dgain = self.vectors(self.dtype), None if alone else self.vectors(x.b.dtype), self.gate_gradient(x.gain)
         self.launch_chunks(
-            direction_gradients, saved, x.u, x.gain, adjoint, y, divisor, H, dy, du, dgain, db, precision=precision,
-            BK=self.choose_tile(precision), HEADS=self.group(x.u), HEADS_GAIN=self.group(x.gain), SELF=alone,
-            num_warps=self.warps,
+            direction_gradients, saved, x.u, x.gain, adjoint, y, divisor, H, dy, du, dgain, db, PRECISION=precision,
+            BK=self.choose_tile(precision), SELF=alone, num_warps=self.warps,
         )  # fmt: skip
         return GramInputs(du, db, dgain, dG)
 
@@ -192,10 +175,7 @@ class Refreshed(GramCall):
         x = self.x
         (y, end), saved = self.shapes(final)
         self.record_table(saved)
-        self.launch_sequences(
-            carry_inverse, x.u, x.refresh, x.A, saved.A, end, PK=self.PK, HEADS=self.group(x.u), PRECISION=self.precision,
-            num_warps=self.warps,
-        )  # fmt: skip
+        self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)
         self.record_tokens(saved, saved.T, None, 0.0)
         self.record_solve(saved, x.b, y, self.precision)
         return (y, end), saved
@@ -213,18 +193,18 @@ class Refreshed(GramCall):
         def record_chunks(at_ends: Any, *results: Any) -> None:
             self.launch_chunks(
                 chunk_adjoint, saved, x.u, x.b, dy, x.refresh, saved.R, saved.D, saved.T, at_ends, *results, direct, W, V, rest,
-                BK=tile, HEADS=self.group(x.u), HEADS_B=self.group(x.b), precision=precision,
+                BK=tile, HEADS_B=self.group(x.b), PRECISION=precision,
             )  # fmt: skip
 
         record_chunks(None, E, N)
         dA = self.matrices(self.N) if state_grads else None
         stages = 3 if self.PK <= 64 else 2 if rounded and self.has_large_shared_memory else 1
         self.launch_sequences(
-            carry_adjoint, dA_end, E, N, adjoint, dA, PK=self.PK, STAGES=stages, PRECISION=precision, num_warps=self.warps
-        )  # fmt: skip
+            carry_adjoint, dA_end, E, N, adjoint, dA, STAGES=stages, PRECISION=precision, num_warps=self.warps
+        )
         record_chunks(adjoint, None, None)
         du = self.vectors(self.dtype)
-        self.launch_chunks(finish_gradients, saved, saved.A, V, rest, du, BK=tile, precision=precision)
+        self.launch_chunks(finish_gradients, saved, saved.A, V, rest, du, BK=tile, PRECISION=precision)
         return RefreshInputs(du, db, None, dA)
 
 

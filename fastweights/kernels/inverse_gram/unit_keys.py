@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import any_so_far, is_bad, zero_where
-from ..common.packing import pieces_of_sequence, program_chunk
+from ..common.packing import live_tokens, pieces_of_sequence, program_chunk
 from ..common.tiles import load_rows, row_places
 from .sums import exact_dot, load_float_rows
 
@@ -50,8 +50,7 @@ def unit_keys(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     c = tl.arange(0, PK)
     keys = load_float_rows(k, first, live, head, HV, c, K, HEADS_K)
     if sums is not None:
@@ -116,8 +115,7 @@ def divisors(q, k, z, divisor, eps, chunks, time, HV, K: tl.constexpr, PK: tl.co
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     c = tl.arange(0, PK)
     z_t = running_sums(k, z, m, first, live, head, HV, c, K, HEADS)
     found = tl.sum(load_float_rows(q, first, live, head, HV, c, K, HEADS) * z_t, 1)
@@ -133,8 +131,7 @@ def divisor_gradients(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     c = tl.arange(0, PK)
     queries = load_float_rows(q, first, live, head, HV, c, K, HEADS)
     by = tl.load(divisor + first * HV + head + i * HV, live, 1.0)
@@ -155,8 +152,7 @@ def unit_key_gradients(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     c = tl.arange(0, PK)
     by = tl.load(ddivisor + first * HV + head + i * HV, live, 0.0)
     to_q = load_float_rows(dq, first, live, head, HV, c, K, 1)
@@ -166,10 +162,8 @@ def unit_key_gradients(
     still_to_come = tl.where(i[:, None] <= i[None, :], by[None, :], 0.0)
     to_k = exact_dot(still_to_come, zero_where(queries, is_bad(queries)), tl.zeros((64, PK), tl.float32), "tf32x3")
     to_k += tl.load(later + (m * HV + head).to(tl.int64) * K + c, c < K, 0.0)[None, :]
-    keys, found = (
-        load_float_rows(k, first, live, head, HV, c, K, HEADS),
-        load_float_rows(dkey, first, live, head, HV, c, K, 1),
-    )
+    keys = load_float_rows(k, first, live, head, HV, c, K, HEADS)
+    found = load_float_rows(dkey, first, live, head, HV, c, K, 1)
     of_keys = row_lengths(keys)
     if UNIT_KEYS:
         to_k += unit_length_gradient(keys, of_keys, found)

@@ -39,12 +39,11 @@ class OutputNormalizedTTT(DeltaRule):
     def set_up(self) -> None:
         super().set_up()
         x = self.x
-        PK, PV = padded(self.K), padded(self.V)
-        lanes, warps = min(PV, 32), 8 if PK * PV > 8192 else 4
-        self.token_constants = {
-            "K": self.K, "PK": PK, "V": self.V, "PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma),
-            "LANES": lanes, "COPIES": 32 * warps // lanes, "EACH": PV // lanes, "PART": PART, "PRECISION": self.precision,
-            "num_warps": warps, "num_stages": 1,
+        PV = padded(self.V)
+        lanes, self.warps = min(PV, 32), 8 if padded(self.K) * PV > 8192 else 4
+        self.constants |= {
+            "PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma), "LANES": lanes,
+            "COPIES": 32 * self.warps // lanes, "EACH": PV // lanes, "PART": PART,
         }  # fmt: skip
 
     def scratch(self) -> TensorSpec:
@@ -72,11 +71,11 @@ class OutputNormalizedTTT(DeltaRule):
         self.record_tables(kept)
         self.launch(
             key_overlaps, (self.M * (CHUNK // BLOCK.value), self.H), x.k, saved.overlaps, saved.chunk_table, self.T, self.H,
-            K=self.K, BK=padded(self.K), PRECISION=self.precision, num_warps=1,
+            BK=padded(self.K), num_warps=1,
         )  # fmt: skip
         self.launch(
             write_tokens, (self.N, self.HV), x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors, saved.u,
-            self.scratch(), x.cu_seqlens, self.T, self.HV, **self.token_constants,
+            self.scratch(), x.cu_seqlens, self.T, self.HV, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
         self.record_outputs(chunks, kept, 1.0, o, S_end)
         return (o, S_end), saved
@@ -92,7 +91,7 @@ class OutputNormalizedTTT(DeltaRule):
         dh, dS = self.empty(self.M, HV, K, V), self.state(self.N) if state_grads else None
         self.launch(
             pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, saved.overlaps, do, dS_end, saved.answers, saved.factors, du,
-            dz, dv, dgamma, dh, dS, self.scratch(), x.cu_seqlens, self.T, HV, **self.token_constants,
+            dz, dv, dgamma, dh, dS, self.scratch(), x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
 
         dq, dk = self.token_tensor(HV, K), self.token_tensor(HV, K)

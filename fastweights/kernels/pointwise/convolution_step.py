@@ -55,10 +55,8 @@ def step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, silu: bo
     batch, channels, _ = x.shape
     y = torch.empty((batch, channels, 1), device=x.device, dtype=x.dtype)
     blocks = -(-channels // CHANNELS)
-    if y.numel():
-        launch(
-            step_kernel, (batch * blocks,),
-            x, state, weight.contiguous(), bias, y, channels, blocks, x.stride(0), x.stride(1),
-            W=weight.shape[1], KEPT=state.shape[2], BD=CHANNELS, SILU=silu, HAS_BIAS=bias is not None, num_warps=4,
-        )  # fmt: skip
+    launch(
+        step_kernel, (batch * blocks,), x, state, weight.contiguous(), bias, y, channels, blocks, x.stride(0), x.stride(1),
+        W=weight.shape[1], KEPT=state.shape[2], BD=CHANNELS, SILU=silu, HAS_BIAS=bias is not None, num_warps=4,
+    )  # fmt: skip
     return y

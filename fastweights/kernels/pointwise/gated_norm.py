@@ -190,9 +190,8 @@ def forward(
     whole, tile, warps = choose_tile(width, FORWARD_NUMBERS)
     strides = row_and_group_strides(x, z, v)
     launch(
-        forward_kernel, (-(-rows // tile) * groups,),
-        x, z, v, None if skip is None else skip.contiguous(), weight.contiguous(), y, rows, groups, *strides, eps,
-        V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
+        forward_kernel, (-(-rows // tile) * groups,), x, z, v, None if skip is None else skip.contiguous(), weight.contiguous(),
+        y, rows, groups, *strides, eps, V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
         PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides), num_warps=warps,
     )  # fmt: skip
     return y
@@ -214,11 +213,8 @@ def backward(
     dz, dv = (None if t is None else t.new_empty(t.shape) for t in (gate, value))
     if not dx.numel():
         return dx, torch.zeros_like(weight), dz, dv, None if skip is None else torch.zeros_like(skip)
-    dy, x, (z, v) = (
-        flatten_groups(dy),
-        flatten_groups(x),
-        (None if t is None else flatten_groups(t) for t in (gate, value)),
-    )
+    dy, x = flatten_groups(dy), flatten_groups(x)
+    z, v = (None if t is None else flatten_groups(t) for t in (gate, value))
     rows, groups, width = x.shape
     whole, tile, warps = choose_tile(width, BACKWARD_NUMBERS)
     steps = max(1, -(-rows // tile) * groups // ENOUGH_PROGRAMS)
@@ -227,11 +223,10 @@ def backward(
     dD = None if v is None else torch.empty((programs, groups), device=x.device, dtype=torch.float32)
     strides = row_and_group_strides(dy, x, z, v)
     launch(
-        backward_kernel, (programs * groups,),
-        dy, x, z, v, None if skip is None else skip.contiguous(), weight.contiguous(), dx, dz, dv, dw, dD,
-        rows, steps, groups, *strides, eps,
-        V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
-        PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides), num_warps=warps,
+        backward_kernel, (programs * groups,), dy, x, z, v, None if skip is None else skip.contiguous(), weight.contiguous(),
+        dx, dz, dv, dw, dD, rows, steps, groups, *strides, eps, V=width, BV=whole, R=tile,
+        GATE=None if z is None else activation, FIRST=gate_first, PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides),
+        num_warps=warps,
     )  # fmt: skip
     dskip = None if dD is None or skip is None else dD.sum(0).to(skip.dtype)
     return dx, dw.sum(0 if weight.ndim == 2 else (0, 1)).to(weight.dtype), dz, dv, dskip

@@ -77,9 +77,8 @@ def forward(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[T
     whole, tile, warps = choose_tile(width, FORWARD_NUMBERS)
     strides = row_and_group_strides(v, z)
     launch(
-        forward_kernel, (-(-rows // tile) * groups,),
-        v, s.contiguous(), z, None if c is None else c.contiguous(), write, beta, rows, groups, *strides,
-        V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+        forward_kernel, (-(-rows // tile) * groups,), v, s.contiguous(), z, None if c is None else c.contiguous(), write, beta,
+        rows, groups, *strides, V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
     )  # fmt: skip
     return write, beta
 

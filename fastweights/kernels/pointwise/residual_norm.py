@@ -115,8 +115,7 @@ def backward(
     dw = torch.empty((programs, width), device=s.device, dtype=torch.float32)
     strides = row_stride(of_sum), of_norm.stride(0), read.stride(0)
     launch(
-        residual_norm_backward, (programs,),
-        of_sum, of_norm, read, weight.contiguous(), dx, dbranch, dw, rows, steps, *strides, eps,
-        V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+        residual_norm_backward, (programs,), of_sum, of_norm, read, weight.contiguous(), dx, dbranch, dw, rows, steps, *strides,
+        eps, V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
     )  # fmt: skip
     return dx, dx if branch is not None and dbranch is None else dbranch, dw.sum(0).to(weight.dtype)

@@ -37,8 +37,7 @@ def forward(z: Tensor, u: Tensor) -> Tensor:
     """y; nothing is checked."""
     z, u = z.contiguous(), u.contiguous()
     y = u.new_empty(u.shape)
-    if y.numel():
-        launch(silu_product_forward, (-(-y.numel() // BLOCK),), z, u, y, y.numel(), BLOCK=BLOCK, num_warps=WARPS)
+    launch(silu_product_forward, (-(-y.numel() // BLOCK),), z, u, y, y.numel(), BLOCK=BLOCK, num_warps=WARPS)
     return y
 
 
@@ -46,8 +45,7 @@ def backward(dy: Tensor, z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of z and u."""
     dy, z, u = dy.contiguous(), z.contiguous(), u.contiguous()
     dz, du = z.new_empty(z.shape), u.new_empty(u.shape)
-    if u.numel():
-        launch(
-            silu_product_backward, (-(-u.numel() // BLOCK),), dy, z, u, dz, du, u.numel(), BLOCK=BLOCK, num_warps=WARPS
-        )  # fmt: skip
+    launch(
+        silu_product_backward, (-(-u.numel() // BLOCK),), dy, z, u, dz, du, u.numel(), BLOCK=BLOCK, num_warps=WARPS
+    )  # fmt: skip
     return dz, du

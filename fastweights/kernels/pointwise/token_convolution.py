@@ -136,10 +136,9 @@ def convolve_token(
         arguments += [None] * 6 + [0, 0, 0, 1, False]
         steps.append(None)
     x = parts[0].x
-    if len(x) and blocks:
-        count = None if rows is None else len(parts[0].window)
-        launch(
-            token_convolution, (len(x) * blocks,), *arguments, eps, rows, count, *steps, W=parts[0].weight.shape[1],
-            BD=widest, SILU=silu, SHARED=shared, num_warps=max(1, min(4, widest // 64)),
-        )  # fmt: skip
+    count = None if rows is None else len(parts[0].window)
+    launch(
+        token_convolution, (len(x) * blocks,), *arguments, eps, rows, count, *steps, W=parts[0].weight.shape[1],
+        BD=widest, SILU=silu, SHARED=shared, num_warps=max(1, min(4, widest // 64)),
+    )  # fmt: skip
     return outputs, windows

@@ -261,10 +261,8 @@ def posterior_gradients(
         chunk = (first_chunk + c) * HV + head
         count = tl.minimum(stop - begin, 64).to(tl.int32)
         q_chunk, k_chunk = token_address(q, begin, head, HV, HEADS_K, K), token_address(k, begin, head, HV, HEADS_K, K)
-        beta_chunk, g_chunk = (
-            token_address(beta, begin, head, HV, HEADS_BETA, V),
-            token_address(g, begin, head, HV, HEADS_G, 1),
-        )
+        beta_chunk = token_address(beta, begin, head, HV, HEADS_BETA, V)
+        g_chunk = token_address(g, begin, head, HV, HEADS_G, 1)
         first_row = begin * HV + head
         v_chunk, do_chunk = v + first_row * V, do + first_row * V
         dq_chunk, dk_chunk = dq + first_row * K, dk + first_row * K

@@ -81,12 +81,8 @@ def decode_palimpsa(
         gain = load_row(beta, token, beta_token, head, beta_head, BETA_GROUP, column, is_column)
         decay = decay_from_log(load_number(g, token, g_token, head, g_head, G_GROUP))
 
-        key, query, written, gain = (
-            to_float_or_nan(key),
-            to_float_or_nan(query) * scale,
-            to_float_or_nan(written),
-            to_float_or_nan(gain),
-        )
+        key, query = to_float_or_nan(key), to_float_or_nan(query) * scale
+        written, gain = to_float_or_nan(written), to_float_or_nan(gain)
         mean = decay * mean + key[:, None] * written[None, :]
         importance = decay * importance + (key * key)[:, None] * gain[None, :]
         weights = query[:, None] / (importance + p)

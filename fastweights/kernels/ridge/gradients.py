@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.packing import program_part
+from ..common.packing import live_tokens, program_part
 from ..common.tiles import load_gate, load_rows, row_places
 from .chunk import decay_factors, load_gain, load_sum_of_two
 
@@ -33,8 +33,7 @@ def system_gradients(
     part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     column = part * BK + tl.arange(0, BK)
     lower = (i[:, None] >= i[None, :]) & live[:, None]
     at_row = first * HV + head + i * HV
@@ -140,12 +139,9 @@ def system_gradients(
             change += tl.load(memory_gates + other * stride + stride // 2 + at_row, live, 0.0)
     tl.store(gate_grads + part * stride + stride // 2 + at_row, change, live)
     if d_diagonal is not None:
-        both = tl.sum(
-            load_sum_of_two(x, x_rest, first, live, head, HV, column, K)
-            * load_rows(e, first, live, head, HV, column, K, 1).to(tl.float32),
-            0,
-        )
-        tl.store(d_diagonal + (m.to(tl.int64) * HV + head) * K + column, -both, column < K)
+        solved = load_sum_of_two(x, x_rest, first, live, head, HV, column, K)
+        both = solved * load_rows(e, first, live, head, HV, column, K, 1).to(tl.float32)
+        tl.store(d_diagonal + (m.to(tl.int64) * HV + head) * K + column, -tl.sum(both, 0), column < K)
 
 
 @triton.jit(do_not_specialize=["M"])

@@ -92,10 +92,8 @@ def sum_over_slots(x):
     own = tl.reshape(sum_over_warps(sum_to_one_channel(x)), (8, 4, W, GV))
     own = tl.reshape(tl.permute(own, (1, 0, 2, 3)), (32, W, GV))
     lane = (tl.arange(0, 32) % 8)[:, None, None]
-    even, odd = (
-        tl.join(take_lane(own, lane), take_lane(own, lane + 8)),
-        tl.join(take_lane(own, lane + 16), take_lane(own, lane + 24)),
-    )
+    even = tl.join(take_lane(own, lane), take_lane(own, lane + 8))
+    odd = tl.join(take_lane(own, lane + 16), take_lane(own, lane + 24))
     total = tl.permute(tl.reshape(tl.join(even, odd), (4, 8, W, GV, 4)), (1, 0, 2, 3, 4))
     return tl.reshape(total, (8, 4, W, 1, GV, 4))
 

@@ -99,10 +99,8 @@ def slot_gradients(
             L = tl.load(adjoints + in_state, in_tile, 0.0)
             dh = tl.dot(to_operand(before.to(dtype)), L.to(dtype), dh, input_precision=PRECISION)
         both = turns.to(dtype)
-        h, grad_o = (
-            load_block_rows(v, first, count, head, HV, V, BV),
-            load_block_rows(do, first, count, head, HV, V, BV),
-        )
+        h = load_block_rows(v, first, count, head, HV, V, BV)
+        grad_o = load_block_rows(do, first, count, head, HV, V, BV)
         dh = tl.dot(both, h, dh, input_precision=PRECISION)
         dh = tl.dot(tl.trans(both), h, dh, input_precision=PRECISION)
         scores += in_head * EVERY * EVERY

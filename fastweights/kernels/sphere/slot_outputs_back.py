@@ -95,10 +95,8 @@ def prepare_turns_back(
         place, in_head = first * HV + head, m * HV + head
         token, other = tl.arange(0, EVERY)[:, None], tl.arange(0, EVERY)[None, :]
         channel = tl.arange(0, BV)[None, :]
-        h, grad_o = (
-            load_block_rows(v, first, count, head, HV, V, BV),
-            load_block_rows(do, first, count, head, HV, V, BV),
-        )
+        h = load_block_rows(v, first, count, head, HV, V, BV)
+        grad_o = load_block_rows(do, first, count, head, HV, V, BV)
         reads += in_head * EVERY * EVERY
         gates += in_head * 2 * EVERY
         pairs += in_head * EVERY * (K + EVERY)

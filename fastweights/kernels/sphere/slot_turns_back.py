@@ -160,10 +160,8 @@ def turn_slots_back(
         if PAIRS_AHEAD:
             pairs_before, pairs_own = load_pairs(pairs, before_head, token, slot, K)
         next_S = tl.load(states + before_head * K * V + in_state, inside, 0.0)
-        next_h, next_do = (
-            load_block_rows(v, ahead, left, head, HV, V, BV),
-            load_block_rows(do, ahead, left, head, HV, V, BV),
-        )
+        next_h = load_block_rows(v, ahead, left, head, HV, V, BV)
+        next_do = load_block_rows(do, ahead, left, head, HV, V, BV)
         in_head = m * HV + head
         tl.store(adjoints + in_head * K * V + in_state, L.to(dtype), inside & is_real)
         z = tl.sum(L * S.to(tl.float32), 1, keep_dims=True)

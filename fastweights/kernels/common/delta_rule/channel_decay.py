@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..math import clamp_decay, is_bad
-from ..packing import program_chunk, program_part
+from ..packing import live_tokens, program_chunk, program_part
 from ..tiles import load_gate, load_tile, tile_address
 from .gradients import sum_over_values
 from .wy import causal_inverse, weigh_rows
@@ -50,8 +50,7 @@ def wy_transform_channel(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     key_start = (first * H + head // (HV // H)) * K
@@ -149,8 +148,7 @@ def chunk_gradients_channel(
     part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     c = part * BK + tl.arange(0, BK)
@@ -233,11 +231,8 @@ def chunk_gradients_channel(
     to_G += tl.where((i == count - 1)[:, None], at_last[None, :], 0.0)
     tl.store(dg + start * K + at_row, tl.cumsum(to_G, 0, reverse=True), here)
     if DELTA:
-        tl.store(
-            gate_grads + part * stride + start + row,
-            to_beta + tl.sum(tl.load(k + key_start + at_key, here, 0.0) * to_k, 1),
-            live,
-        )
+        to_beta += tl.sum(tl.load(k + key_start + at_key, here, 0.0) * to_k, 1)
+        tl.store(gate_grads + part * stride + start + row, to_beta, live)
         to_k *= gain[:, None]
     if WRITE:
         tl.store(dk + start * K + at_row, to_k.to(dk.dtype.element_ty), here)

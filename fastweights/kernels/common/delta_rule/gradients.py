@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..packing import program_part
+from ..packing import live_tokens, program_part
 from ..tiles import load_gate, tile_address
 
 
@@ -78,8 +78,7 @@ def chunk_gradients(
     part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     c = part * BK + tl.arange(0, BK)
@@ -141,11 +140,8 @@ def chunk_gradients(
     if DECAY:
         summed -= tl.sum(tl.load(at_write, here, 0.0).to(tl.float32) * to_w, 1)
         summed = tl.where(i == count - 1, summed + at_last, summed)
-        tl.store(
-            gate_grads + part * stride + stride // 2 + start + row,
-            tl.cumsum(tl.where(live, summed, 0.0), 0, reverse=True),
-            live,
-        )
+        summed = tl.cumsum(tl.where(live, summed, 0.0), 0, reverse=True)
+        tl.store(gate_grads + part * stride + stride // 2 + start + row, summed, live)
     if WRITE:
         tl.store(dw + start * K + at_row, to_w.to(dw.dtype.element_ty), here)
     else:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..math import any_so_far, has_bad_number, infinite_to_nan, is_bad, zero_where
-from ..packing import program_chunk, program_part
+from ..packing import live_tokens, program_chunk, program_part
 from ..tiles import load_state, load_tile
 
 
@@ -31,8 +31,7 @@ def chunk_output(
     part, m, head, first, count = program_part(chunks, time, (V + BV - 1) // BV)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     state = (m.to(tl.int64) * HV + head) * K * V
@@ -95,8 +94,7 @@ def value_grads(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     state = (m.to(tl.int64) * HV + head) * K * V
@@ -156,8 +154,5 @@ def value_grads(
         to_P *= scale
     if divisor is not None:
         to_P /= by[:, None]
-    tl.store(
-        dP + start * 64 + row[:, None] * 64 + i[None, :],
-        tl.where(lower, to_P, 0.0).to(dP.dtype.element_ty),
-        live[:, None],
-    )
+    to_P = tl.where(lower, to_P, 0.0).to(dP.dtype.element_ty)
+    tl.store(dP + start * 64 + row[:, None] * 64 + i[None, :], to_P, live[:, None])

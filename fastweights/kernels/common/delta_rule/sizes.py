@@ -91,23 +91,13 @@ def tiles(K: int, V: int, dtype: torch.dtype, delta: bool, large: bool = True, f
         }
     else:
         found = {
-            **{name: Tile(K, 16, 4, 1) for name in ("chunk_state", "segment_states", "chunk_state_backward")},
-            **{
-                name: Tile(32, 32, 4, 1)
-                for name in (
-                    "wy_transform",
-                    "wy_transform_again",
-                    "chunk_output",
-                    "value_grads",
-                    "wy_transform_channel",
-                )
-            },
-            **{
-                name: Tile(32, 32, 8, 1)
-                for name in ("chunk_gradients", "chunk_gradients_channel", "chunk_gradients_channel_halves")
-            },
+            **dict.fromkeys(("chunk_state", "segment_states", "chunk_state_backward"), Tile(K, 16, 4, 1)),
+            **dict.fromkeys(("wy_transform", "wy_transform_again", "wy_transform_channel"), Tile(32, 32, 4, 1)),
+            **dict.fromkeys(("chunk_output", "value_grads"), Tile(32, 32, 4, 1)),
+            **dict.fromkeys(("chunk_gradients", "chunk_gradients_channel"), Tile(32, 32, 8, 1)),
+            "chunk_gradients_channel_halves": Tile(32, 32, 8, 1),
             "combine_segments": Tile(32, 16, 4, 1),
-            **{name: Tile(64, 16, 4, 1) for name in ("precondition", "precondition_grads", "key_energy_backward")},
+            **dict.fromkeys(("precondition", "precondition_grads", "key_energy_backward"), Tile(64, 16, 4, 1)),
         }
     found["precondition_whole"] = Tile(K, 16, 8, 1)
     if finer and large:
@@ -162,6 +152,7 @@ class ChunkSizes(Call):
         self.P = self.N + self.cut * (pieces - self.N)
         # What is written to narrow states has the largest error: T and u are not rounded on the way to it.
         self.u_dtype = torch.float32 if self.K < 64 or self.finer else self.dtype
+        self.constants |= {"DECAY": self.decay, "DELTA": self.delta, "WRITE": self.writes, "FINER": self.finer}
 
     # A launch chooses by these. `placeholders` must not: it is called with the symbols of torch.compile(dynamic=True) too.
 
