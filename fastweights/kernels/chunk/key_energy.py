@@ -39,7 +39,7 @@ def pair_decays(upto, decay, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def to_operand(x, dtype: tl.constexpr):
+def make_operand(x, dtype: tl.constexpr):
     """x as an operand of a product: bfloat16 for bfloat16 inputs, else float32 (float16 lacks the range)."""
     return x.to(tl.bfloat16) if dtype == tl.bfloat16 else x
 
@@ -48,8 +48,8 @@ def to_operand(x, dtype: tl.constexpr):
 def earlier_energy(keys, upto, decay, beta, start, PRECISION: tl.constexpr):
     """A_i - beta_i k_i^2: the part of earlier tokens and of A at the chunk's start. A token's own part is added in float32,
     as it must cancel in gradients. upto: G_i, or G_(i-1) for all of A_(i-1)."""
-    energy = to_operand(keys.to(tl.float32) * keys.to(tl.float32), keys.dtype)
-    weights = to_operand(pair_decays(upto, decay, PRECISION) * beta[None, :], keys.dtype)
+    energy = make_operand(keys.to(tl.float32) * keys.to(tl.float32), keys.dtype)
+    weights = make_operand(pair_decays(upto, decay, PRECISION) * beta[None, :], keys.dtype)
     return tl.dot(weights, energy, tl.exp2(upto)[:, None] * start[None, :], input_precision=PRECISION)
 
 
@@ -143,9 +143,9 @@ def key_energy_backward(
     decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     total = tl.min(decay, 0)
     pairs = tl.zeros((64, 64), tl.float32)
-    from_start = tl.zeros((64,), tl.float32)
-    to_end = tl.zeros((64,), tl.float32)
-    to_beta = tl.zeros((64,), tl.float32)
+    start_part = tl.zeros((64,), tl.float32)
+    end_part = tl.zeros((64,), tl.float32)
+    grad_beta = tl.zeros((64,), tl.float32)
     across = 0.0
     for k0 in range(0, K, BK):
         c = k0 + tl.arange(0, BK)
@@ -158,24 +158,24 @@ def key_energy_backward(
         keys = keys.to(tl.float32)
         energy = keys * keys
         across += tl.sum(begin * end, 0)
-        from_start += tl.sum(grad_A.to(tl.float32) * begin[None, :], 1)
-        to_end += tl.sum(energy * end[None, :], 1)
-        to_energy = grad_A.to(tl.float32) + tl.exp2(total - decay)[:, None] * end[None, :]
+        start_part += tl.sum(grad_A.to(tl.float32) * begin[None, :], 1)
+        end_part += tl.sum(energy * end[None, :], 1)
+        grad_energy = grad_A.to(tl.float32) + tl.exp2(total - decay)[:, None] * end[None, :]
         weights = tl.trans(pair_decays(decay, decay, PRECISION).to(grad_A.dtype))
-        to_energy = tl.dot(weights, grad_A, to_energy, input_precision=PRECISION)
-        to_beta += tl.sum(to_energy * energy, 1)
-        to_keys = 2 * keys * beta[:, None] * to_energy
+        grad_energy = tl.dot(weights, grad_A, grad_energy, input_precision=PRECISION)
+        grad_beta += tl.sum(grad_energy * energy, 1)
+        grad_keys = 2 * keys * beta[:, None] * grad_energy
         if ADD:
-            to_keys += tl.load(dk + at_row, here, 0.0).to(tl.float32)
-        tl.store(dk + at_row, to_keys.to(dk.dtype.element_ty), here)
+            grad_keys += tl.load(dk + at_row, here, 0.0).to(tl.float32)
+        tl.store(dk + at_row, grad_keys.to(dk.dtype.element_ty), here)
         pairs = tl.dot(grad_A, tl.trans(energy.to(grad_A.dtype)), pairs, input_precision=PRECISION)
-    tl.store(dbeta + start + row, to_beta, live)
+    tl.store(dbeta + start + row, grad_beta, live)
     pairs *= pair_decays(decay, decay, PRECISION) * beta[None, :]
-    to_end *= tl.exp2(total - decay) * beta
-    to_decay = tl.exp2(decay) * from_start + tl.sum(pairs, 1) - tl.sum(pairs, 0) - to_end
-    at_last = tl.exp2(total) * across + tl.sum(to_end, 0)
-    to_decay = tl.where(i == count - 1, to_decay + at_last, to_decay)
-    tl.store(dg + start + row, tl.cumsum(tl.where(live, to_decay, 0.0), 0, reverse=True), live)
+    end_part *= tl.exp2(total - decay) * beta
+    grad_decay = tl.exp2(decay) * start_part + tl.sum(pairs, 1) - tl.sum(pairs, 0) - end_part
+    grad_last = tl.exp2(total) * across + tl.sum(end_part, 0)
+    grad_decay = tl.where(i == count - 1, grad_decay + grad_last, grad_decay)
+    tl.store(dg + start + row, tl.cumsum(tl.where(live, grad_decay, 0.0), 0, reverse=True), live)
 
 
 def gate_groups(call: DeltaRule) -> dict[str, Any]:

@@ -96,17 +96,17 @@ class Preconditioner(DeltaRule):
 
     def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> PreconditionerInputs:
         dmade, dA_end = output_grads
-        of_keys = self.x.q is None
+        makes_keys = self.x.q is None
         dx = dk = self.token_tensor(self.HV, self.K)
-        if not of_keys:  # nothing but A comes from the keys
+        if not makes_keys:  # nothing but A comes from the keys
             dk = self.token_tensor(self.HV, self.K)
         grads = record_precondition_grads(self, saved, dmade, dx, self.form, add=False)
-        dg, dbeta, dA = record_energy_grads(self, saved, grads, dk, of_keys, dA_end, state_grads)
+        dg, dbeta, dA = record_energy_grads(self, saved, grads, dk, makes_keys, dA_end, state_grads)
         found = PreconditionerInputs(dk, dg, dbeta, A=None if self.x.A is None else dA)
         if self.form.name == "none":  # reads no centre
             return found
         *_, parameter = self.reduce_grads(saved, None, center_grads=grads.parameter)
-        return found._replace(center=parameter) if of_keys else found._replace(q=dx, ridge=parameter)
+        return found._replace(center=parameter) if makes_keys else found._replace(q=dx, ridge=parameter)
 
 
 MEMORY = make_rule(Memory)

@@ -125,13 +125,13 @@ def precondition_grads(
     upto = energy_decay(decay, FORM)
     if (FORM == "softsign") | (FORM == "tanh"):
         middle = tl.load(parameter + head)
-        to_center = 0.0
+        grad_center = 0.0
     for k0 in range(0, K, BK):
         c = k0 + tl.arange(0, BK)
         here = live[:, None] & (c < K)[None, :]
         at_row = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
         keys = tl.load(k + at_keys + c[None, :], here, 0.0)
-        to_out = tl.load(dout + at_row, here, 0.0).to(tl.float32)
+        grad_out = tl.load(dout + at_row, here, 0.0).to(tl.float32)
         begin = tl.load(gram + at * K + c, c < K, 0.0)
         A = earlier_energy(keys, upto, decay, beta, begin, PRECISION)
         keys = keys.to(tl.float32)
@@ -139,24 +139,24 @@ def precondition_grads(
             inverse = reciprocal(A + ridge, PRECISION)
             direction = keys * inverse
             share = reciprocal(1 + tl.sum(direction * keys, 1), PRECISION)[:, None]
-            to_overlap = -share * share * tl.sum(direction * to_out, 1)[:, None]
-            to_direction = share * to_out + to_overlap * keys
-            direct = to_overlap * direction + to_direction * inverse
-            grad_A = -to_direction * direction * inverse
+            grad_overlap = -share * share * tl.sum(direction * grad_out, 1)[:, None]
+            grad_direction = share * grad_out + grad_overlap * keys
+            direct = grad_overlap * direction + grad_direction * inverse
+            grad_A = -grad_direction * direction * inverse
         else:
             A += beta[:, None] * (keys * keys)
             if FORM == "queries":
                 queries = tl.load(q + at_keys + c[None, :], here, 0.0).to(tl.float32)
                 inverse = reciprocal(A + tl.load(parameter + head * K + c, c < K, 1.0)[None, :], PRECISION)
-                direct = inverse * to_out
+                direct = inverse * grad_out
                 grad_A = -direct * inverse * queries
                 tl.store(dparameter + at * K + c, tl.sum(grad_A, 0), c < K)
             else:
                 A += eps
                 squashed, slope = squash(log2(A, PRECISION) * LN2 - middle, FORM, PRECISION)
-                direct = exp2(-power * squashed, PRECISION) * to_out
+                direct = exp2(-power * squashed, PRECISION) * grad_out
                 dr = -power * LN2 * slope * direct * keys
-                to_center -= tl.sum(dr)
+                grad_center -= tl.sum(dr)
                 grad_A = dr * reciprocal(A, PRECISION)
         at_A = at_row
         kept = grad_A
@@ -170,7 +170,7 @@ def precondition_grads(
         tl.store(dx + at_row, direct.to(dx.dtype.element_ty), here)
         tl.store(sums + at * K + c, tl.sum(tl.exp2(upto)[:, None] * grad_A, 0), c < K)
     if (FORM == "softsign") | (FORM == "tanh"):
-        tl.store(dparameter + at, to_center)
+        tl.store(dparameter + at, grad_center)
     tl.store(totals + at, tl.min(decay, 0))
 
 

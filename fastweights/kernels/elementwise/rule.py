@@ -123,8 +123,8 @@ def element_gradients(
         first, count = tokens_of_sequence(cu_seqlens, n, T)
         chunk, pieces = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
         own, inside = state_places(n.to(tl.int64) * HV + head, channel, column, K, V)
-        of_tile = tile.to(tl.int64) * tokens * HV * K
-        dq_of, dk_of = dq + of_tile, dk + of_tile
+        tile_start = tile.to(tl.int64) * tokens * HV * K
+        tile_dq, tile_dk = dq + tile_start, dk + tile_start
         dS = tl.zeros((PK, BV), tl.float32) if d_end is None else to_float_or_nan(tl.load(d_end + own, inside, 0.0))
         for c in range(pieces - 1, -1, -1):
             begin, size = first + c * 64, tl.minimum(count - c * 64, 64)
@@ -141,9 +141,11 @@ def element_gradients(
                 tl.store(scratch + i * (PK * BV) + in_tile, S)
                 key, length, value, gain, least, e, others = update_terms(raw)
                 S = next_state(S, key, value, least, e, others)
-                of_query = infinite_to_nan(tl.sum(S * grad_o[None, :], 1))
+                grad_query = infinite_to_nan(tl.sum(S * grad_o[None, :], 1))
                 tl.store(
-                    token_address(dq_of, token, head, HV, 1, K) + channel, of_query.to(dq.dtype.element_ty), channel < K
+                    token_address(tile_dq, token, head, HV, 1, K) + channel,
+                    grad_query.to(dq.dtype.element_ty),
+                    channel < K,
                 )
             tl.debug_barrier()
             ahead_q_do = load_q_do(q, do, begin + size - 1, head, channel, column, HV, K, V, HEADS_K)
@@ -158,21 +160,25 @@ def element_gradients(
                 key, length, value, gain, least, e, others = update_terms(raw)
                 dS += query[:, None] * grad_o[None, :]
                 da = dS * before
-                of_write, of_least = tl.sum(dS * key[:, None], 0), tl.sum(da, 0)
-                of_e = tl.sum(da * others[:, None], 0) + value * of_write
-                of_length = tl.sum(e * (of_least - e * of_e - least * of_least), 0)
-                of_key = tl.sum(dS * (e * value)[None, :] - (2 * key)[:, None] * (da * e[None, :]), 1)
-                of_key = infinite_to_nan(of_key + 2 * key * of_length)
-                of_value = infinite_to_nan(e * of_write)
-                of_beta = infinite_to_nan(least * least * (of_e - length * of_least))
+                grad_write, grad_least = tl.sum(dS * key[:, None], 0), tl.sum(da, 0)
+                grad_e = tl.sum(da * others[:, None], 0) + value * grad_write
+                grad_length = tl.sum(e * (grad_least - e * grad_e - least * grad_least), 0)
+                grad_key = tl.sum(dS * (e * value)[None, :] - (2 * key)[:, None] * (da * e[None, :]), 1)
+                grad_key = infinite_to_nan(grad_key + 2 * key * grad_length)
+                grad_value = infinite_to_nan(e * grad_write)
+                grad_beta = infinite_to_nan(least * least * (grad_e - length * grad_least))
                 tl.store(
-                    token_address(dk_of, token, head, HV, 1, K) + channel, of_key.to(dk.dtype.element_ty), channel < K
+                    token_address(tile_dk, token, head, HV, 1, K) + channel,
+                    grad_key.to(dk.dtype.element_ty),
+                    channel < K,
                 )
                 tl.store(
-                    token_address(dv, token, head, HV, 1, V) + column, of_value.to(dv.dtype.element_ty), column < V
+                    token_address(dv, token, head, HV, 1, V) + column, grad_value.to(dv.dtype.element_ty), column < V
                 )
                 tl.store(
-                    token_address(dbeta, token, head, HV, 1, V) + column, of_beta.to(dbeta.dtype.element_ty), column < V
+                    token_address(dbeta, token, head, HV, 1, V) + column,
+                    grad_beta.to(dbeta.dtype.element_ty),
+                    column < V,
                 )
                 dS = decay(least, e, others) * dS
             tl.debug_barrier()

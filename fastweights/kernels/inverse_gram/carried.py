@@ -80,8 +80,8 @@ def carry_inverse(
         U = load_rows(u, token, i < left, head, HV, c, K, HEADS)
         added = tl.load(refresh + token + i, i < left, 0.0)
         before = tl.cumsum(added, 0) - added
-        of_both = tl.minimum(before[:, None], before[None, :])  # what the earlier of two tokens finds
-        products = of_both * exact_dot(U, tl.trans(U), tl.zeros((64, 64), tl.float32), PRECISION)
+        shared = tl.minimum(before[:, None], before[None, :])  # what the earlier of two tokens finds
+        products = shared * exact_dot(U, tl.trans(U), tl.zeros((64, 64), tl.float32), PRECISION)
         rows = exact_dot(now, tl.trans(U), tl.zeros((PK, 64), tl.float32), PRECISION)
         products = exact_dot(U, rows, products, PRECISION)
         rows += before[None, :] * tl.trans(U.to(tl.float32))

@@ -167,7 +167,7 @@ def direction_gradients(
         along_x *= share[None, :]
         along_y *= share[None, :]
     along_x, along_y = tl.where(later, along_x, 0.0), tl.where(later, along_y, 0.0)
-    to_gain = tl.zeros((64,), tl.float32)
+    grad_gain = tl.zeros((64,), tl.float32)
     for c0 in range(0, K, BK):
         c = c0 + part
         X = load_float_rows(x, first, live, head, HV, c, K, 1)
@@ -178,12 +178,12 @@ def direction_gradients(
             out = tl.dot(U, tl.trans(load_matrix(H, matrix, c, r0 + part, K)), out, input_precision=PRECISION)
         out = -out
         if gain is not None:
-            to_gain += 0.5 * tl.sum(load_float_rows(u, first, live, head, HV, c, K, HEADS) * out, 1)
+            grad_gain += 0.5 * tl.sum(load_float_rows(u, first, live, head, HV, c, K, HEADS) * out, 1)
             if SELF:
                 through = load_float_rows(dy, first, live, head, HV, c, K, 1) * load_float_rows(
                     y, first, live, head, HV, c, K, 1
                 )
-                to_gain += share * tl.sum(through, 1)
+                grad_gain += share * tl.sum(through, 1)
             out *= load_gate(gain, first, live, head, HV, HEADS_GAIN)[:, None]
         at, here = row_places(first, live, head, HV, c, K, 1)
         if SELF:
@@ -192,4 +192,4 @@ def direction_gradients(
             tl.store(db + at, load_float_rows(x, first, live, head, HV, c, K, 1).to(db.dtype.element_ty), here)
         tl.store(du + at, out.to(du.dtype.element_ty), here)
     if gain is not None:
-        tl.store(dgain + first * HV + head + i * HV, to_gain, live)
+        tl.store(dgain + first * HV + head + i * HV, grad_gain, live)

@@ -211,11 +211,11 @@ def differentiate_answer(raw, du):
     """dz, dv and dgamma of a token."""
     z, value, gain = raw[2], raw[3].to(tl.float32), to_float_or_nan(raw[4])
     r, p, cubed, turn = raw[5], raw[6], raw[7], raw[8]
-    with_answer, with_value = sum_over_channels(z * du), sum_over_channels(value * du)
+    answer_dot, value_dot = sum_over_channels(z * du), sum_over_channels(value * du)
     scaled = gain * du
-    across = gain * cubed * with_answer
-    turned = gain * (turn * with_answer - cubed * with_value)
-    return turned * z - across * value - p * scaled, r * scaled - across * z, r * with_value - p * with_answer
+    across = gain * cubed * answer_dot
+    turned = gain * (turn * answer_dot - cubed * value_dot)
+    return turned * z - across * value - p * scaled, r * scaled - across * z, r * value_dot - p * answer_dot
 
 
 @triton.jit(do_not_specialize=["T"])

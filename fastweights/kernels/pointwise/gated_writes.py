@@ -53,18 +53,18 @@ def backward_kernel(
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     group, row, at, here = locate_rows(rows, groups, V, BV, R)
-    of_head = row * groups + group
+    head_place = row * groups + group
     value = load_group_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
     d = load_group_rows(dwrite, group, row, stride_dw, group_stride_dw, here, BV, ALIGN)
-    gate = tl.load(s + of_head, row < rows, 0.0).to(tl.float32)[:, None]
+    gate = tl.load(s + head_place, row < rows, 0.0).to(tl.float32)[:, None]
     tl.store(dv + at, (d * gate).to(dv.dtype.element_ty), here)
-    tl.store(ds + of_head, tl.sum(d * value, 1).to(ds.dtype.element_ty), row < rows)
+    tl.store(ds + head_place, tl.sum(d * value, 1).to(ds.dtype.element_ty), row < rows)
     if z is not None:
         share = sigmoid(load_group_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN))
         d = load_group_rows(dbeta, group, row, stride_db, group_stride_db, here, BV, ALIGN) * share
-        scale = tl.load(c + of_head, row < rows, 0.0).to(tl.float32)[:, None]
+        scale = tl.load(c + head_place, row < rows, 0.0).to(tl.float32)[:, None]
         tl.store(dz + at, (d * (1 - share) * scale).to(dz.dtype.element_ty), here)
-        tl.store(dc + of_head, tl.sum(d, 1).to(dc.dtype.element_ty), row < rows)
+        tl.store(dc + head_place, tl.sum(d, 1).to(dc.dtype.element_ty), row < rows)
 
 
 def forward(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -106,16 +106,16 @@ def backward(
     dbranch = None if branch is None or branch.dtype == dx.dtype else branch.new_empty(branch.shape)
     if not dx.numel():
         return dx, None if branch is None else branch.new_empty(branch.shape), torch.zeros_like(weight)
-    of_sum, of_norm, read = flatten_rows(ds), flatten_rows(dn), flatten_rows(s)
-    assert of_norm is not None and read is not None
+    sum_grad, norm_grad, read = flatten_rows(ds), flatten_rows(dn), flatten_rows(s)
+    assert norm_grad is not None and read is not None
     rows, width = read.shape
     whole, tile, warps = choose_tile(width, BACKWARD_NUMBERS)
     steps = max(1, -(-rows // tile) // ENOUGH_PROGRAMS)
     programs = -(-rows // (tile * steps))
     dw = torch.empty((programs, width), device=s.device, dtype=torch.float32)
-    strides = row_stride(of_sum), of_norm.stride(0), read.stride(0)
+    strides = row_stride(sum_grad), norm_grad.stride(0), read.stride(0)
     launch(
-        residual_norm_backward, (programs,), of_sum, of_norm, read, weight.contiguous(), dx, dbranch, dw, rows, steps, *strides,
-        eps, V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+        residual_norm_backward, (programs,), sum_grad, norm_grad, read, weight.contiguous(), dx, dbranch, dw, rows, steps,
+        *strides, eps, V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
     )  # fmt: skip
     return dx, dx if branch is not None and dbranch is None else dbranch, dw.sum(0).to(weight.dtype)

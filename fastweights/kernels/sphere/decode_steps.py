@@ -108,8 +108,8 @@ def spread_to_tile(x, RK: tl.constexpr):
 @triton.jit
 def dot_over_channels(x, y):
     """x.y of vectors [8, LK, W, 1, GV, RV], in every lane [8, LK, W]."""
-    of_thread = tl.reshape(sum_in_threads(x * y), (8, x.shape[1], x.shape[2]))
-    return tl.broadcast_to(tl.sum(of_thread, 0, keep_dims=True), of_thread.shape)
+    thread_sum = tl.reshape(sum_in_threads(x * y), (8, x.shape[1], x.shape[2]))
+    return tl.broadcast_to(tl.sum(thread_sum, 0, keep_dims=True), thread_sum.shape)
 
 
 @triton.jit
@@ -347,16 +347,16 @@ def decode_tokens_back(
             )
             inverse = inverse_root(d * d + a * a * across, dtype)
             da = (D - b * A) * inverse
-            of_b = spread_to_tile(-w * (A + f * E) * scale, RK)  # the gradient of b, and what lies along the slot
+            grad_b = spread_to_tile(-w * (A + f * E) * scale, RK)  # the gradient of b, and what lies along the slot
             along_h = tl.reshape(sum_over_four_slots(w * w * E), (LV, LK, W, 1, 1, 1))
             dh = sum_over_slots(
-                tl.sum(w_tile * L, 3, keep_dims=True) + tl.sum(of_b * S, 3, keep_dims=True) - along_h * h
+                tl.sum(w_tile * L, 3, keep_dims=True) + tl.sum(grad_b * S, 3, keep_dims=True) - along_h * h
             )
             if is_steep:
                 L *= spread_to_tile(f, RK)
             else:
                 inverse_scale *= f
-            L += of_b * h
+            L += grad_b * h
             L -= spread_to_tile(f * f * E * scale * scale, RK) * S
             L -= spread_to_tile(key * scale, RK) * dh
             d_key = gain * per_square * da - scale * sum_own_over_channels(S * dh)
@@ -376,6 +376,6 @@ def decode_tokens_back(
     if d_start is not None:
         if blocks > 0:
             S, length = load_first_slots(start, at, slot, channel, K, V)
-            per_length = tl.where(length == 0, 0.0, 1.0 / length)
-            L = per_length * (L + (spread_to_tile(first_gradient, RK) - sum_over_channels(L * S)) * S)
+            inverse_length = tl.where(length == 0, 0.0, 1.0 / length)
+            L = inverse_length * (L + (spread_to_tile(first_gradient, RK) - sum_over_channels(L * S)) * S)
         store_state(d_start + at, slot, channel, L, K, V)

@@ -91,7 +91,7 @@ def find_turn(key, h, gain, d, b, unit, per_square, OBJECTIVE: tl.constexpr):
 
 
 @triton.jit
-def per_length(S):
+def inverse_length(S):
     """1 / |s|; 0 for slots of zeros."""
     own = sum_over_channels(S * S)
     return tl.where(own == 0, 0.0, tl.rsqrt(own))
@@ -226,7 +226,7 @@ def pass_tokens(
                 h -= answer
                 store_four(answers + place * V, 0, channel, h, stores_channels, V, 5)
             b = sum_over_channels(S * h)
-            unit = per_length(S)  # rounding would change the length more with every token
+            unit = inverse_length(S)  # rounding would change the length more with every token
             b *= unit
             f, w, longer = find_turn(key, h, gain, d, b, unit, per_square, OBJECTIVE)
             S = f * S + w * h

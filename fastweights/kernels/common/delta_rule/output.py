@@ -126,7 +126,7 @@ def value_grads(
     weights = tl.trans(rounded)
     if FINER:
         rest = tl.trans(rounding_error(inner, rounded))
-    to_P = tl.zeros((64, 64), tl.float32)
+    grad_P = tl.zeros((64, 64), tl.float32)
     for v0 in tl.static_range(0, V, BV):
         column = v0 + tl.arange(0, BV)
         at = row[:, None] * V + column[None, :]
@@ -147,12 +147,12 @@ def value_grads(
             out += across
         tl.store(dv + start * V + at, out.to(dv.dtype.element_ty), narrow)
         written = tl.load(u + start * V + at, narrow, 0.0).to(grad_o.dtype)  # after the store, which frees registers
-        to_P = tl.dot(grad_o, tl.trans(written), to_P, input_precision=PRECISION)
+        grad_P = tl.dot(grad_o, tl.trans(written), grad_P, input_precision=PRECISION)
     if DECAY == 1:
-        to_P *= pair
+        grad_P *= pair
     elif DECAY == 0:
-        to_P *= scale
+        grad_P *= scale
     if divisor is not None:
-        to_P /= by[:, None]
-    to_P = tl.where(lower, to_P, 0.0).to(dP.dtype.element_ty)
-    tl.store(dP + start * 64 + row[:, None] * 64 + i[None, :], to_P, live[:, None])
+        grad_P /= by[:, None]
+    grad_P = tl.where(lower, grad_P, 0.0).to(dP.dtype.element_ty)
+    tl.store(dP + start * 64 + row[:, None] * 64 + i[None, :], grad_P, live[:, None])
