@@ -27,20 +27,6 @@ from .private_api import (
 )
 from .workspace import TensorSpec, assign_offsets
 
-__all__ = [
-    "CallPlans",
-    "LaunchPlan",
-    "PlanKey",
-    "Recorder",
-    "Rule",
-    "align",
-    "alignment",
-    "device_of",
-    "launch",
-    "make_rows_contiguous",
-    "plans_for",
-]
-
 Given = TypeVar("Given", bound=Tensor | None)
 
 MAX_PLANS = 256  # kinds of call whose plans are kept, the latest
