@@ -39,7 +39,7 @@ REFERENCE = {
     "conversion": "models continued with another memory",
     "results": "result files of experiments",
     "testing": "the contract that ops and mixers keep",
-    "studies.experiments": "the papers' claims as experiments",
+    "studies.claims": "the papers' claims as experiments",
     "studies.leaderboard": "every memory on the same tasks",
     "studies.inspection": "what the memories of a trained model do",
 }
@@ -188,7 +188,7 @@ def mathml(content: str) -> str:
 
 def on_config(config: Any) -> Any:
     from fastweights_studies.pages import mixer_pages
-    from fastweights_studies.pages.performance_text import anchor
+    from fastweights_studies.pages.rendering import anchor
 
     config.mdx_configs.setdefault("toc", {})["slugify"] = lambda heading, separator: anchor(heading)
     for section in config.nav:

@@ -20,6 +20,7 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1
 # torchrun passes on a signal that the cluster may have sent to its processes as well.
 REPEATED_SECONDS = 0.2
 REPEATED_BY_LAUNCHER_SECONDS = 2.0
+KILLED_SECONDS = 10.0  # until a killed process is gone
 
 
 class Stopped(KeyboardInterrupt):
@@ -104,3 +105,4 @@ def join_or_kill(processes: Iterable[Any], seconds: float) -> None:
         process.join(max(until - time.monotonic(), 0.0))
         if process.is_alive():
             process.kill()
+            process.join(KILLED_SECONDS)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import fastweights
 from fastweights import conversion
-from fastweights.data import LinearRegression, make_task
+from fastweights.data import MQAR, LinearRegression, make_task
 from fastweights.data.text import PackedRows, TextCorpus, TextTokenizer, TokenShards, prepare_text
 from fastweights.evaluation import EvaluationSettings
 from fastweights.layers import MIXERS, LayerCache, Mixer, MixerOptions, build_mixer
@@ -42,7 +42,9 @@ WITHOUT: dict[str, str] = {
     "integrations.flash_linear_attention.unregister": "takes nothing, needs flash-linear-attention",
     "data.Batch": "a tuple of the tensors that a task has drawn",
     "data.VectorBatch": "a tuple of the tensors that a task has drawn",
+    "data.Draws": "made by Task.batch, which checks its arguments",
     "data.RecallTask": "a base class, whose tasks are called",
+    "data.VectorTask": "a base class, whose tasks are called",
     "data.StateTracking": "a base class, whose tasks are called",
     "data.Task": "a base class, whose tasks are called",
     "layers.LayerCache": "made by layers in compiled graphs; Mixer.forward checks it",
@@ -164,6 +166,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "conversion.condition": lambda: {"conversion": conversion.CONVERSIONS["gdn", "pgdn"]},
     "conversion.convert": lambda: {"model": model(), "to": "pgdn"},
     "conversion.convert_folder": lambda: {"source": saved(), "output": "new", "to": "pgdn", "tokens": 8, "options": {}},
+    "data.register_task": lambda: {"task": MQAR},
     "data.make_task": lambda: {"name": "mqar", **TASK},
     "data.stream": lambda: {
         "task": make_task("mqar", pairs=4, vocab_size=32), "split": "train", "seed": 0, "batch_size": 2, "stop": 2,

@@ -1,11 +1,11 @@
 """A memory rule of one's own: a fast and a slow memory of the same keys and values, mixed when they are read."""
 
 import torch
-from fastweights_studies.leaderboard import register_rule
 from torch import nn
 
 from fastweights.layers import MemoryLayer, register_mixer
 from fastweights.layers.decay import HeadDecay
+from fastweights.ops import register_op
 from fastweights.ops.authoring import Case, OpSpec, Output, State, call, chunkwise, op, roles, sequential, stack_time
 from fastweights.ops.authoring import linear_attention_by_chunks as linear_attention
 
@@ -44,6 +44,7 @@ SPEC = OpSpec(
 )  # fmt: skip
 
 
+@register_op
 @op(SPEC)
 def two_speed_attention(
     q, k, v, fast, slow, mix, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, backend="auto"
@@ -66,8 +67,3 @@ class TwoSpeed(MemoryLayer):
 
     def rule(self, x, q, k, v, run):
         return run(self.op, q, k, v, self.fast(x), self.slow(x), self.mix(x).sigmoid())
-
-
-@register_rule("two-speed", gates=("decay",), state=lambda d: 2 * d * d)
-def without_training(x, gates):
-    return two_speed_attention(x.q, x.k, x.v, x.g, 0 * x.g, x.one / 2, scale=1.0)[0]

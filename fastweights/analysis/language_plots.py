@@ -1,4 +1,4 @@
-"""Plots of trained language models: loss over tokens read, held-out perplexity over context length.
+"""Plots of language models: loss over tokens read, perplexity over context length.
 
 matplotlib (the `viz` extra) is imported when a plot is drawn. Figures are made without pyplot: no window, no global state.
 """
@@ -6,18 +6,18 @@ matplotlib (the `viz` extra) is imported when a plot is drawn. Figures are made 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..results import LanguageResult
-from .plot_style import finish_axes, length_axis, mixer_styles, plain_axes, save_figure
+from ..results import LanguageResult, LengthPerplexity
+from .plot_style import finish_axes, length_axis, mixer_styles, plain_axes, save_figure, titled_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["PLOT_FILES", "loss_plot", "perplexity_plot", "save_language_plots"]
+__all__ = ["PLOT_FILES", "length_plot", "loss_plot", "perplexity_plot", "save_language_plots", "save_perplexity_plot"]
 
 PLOT_FILES = ("loss.png", "perplexity.png")
 
@@ -44,28 +44,16 @@ def loss_plot(results: Sequence[LanguageResult]) -> Figure:
     styles = mixer_styles(result.name for result in results)
     for result in results:
         style, tokens = styles[result.name], result.tokens / result.steps
-        axes.plot(
-            [s * tokens for s in result.loss_steps],
-            result.losses,
-            color=style.colour,
-            linestyle=style.line,
-            linewidth=1,
-            alpha=0.7,
-            gid=result.name,
-        )
-        axes.plot(
-            [s * tokens for s in result.held_out_steps],
-            result.held_out_losses,
-            color=style.colour,
-            marker=style.marker,
-            markersize=7,
-            linestyle="none",
-            label=f"{result.name}: {result.held_out_loss:.3f} held out",
-        )
+        look = style.describe_curve(result.name) | {"linewidth": 1, "alpha": 0.7}
+        axes.plot([step * tokens for step in result.loss_steps], result.losses, **look)
+        look = {"color": style.colour, "marker": style.marker, "markersize": 7, "linestyle": "none"}
+        read = [step * tokens for step in result.held_out_steps]
+        label = f"{result.name}: {result.held_out_loss:.3f} held out"
+        axes.plot(read, result.held_out_losses, label=label, **look)
     axes.set_xlabel("tokens read")
     axes.set_ylabel("cross-entropy, nats per token")
     axes.xaxis.set_major_formatter(_short_number)
-    return _finished(figure, axes)
+    return _finish(figure, axes)
 
 
 def perplexity_plot(results: Sequence[LanguageResult]) -> Figure:
@@ -77,29 +65,65 @@ def perplexity_plot(results: Sequence[LanguageResult]) -> Figure:
         lengths = [entry["length"] for entry in result.perplexities]
         for key, line, label in (("loss", "-", result.name), ("last_loss", "--", f"{result.name}, last 256 tokens")):
             values = [math.exp(entry[key]) for entry in result.perplexities]
-            axes.plot(
-                lengths, values, line, color=style.colour, marker=style.marker, markersize=6, label=label, gid=label
-            )
+            look = {"color": style.colour, "marker": style.marker, "markersize": 6, "label": label, "gid": label}
+            axes.plot(lengths, values, line, **look)
     length_axis(axes, sorted({entry["length"] for result in results for entry in result.perplexities}))
     trained = results[0].run["length"]
     axes.axvline(trained, color="#555555", linestyle=(0, (2, 2)), linewidth=1, label=f"trained at {trained:,}")
     axes.set_xlabel("tokens of context and prediction")
     axes.set_ylabel("perplexity per token")
-    return _finished(figure, axes)
+    return _finish(figure, axes)
+
+
+def save_perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]], path: Path) -> list[Path]:
+    """Draw `length_plot` into a PNG file, written atomically; its path.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: a link, or a file that is no plot, is at `path`.
+    """
+    save_figure(length_plot(models), path)
+    return [path]
+
+
+def length_plot(models: Mapping[str, Sequence[LengthPerplexity]]) -> Figure:
+    """Two lines per model over the context length (logarithmic): all tokens up to it, and the last ones before it (dashed).
+
+    models: rows of each model by its name; a mixer's name gets the mixer's colour.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    styles = mixer_styles(models)
+    for name, rows in models.items():
+        style = styles[name]
+        lengths = [row.length for row in rows]
+        look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "linewidth": 1.2}
+        axes.plot(lengths, [row.perplexity for row in rows], label=name, gid=name, **look)
+        look |= {"linestyle": "--", "markerfacecolor": "white", "gid": f"{name}, last tokens"}
+        axes.plot(lengths, [row.last_perplexity for row in rows], **look)
+    length_axis(axes, sorted({row.length for rows in models.values() for row in rows}))
+    axes.set_xlabel("context length, tokens")
+    axes.set_ylabel("perplexity on held-out text")
+    axes.set_title("Perplexity by context length", fontsize=13, fontweight="bold", loc="left")
+    plain_axes(axes)
+    meaning = Line2D([], [], color="#555555", linestyle="--", label="the last tokens\nbefore the length")
+    handles = [*axes.get_legend_handles_labels()[0], meaning]
+    figure.legend(handles=handles, loc="outside right upper", fontsize=9, frameon=False, labelspacing=0.7)
+    finish_axes(figure)
+    return figure
 
 
 def _panel(title: str, results: Sequence[LanguageResult]) -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
     run, parameters = results[0].run, max(result.parameters for result in results)
-    figure.suptitle(f"{title}\n", fontsize=13, fontweight="bold", x=0.01, ha="left", linespacing=1.7)
     described = f"up to {parameters:,} parameters, rows of {run['length']:,} tokens, {results[0].steps:,} steps"
-    figure.text(0.01, 1 - 0.4 / figure.get_figheight(), described, fontsize=8.5, va="top")
+    figure = titled_figure(title, described, (7.5, 4.8))
     return figure, figure.subplots()
 
 
-def _finished(figure: Figure, axes: Axes) -> Figure:
+def _finish(figure: Figure, axes: Axes) -> Figure:
     plain_axes(axes)
     axes.legend(fontsize=9, frameon=False)
     finish_axes(figure)

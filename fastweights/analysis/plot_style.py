@@ -35,6 +35,7 @@ __all__ = [
     "plain_axes",
     "save_figure",
     "spread",
+    "titled_figure",
 ]
 
 SOFTWARE = "fastweights"  # what our PNG files say of themselves; those of earlier versions name Matplotlib alone
@@ -51,6 +52,12 @@ class MixerStyle:
     colour: str
     marker: Any
     line: Any
+
+    def describe_curve(self, name: str, markers: Any = None) -> dict[str, Any]:
+        """The keywords of `Axes.plot` for the curve of a mixer of this name. markers: which points have one, as in matplotlib's
+        markevery; None for no markers."""
+        look = {"color": self.colour, "linestyle": self.line, "linewidth": 1.2, "gid": name}
+        return look if markers is None else {**look, "marker": self.marker, "markersize": 4.5, "markevery": markers}
 
 
 def mixer_style(mixer: str) -> MixerStyle:
@@ -69,25 +76,25 @@ def mixer_styles(labels: Iterable[str]) -> dict[str, MixerStyle]:
     styles = {label: _OWN[label] for label in wanted if label in _OWN}
     for label in sorted(label for label in wanted if label not in _OWN):
         taken = set(styles.values())
-        free = (style for pool in (_KEPT, [*_OWN.values()]) for style in _turned(pool, label) if style not in taken)
-        more = (style for place in itertools.count(len(_OWN)) if (style := _style(OTHERS, place)) not in taken)
+        free = (style for pool in (_KEPT, [*_OWN.values()]) for style in _rotate(pool, label) if style not in taken)
+        more = (style for place in itertools.count(len(_OWN)) if (style := _pick_style(OTHERS, place)) not in taken)
         styles[label] = next(itertools.chain(free, more))
     return {label: styles[label] for label in wanted}
 
 
-def _turned(pool: list[MixerStyle], label: str) -> list[MixerStyle]:
+def _rotate(pool: list[MixerStyle], label: str) -> list[MixerStyle]:
     """The pool, beginning at a place that the label decides."""
     start = zlib.crc32(label.encode()) % len(pool)
     return pool[start:] + pool[:start]
 
 
-def _style(colours: Sequence[str], place: int) -> MixerStyle:
+def _pick_style(colours: Sequence[str], place: int) -> MixerStyle:
     return MixerStyle(colours[place % len(colours)], MARKERS[place % len(MARKERS)], LINES[place % len(LINES)])
 
 
 _COLOURS = {mixer: colour for family in FAMILIES.values() for mixer, colour in family.items()}
-_OWN = {mixer: _style([*_COLOURS.values()], place) for place, mixer in enumerate(_COLOURS)}
-_KEPT = [_style(OTHERS, place) for place in range(len(_OWN), len(_OWN) + len(OTHERS))]
+_OWN = {mixer: _pick_style([*_COLOURS.values()], place) for place, mixer in enumerate(_COLOURS)}
+_KEPT = [_pick_style(OTHERS, place) for place in range(len(_OWN), len(_OWN) + len(OTHERS))]
 
 
 def spread(values: Sequence[float], step: float) -> list[float]:
@@ -97,6 +104,16 @@ def spread(values: Sequence[float], step: float) -> list[float]:
         before, equal = list(values[:place]).count(value), list(values).count(value)
         factors.append((1 + step) ** (before - (equal - 1) / 2))
     return factors
+
+
+def titled_figure(title: str, described: str, size: tuple[float, float]) -> Figure:
+    """A figure of width and height `size`, in inches, with a title and a line below it that describes what was measured."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(f"{title}\n", fontsize=13, fontweight="bold", x=0.01, ha="left", linespacing=1.7)
+    figure.text(0.01, 1 - 0.4 / figure.get_figheight(), described, fontsize=8.5, va="top")
+    return figure
 
 
 def plain_axes(axes: Axes) -> None:

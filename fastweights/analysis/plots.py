@@ -26,6 +26,7 @@ from .plot_style import (
     plain_axes,
     save_figure,
     spread,
+    titled_figure,
 )
 
 if TYPE_CHECKING:
@@ -76,125 +77,83 @@ def measure_by_pairs(results: Sequence[RecallResult]) -> Figure:
     figure, (axes,) = _panels(1, f"{_measure(results)} against the number of {task_of(results).unit}", results)
     rows = summarize(results)
     pairs = sorted({row.pairs for row in rows})
-    mixers = list(dict.fromkeys(row.mixer for row in rows))
-    styles = mixer_styles(mixers)
-    dodge = dict(zip(mixers, spread([0] * len(mixers), min(_DODGE, _WIDEST / len(mixers))), strict=True))
-    for mixer in mixers:
+    styles = _styles(results)
+    dodge = spread([0] * len(styles), min(_DODGE, _WIDEST / len(styles)))
+    for (mixer, style), factor in zip(styles.items(), dodge, strict=True):
         own = sorted((row for row in rows if row.mixer == mixer), key=lambda row: row.pairs)
-        x = [row.pairs * dodge[mixer] for row in own]
-        style = styles[mixer]
-        axes.plot(
-            x,
-            [_height(row) for row in own],
-            color=style.colour,
-            linestyle=style.line,
-            linewidth=1.2,
-            zorder=2,
-            gid=mixer,
-        )
+        x = [row.pairs * factor for row in own]
+        axes.plot(x, [_height(row) for row in own], zorder=2, **style.describe_curve(mixer))
         for place, row in zip(x, own, strict=True):
             _draw_point(axes, place, row, style)
     first = [next(row for row in rows if row.pairs == count) for count in pairs]
     _draw_references(axes, pairs, first)
-    _logarithmic(axes, pairs, f"{task_of(results).unit} in a sequence (mixers spread)", margin=1.3)
-    _measure_axis(axes, first)
-    return _finished(figure, [axes], mixers, results, hollow=any(row.undertrained for row in rows))
+    _scale_logarithmically(axes, pairs, f"{task_of(results).unit} in a sequence (mixers spread)", margin=1.3)
+    _label_measure(axes, first)
+    return _finish(figure, [axes], results, hollow=any(row.undertrained for row in rows))
 
 
 def measure_by_state_size(results: Sequence[RecallResult]) -> Figure:
     """One panel for each number of pairs, one point per mixer: accuracy (or error) over the size of its state."""
-    rows = summarize(results)
-    pairs = sorted({row.pairs for row in rows})
-    mixers = list(dict.fromkeys(row.mixer for row in rows))
-    styles = mixer_styles(mixers)
-    figure, panels = _panels(len(pairs), f"{_measure(results)} against state size", results)
-    for axes, count in zip(panels, pairs, strict=True):
+    rows, styles = summarize(results), _styles(results)
+    figure, panels = _panels_by_pairs(f"{_measure(results)} against state size", results)
+    for count, axes in panels.items():
         own = [row for row in rows if row.pairs == count]
         sizes = [row.state_size for row in own]
-        _logarithmic(axes, sorted(set(sizes)), "state size: numbers per sequence\n(equal ones spread)", margin=2.0)
+        _scale_logarithmically(
+            axes, sorted(set(sizes)), "state size: numbers per sequence\n(equal ones spread)", margin=2.0
+        )
         log_ticks(axes, "x")
         low, high = axes.get_xlim()
         for row, factor in zip(own, spread(sizes, (high / low) ** 0.025 - 1), strict=True):
             _draw_point(axes, row.state_size * factor, row, styles[row.mixer])
         _draw_references(axes, axes.get_xlim(), own[:1] * 2)
-        axes.set_title(f"{count} {short_unit(results)}", fontsize=10)
-        _measure_axis(axes, own)
-    return _finished(figure, panels, mixers, results, hollow=any(row.undertrained for row in rows))
+        _label_measure(axes, own)
+    return _finish(figure, [*panels.values()], results, hollow=any(row.undertrained for row in rows))
 
 
 def loss_curves(results: Sequence[RecallResult]) -> Figure:
     """One panel for each number of pairs: training loss over steps, every seed at the mixer's best learning rate."""
-    pairs = sorted({result.run["pairs"] for result in results})
-    mixers = list(dict.fromkeys(result.mixer for result in results))
-    styles = mixer_styles(mixers)
-    figure, panels = _panels(len(pairs), "Training loss", results)
-    for axes, count in zip(panels, pairs, strict=True):
-        for mixer in mixers:
-            own = [result for result in results if result.mixer == mixer and result.run["pairs"] == count]
-            style = styles[mixer]
-            for result in (run for run in best_results(own) if run.losses) if own else ():
-                axes.plot(
-                    result.loss_steps,
-                    result.losses,
-                    color=style.colour,
-                    linestyle=style.line,
-                    linewidth=1.2,
-                    marker=style.marker,
-                    markersize=4.5,
-                    markevery=(len(result.losses) // 10, max(1, len(result.losses) // 5)),
-                    gid=mixer,
-                )
+    is_error = results[0].measure == "error"
+    figure, panels = _panels_by_pairs("Training loss", results)
+    for count, axes in panels.items():
+        for mixer, style in _styles(results).items():
+            for run in _best_runs(results, mixer, count):
+                if points := len(run.losses):
+                    look = style.describe_curve(mixer, (points // 10, max(1, points // 5)))
+                    axes.plot(run.loss_steps, run.losses, **look)
         chance = next(result.chance_level for result in results if result.run["pairs"] == count)
-        is_error = results[0].measure == "error"
         # Where the chance depends on the position, its mean does not give the loss of guessing.
         if is_error or (chance < 1 and not task_of(results).by_token):
             axes.axhline(chance if is_error else -math.log(chance), **_GUESS)
-        axes.set_title(f"{count} {short_unit(results)}", fontsize=10)
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("squared error" if is_error else "cross-entropy, nats per query")
         axes.set_yscale("log")
-    for axes in panels:  # which share the axis
+    for axes in panels.values():  # which share the axis
         log_ticks(axes, "y")
-    return _finished(figure, panels, mixers, results, hollow=False)
+    return _finish(figure, [*panels.values()], results, hollow=False)
 
 
 def measure_by_token(results: Sequence[RecallResult]) -> Figure:
     """One panel for each number of pairs: accuracy over the tokens of a sequence, or error over its examples, one line per
     mixer at its best learning rate (the mean over seeds), and the errors of exact predictors."""
-    pairs = sorted({result.run["pairs"] for result in results})
-    mixers = list(dict.fromkeys(result.mixer for result in results))
-    styles = mixer_styles(mixers)
     place = "example" if results[0].measure == "error" else "token"
-    figure, panels = _panels(len(pairs), f"{_measure(results)} by {place}", results)
-    for axes, count in zip(panels, pairs, strict=True):
+    figure, panels = _panels_by_pairs(f"{_measure(results)} by {place}", results)
+    for count, axes in panels.items():
         exact: dict[str, list[float]] = {}
-        for mixer in mixers:
-            own = [result for result in results if result.mixer == mixer and result.run["pairs"] == count]
-            columns = [result.by_token for result in (best_results(own) if own else []) if result.by_token]
+        for mixer, style in _styles(results).items():
+            columns = [run.by_token for run in _best_runs(results, mixer, count) if run.by_token]
             if columns:
-                means = {name: np.mean([column[name] for column in columns], axis=0).tolist() for name in columns[0]}
-                x = means.pop(place)
-                axes.plot(
-                    x,
-                    means.pop(results[0].measure),
-                    color=styles[mixer].colour,
-                    linestyle=styles[mixer].line,
-                    linewidth=1.2,
-                    marker=styles[mixer].marker,
-                    markersize=4.5,
-                    markevery=max(1, len(x) // 12),
-                    gid=mixer,
-                )
-                exact = means
+                exact = {name: np.mean([column[name] for column in columns], axis=0).tolist() for name in columns[0]}
+                x, y = exact.pop(place), exact.pop(results[0].measure)
+                axes.plot(x, y, **style.describe_curve(mixer, max(1, len(x) // 12)))
         for name, errors in exact.items():
             axes.plot(x, errors, **_BEST)
             axes.annotate(name, (x[-1], errors[-1]), fontsize=8, ha="right", va="bottom", color=_BEST["color"])
         rows = [row for row in summarize(results) if row.pairs == count]
         axes.axhline(rows[0].chance, **_GUESS)
-        axes.set_title(f"{count} {short_unit(results)}", fontsize=10)
         axes.set_xlabel(f"{place} in the sequence")
-        _measure_axis(axes, rows)
-    return _finished(figure, panels, mixers, results, hollow=False)
+        _label_measure(axes, rows)
+    return _finish(figure, [*panels.values()], results, hollow=False)
 
 
 PLOT_FILES = (
@@ -222,18 +181,33 @@ def _draw_references(axes: Axes, places: Sequence[float], rows: Sequence[RecallS
         axes.plot(places, bests, **_BEST)
 
 
-def _panels(count: int, title: str, results: Sequence[RecallResult]) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
+def _styles(results: Sequence[RecallResult]) -> dict[str, MixerStyle]:
+    return mixer_styles(result.mixer for result in results)
 
+
+def _best_runs(results: Sequence[RecallResult], mixer: str, pairs: int) -> list[RecallResult]:
+    """The runs of a mixer at its best learning rate; none where it has no run with this number of pairs."""
+    own = [result for result in results if result.mixer == mixer and result.run["pairs"] == pairs]
+    return best_results(own) if own else []
+
+
+def _panels(count: int, title: str, results: Sequence[RecallResult]) -> tuple[Figure, list[Axes]]:
     columns = count if count <= 3 else math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
-    figure = Figure(figsize=(max(7.5, 4.2 * columns + 1.6), 3.7 * rows + 1.1), layout="constrained")
-    figure.suptitle(f"{title}\n", fontsize=13, fontweight="bold", x=0.01, ha="left", linespacing=1.7)
-    figure.text(0.01, 1 - 0.4 / figure.get_figheight(), describe_experiment(results), fontsize=8.5, va="top")
+    figure = titled_figure(title, describe_experiment(results), (max(7.5, 4.2 * columns + 1.6), 3.7 * rows + 1.1))
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten().tolist()
     for unused in panels[count:]:
         unused.remove()
     return figure, panels[:count]
+
+
+def _panels_by_pairs(title: str, results: Sequence[RecallResult]) -> tuple[Figure, dict[int, Axes]]:
+    """A panel for each number of pairs."""
+    pairs = sorted({result.run["pairs"] for result in results})
+    figure, panels = _panels(len(pairs), title, results)
+    for axes, count in zip(panels, pairs, strict=True):
+        axes.set_title(f"{count} {short_unit(results)}", fontsize=10)
+    return figure, dict(zip(pairs, panels, strict=True))
 
 
 def _draw_point(axes: Axes, x: float, row: RecallSummary, style: MixerStyle) -> None:
@@ -253,14 +227,14 @@ def _draw_point(axes: Axes, x: float, row: RecallSummary, style: MixerStyle) -> 
     )
 
 
-def _measure_axis(axes: Axes, rows: Sequence[RecallSummary]) -> None:
+def _label_measure(axes: Axes, rows: Sequence[RecallSummary]) -> None:
     is_error = rows[0].measure == "error"
     axes.set_ylabel(f"{'squared error' if is_error else 'accuracy'} on held-out sequences")
     highest = max([1.0, *(_height(row) + (row.value_std or 0.0) for row in rows), *(row.chance for row in rows)])
     axes.set_ylim(-0.03, 1.05 * highest)
 
 
-def _logarithmic(axes: Axes, values: Sequence[int], label: str, *, margin: float) -> None:
+def _scale_logarithmically(axes: Axes, values: Sequence[int], label: str, *, margin: float) -> None:
     """A logarithmic x axis over `values` (ascending), with a tick at each."""
     axes.set_xscale("log")
     axes.set_xlim(values[0] / margin, values[-1] * margin)
@@ -269,9 +243,7 @@ def _logarithmic(axes: Axes, values: Sequence[int], label: str, *, margin: float
     axes.set_xlabel(label)
 
 
-def _finished(
-    figure: Figure, panels: Sequence[Axes], mixers: Sequence[str], results: Sequence[RecallResult], *, hollow: bool
-) -> Figure:
+def _finish(figure: Figure, panels: Sequence[Axes], results: Sequence[RecallResult], *, hollow: bool) -> Figure:
     """Grid lines, and one legend for what the panels show."""
     from matplotlib.lines import Line2D
 
@@ -282,20 +254,11 @@ def _finished(
         plain_axes(axes)
     drawn = {line.get_gid() for axes in panels for line in axes.get_lines()}
     curves = {line.get_gid() for axes in panels for line in axes.get_lines() if np.size(line.get_xdata()) > 1}
-    entries = [
-        Line2D(
-            [],
-            [],
-            color=style.colour,
-            marker=style.marker,
-            markersize=7,
-            linewidth=1.2 * (mixer in curves),
-            linestyle=style.line,
-            label=mixer,
-        )
-        for mixer, style in mixer_styles(mixers).items()
-        if mixer in drawn
-    ]
+    entries = []
+    for mixer, style in _styles(results).items():
+        if mixer in drawn:
+            look = style.describe_curve(mixer, ()) | {"markersize": 7, "linewidth": 1.2 * (mixer in curves)}
+            entries.append(Line2D([], [], label=mixer, **look))
     if hollow:
         label = "hollow: loss still\nfalling, or too\nshort to tell"
         entries.append(Line2D([], [], color="#555555", marker="o", markerfacecolor="white", linewidth=0, label=label))
@@ -306,14 +269,7 @@ def _finished(
     lines = sum(1 + str(entry.get_label()).count("\n") for entry in entries)
     columns = math.ceil(_LEGEND_LINE * lines / (figure.get_figheight() - 0.2))
     figure.set_figwidth(figure.get_figwidth() + 2.1 * (columns - 1))
-    figure.legend(
-        ncols=columns,
-        handles=entries,
-        loc="outside right upper",
-        fontsize=9,
-        frameon=False,
-        labelspacing=0.7,
-        handlelength=3.2,
-    )
+    look = {"fontsize": 9, "frameon": False, "labelspacing": 0.7, "handlelength": 3.2}
+    figure.legend(ncols=columns, handles=entries, loc="outside right upper", **look)
     finish_axes(figure)
     return figure

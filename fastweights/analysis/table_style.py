@@ -47,15 +47,15 @@ class _PlainTable(Table):
     """Shown as several tables where its columns do not fit the width. Each has the first column, which names the rows."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        parts = list(_parts(self.columns, options.max_width))
+        parts = list(_split_columns(self.columns, options.max_width))
         for number, part in enumerate(parts):
             if number:
                 yield Text()
             title = self.title if number == 0 else None
             caption = self.caption if number == len(parts) - 1 else None
-            yield from Table.__rich_console__(self._of(part, title, caption), console, options)
+            yield from Table.__rich_console__(self._make_part(part, title, caption), console, options)
 
-    def _of(self, widths: dict[int, int], title: Any, caption: Any) -> Table:
+    def _make_part(self, widths: dict[int, int], title: Any, caption: Any) -> Table:
         """These columns with these widths."""
         part = Table(
             title=title, caption=caption, title_justify="left", caption_justify="left", box=self.box,
@@ -73,7 +73,7 @@ class _PlainTable(Table):
         return part
 
 
-def _parts(columns: Sequence[Column], width: int) -> Iterator[dict[int, int]]:
+def _split_columns(columns: Sequence[Column], width: int) -> Iterator[dict[int, int]]:
     """The columns of each table by their places, with their widths."""
     words, most = [_longest_word(column) for column in columns], [max(_lengths(column)) for column in columns]
     numbers = [column.justify == "right" for column in columns]
@@ -81,21 +81,21 @@ def _parts(columns: Sequence[Column], width: int) -> Iterator[dict[int, int]]:
         [word if number else min(word, longest) for word, number in zip(words, numbers, strict=True)]
         for longest in LONGEST_WORDS
     ]
-    least = next((one for one in leasts if _total(one) <= width), leasts[0])
+    least = next((one for one in leasts if _total_width(one) <= width), leasts[0])
     parts: list[list[int]] = [[0]]
     for place in range(1, len(columns)):
-        fits = _total([least[other] for other in (*parts[-1], place)]) <= width
+        fits = _total_width([least[other] for other in (*parts[-1], place)]) <= width
         if numbers[place] and len(parts[-1]) > 1 and not fits:
             parts.append([0])
         parts[-1].append(place)
     for part in parts:
-        yield _widths([least[place] for place in part], [most[place] for place in part], width, part)
+        yield _share_width([least[place] for place in part], [most[place] for place in part], width, part)
 
 
-def _widths(least: list[int], most: list[int], width: int, places: list[int]) -> dict[int, int]:
+def _share_width(least: list[int], most: list[int], width: int, places: list[int]) -> dict[int, int]:
     """Each column gets its least width. The narrowest columns that need more then share the remaining width first."""
     widths = list(least)
-    left = width - _total(widths)
+    left = width - _total_width(widths)
     while left > 0 and widths != most:
         place = min((place for place in range(len(widths)) if widths[place] < most[place]), key=widths.__getitem__)
         widths[place] += 1
@@ -103,7 +103,7 @@ def _widths(least: list[int], most: list[int], width: int, places: list[int]) ->
     return dict(zip(places, widths, strict=True))
 
 
-def _total(widths: list[int]) -> int:
+def _total_width(widths: list[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1) + PADDING
 
 

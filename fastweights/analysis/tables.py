@@ -1,19 +1,20 @@
-"""Tables of trainings for the terminal."""
+"""Tables of trainings and of evaluations of text models, for the terminal."""
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
 from ..checks import check_some
 from ..kinds import checked
-from ..results import LanguageResult, RecallResult, RecallSummary, summarize
+from ..results import HarnessScore, LanguageResult, LengthPerplexity, RecallResult, RecallSummary, summarize
 from ..results.experiment import best_results, describe_experiment
 from .naming import short_unit, task_of
 from .table_style import LENGTHS_PER_TABLE, add_row, plain_table
 
-__all__ = ["language_tables", "recall_table", "stage_table"]
+__all__ = ["evaluation_tables", "language_tables", "recall_table", "stage_table"]
 
 
 @checked
@@ -35,7 +36,9 @@ def recall_table(results: Sequence[RecallResult]) -> Table:
         add_row(table, f"{pairs:,} {short_unit(results)}", _reference(own))
         for row in own:
             rate = "-" if row.learning_rate is None else f"{row.learning_rate:g}"
-            add_row(table, row.mixer, _value(row), rate, f"{row.state_size:,}", f"{row.parameters:,}", _notes(row))
+            add_row(
+                table, row.mixer, _format_value(row), rate, f"{row.state_size:,}", f"{row.parameters:,}", _notes(row)
+            )
     return table
 
 
@@ -79,7 +82,7 @@ def language_tables(results: Sequence[LanguageResult]) -> Iterator[Table]:
             f"{result.parameters:,}",
             f"{result.state_size:,}",
             f"{loss:.4f}",
-            _perplexity(loss),
+            _format_perplexity(loss),
         )
     yield table
     lengths = [entry["length"] for entry in results[0].perplexities]
@@ -88,11 +91,67 @@ def language_tables(results: Sequence[LanguageResult]) -> Iterator[Table]:
         headers = [f"{length:,} tokens" for length in lengths[part]]
         table = plain_table("Perplexity of held-out texts by their length", text=("model",), numbers=headers)
         for result in results:
-            add_row(table, result.name, *(_perplexity(entry["loss"]) for entry in result.perplexities[part]))
+            add_row(table, result.name, *(_format_perplexity(entry["loss"]) for entry in result.perplexities[part]))
         yield table
 
 
-def _perplexity(loss: float) -> str:
+def evaluation_tables(results: Mapping[str, Sequence[Any]]) -> Iterator[Table]:
+    """The tables of an evaluation's rows, by the names of the measures."""
+    rest = dict(results)
+    perplexity, harness = rest.pop("perplexity", ()), rest.pop("lm-eval", ())
+    if perplexity:
+        yield _perplexity_table(perplexity)
+    if rest:
+        yield from _retrieval_tables(rest)
+    if harness:
+        yield _harness_table(harness)
+
+
+def _perplexity_table(rows: Sequence[LengthPerplexity]) -> Table:
+    """One row per context length."""
+    first = rows[0]
+    joined = f", {first.joined} of them joined from shorter documents" if first.joined else ""
+    table = plain_table(
+        f"Perplexity by context length, {first.texts} text{'' if first.texts == 1 else 's'}{joined}",
+        "Perplexity: of all tokens up to the length. Last tokens: of the last stretch before it alone.",
+        numbers=("tokens of context", "perplexity", "perplexity of last tokens", "loss in nats per token"),
+    )
+    for row in rows:
+        add_row(table, f"{row.length:,}", f"{row.perplexity:,.2f}", f"{row.last_perplexity:,.2f}", f"{row.loss:.4f}")
+    return table
+
+
+def _retrieval_tables(results: Mapping[str, Sequence[Any]]) -> Iterator[Table]:
+    """Recall, needle and RULER tasks: one row per task, one column per length, a few lengths per table.
+
+    results: `WordRecall`, `NeedleRecall` or `RulerRecall` rows by the name of the measure.
+    """
+    every = sorted({row.length for rows in results.values() for row in rows})
+    for start in range(0, len(every), LENGTHS_PER_TABLE):
+        lengths = every[start : start + LENGTHS_PER_TABLE]
+        table = plain_table(
+            "Recall and retrieval by context length",
+            "Recall tasks: part of the queries answered right. RULER tasks: part of the answers found, of needles over all "
+            "depths, and in brackets the loss of the right answer in nats per token.",
+            text=("task",),
+            numbers=[f"{length:,} tokens" for length in lengths],
+        )
+        for measure, rows in results.items():
+            add_row(
+                table, measure, *(_format_cell([row for row in rows if row.length == length]) for length in lengths)
+            )
+        yield table
+
+
+def _harness_table(scores: Sequence[HarnessScore]) -> Table:
+    """One row per task and metric of lm-evaluation-harness."""
+    table = plain_table("lm-evaluation-harness", text=("task", "metric"), numbers=("value",))
+    for score in scores:
+        add_row(table, score.task, score.metric, f"{score.value:.4f}")
+    return table
+
+
+def _format_perplexity(loss: float) -> str:
     return f"{math.exp(min(loss, 700.0)):.4g}"
 
 
@@ -120,7 +179,7 @@ def _reference(rows: Sequence[RecallSummary]) -> str:
     return f"best {min(bests):.3f}" if bests else "-"
 
 
-def _value(row: RecallSummary) -> str:
+def _format_value(row: RecallSummary) -> str:
     if row.value is None:
         return "-"
     spread = "" if row.value_std is None else f" ± {row.value_std:.3f}"
@@ -134,3 +193,12 @@ def _notes(row: RecallSummary) -> str:
     if row.diverged:
         notes.append(f"{row.diverged} of {row.runs} runs diverged")
     return ", ".join(notes)
+
+
+def _format_cell(rows: Sequence[Any]) -> str:
+    if not rows:
+        return "-"
+    if hasattr(rows[0], "accuracy"):
+        return f"{rows[0].accuracy:.3f}"
+    found, loss = (sum(getattr(row, name) for row in rows) / len(rows) for name in ("found", "answer_loss"))
+    return f"{found:.2f} ({loss:.2f})"

@@ -7,6 +7,7 @@ torch and what builds on it are imported by the subcommands when they run: `--he
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -23,9 +24,10 @@ from .mixers import mixers
 from .plugins import add_commands
 from .recall import recall
 from .serve import serve
+from .tasks import tasks
 from .train import train
 
-__all__ = ["app", "main"]
+__all__ = ["app", "load_app", "main"]
 
 # The class of typer's errors for wrong options; it has no public name.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -56,17 +58,23 @@ app = typer.Typer(
     invoke_without_command=True,
     help="Train and compare fast-weight memory layers.",
 )
-for command in (recall, train, convert, evaluate, generate, mixers):
+for command in (recall, train, convert, evaluate, generate, mixers, tasks):
     app.command(cls=Command)(command)
 app.command(cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
-add_commands(app)
+
+
+@cache
+def load_app() -> typer.Typer:
+    """`app` with the commands of other packages. They are loaded late, as a module of theirs may be what imports this one."""
+    add_commands(app)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command on `arguments` (those of the process when None) and return its exit code."""
     with _short_warnings():
         try:
-            return app(arguments, prog_name="fastweights", standalone_mode=False) or 0
+            return load_app()(arguments, prog_name="fastweights", standalone_mode=False) or 0
         except SystemExit as ended:  # how typer ends the options of completion
             return int(ended.code or 0)
         except USAGE_ERROR as error:

@@ -15,7 +15,6 @@ from ..terminal import show
 from ..untrusted import one_line
 
 __all__ = [
-    "FEWER",
     "AsJson",
     "Device",
     "DryRun",
@@ -23,8 +22,6 @@ __all__ = [
     "Overrides",
     "Overwrite",
     "Quiet",
-    "Workers",
-    "check_trainings",
     "fail",
     "import_mixers",
     "one_line_errors",
@@ -35,13 +32,12 @@ __all__ = [
 
 Value = TypeVar("Value")
 LONGEST_ERROR = 1000  # characters: about half a screen
-FEWER = "a smaller --workers"
 Imports = Annotated[
     list[str] | None,
     typer.Option(
         "--import",
         metavar="MODULE",
-        help="Module or .py file that registers mixers of your own; may be repeated.",
+        help="Module or .py file that registers mixers or tasks of your own; may be repeated.",
         show_default=False,
     ),
 ]
@@ -52,7 +48,6 @@ Overwrite = Annotated[
         "--overwrite", help="Delete what this command has written there before, and nothing else, and start again."
     ),
 ]
-Workers = Annotated[int | None, typer.Option(help="Trainings at the same time; by default one per core, or 8 per GPU.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what the command would do, and write nothing.", show_default=False)
 ]
@@ -144,26 +139,3 @@ def values(option: str, texts: Sequence[str], kind: Callable[[str], Value]) -> t
             what = "whole numbers" if kind is int else "numbers"
             raise typer.BadParameter(f"{option} takes {what} separated by commas, got {text.strip()!r}") from None
     return tuple(found)
-
-
-def check_trainings(
-    device: str, output: Path, workers: int | None, seeds: Sequence[str] | None
-) -> tuple[int, ...] | None:
-    """Check the options of a command that trains many models. Returns the values of --seeds, None where it is not given."""
-    from ..checks import check_device, check_size, check_whole_number  # here: help must not import torch
-    from ..outputs import check_place
-
-    check_device(device)
-    check_place("--output", output)
-    if workers is not None:
-        check_size("--workers", workers, high=1024)
-    if not seeds:
-        return None
-    given = values("--seeds", seeds, int)
-    for seed in given:
-        check_whole_number("--seeds", seed)
-    if len(set(given)) < len(given):
-        raise ValueError(
-            f"--seeds must differ from each other, got {', '.join(map(str, given))}; drop what is there twice"
-        )
-    return given

@@ -3,13 +3,14 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from ..terminal import show
 
-__all__ = ["one_document", "show_json", "show_plan"]
+__all__ = ["one_document", "show_json", "show_plan", "show_plots"]
 
 
 @contextmanager
@@ -50,6 +51,19 @@ def show_json(document: Any) -> None:
 def show_plan(plan: Any) -> None:
     """A plan of --dry-run: one line per name and value, and that nothing was written."""
     show("\n".join([*_lines(plan), "Nothing was written."]))
+
+
+def show_plots(what: str, draw: Callable[[], Iterable[Path]], advice: str = ", then give the same command") -> None:
+    """Draw plots and name their files; where matplotlib is missing, say so.
+
+    Args:
+        what: "Plots" or "Plot".
+        advice: what else to do beside installing it.
+    """
+    try:
+        show(f"{what}: " + ", ".join(map(str, draw())))
+    except ImportError:
+        show(f"No {what.lower()}: matplotlib is missing; pip install 'fastweights[viz]'{advice}", error=True)
 
 
 def _lines(plan: Any, indent: str = "") -> Iterator[str]:

@@ -21,7 +21,7 @@ from ._options import (
     output_path,
     values,
 )
-from ._output import one_document, show_plan
+from ._output import one_document, show_plan, show_plots
 
 # Measures and defaults are those of EvaluationSettings (a test compares them), written out because help must not import torch.
 MEASURES = (
@@ -99,8 +99,9 @@ def evaluate(
     less_memory = "a smaller --block or --batch-size, or --dtype bfloat16,"
     with one_line_errors(memory=less_memory), one_document(as_json) as give_document:
         import_mixers(imports)
-        from ..analysis.evaluation_tables import evaluation_tables
+        from ..analysis.language_plots import save_perplexity_plot
         from ..analysis.plot_style import is_plot
+        from ..analysis.tables import evaluation_tables
         from ..evaluation.evaluate import EvaluationSettings
         from ..evaluation.evaluate import evaluate as measurements
         from ..evaluation.report import EvaluationReport, is_evaluation, plan_evaluation
@@ -175,7 +176,8 @@ def evaluate(
                 if report.results:
                     show(f"Results: {output}")
             if "perplexity" in report.results:
-                _plot(report.results["perplexity"], model.resolve().name, plot)
+                models = {model.resolve().name: report.results["perplexity"]}
+                show_plots("Plot", partial(save_perplexity_plot, models, plot))
         if as_json:
             give_document(report.document())
 
@@ -194,16 +196,3 @@ def _harness(tasks: Sequence[str], **options: Any) -> Any:
     except ImportError:
         raise ValueError("--lm-eval needs lm-evaluation-harness; pip install 'fastweights[eval]'") from None
     return partial(evaluate_with_harness, **options)
-
-
-def _plot(rows: Any, name: str, path: Path) -> None:
-    from ..analysis.perplexity_plot import save_perplexity_plot
-
-    try:
-        save_perplexity_plot({name: rows}, path)
-        show(f"Plot: {path}")
-    except ImportError:
-        show(
-            "No plot: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
-            error=True,
-        )

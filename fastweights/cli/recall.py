@@ -1,6 +1,7 @@
 """`fastweights recall`: train and compare memory layers on associative recall."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,10 +23,9 @@ from ._options import (
     training_errors,
     values,
 )
-from ._output import one_document, show_plan
+from ._output import one_document, show_plan, show_plots
 
-# Tasks and defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
-TASKS = "mqar, mqar-shuffled, copy, mqar-ood, mqar-shuffled-ood, palindrome, selective-copy, parity, s3, s5, regression"
+# The defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
 MIXERS, PAIRS = ["linear,gla,deltanet,gdn"], ["4,16"]
 LEARNING_RATES, SEEDS = ["0.003,0.01"], ["0"]
 LESS_MEMORY = "a smaller --batch-size, or a smaller --workers,"
@@ -49,7 +49,7 @@ def recall(
             "gdn,gdn:conv_size=2@small; `fastweights mixers` lists them and their options.",
         ),
     ] = MIXERS,
-    task: Annotated[str, typer.Option(help=f"Recall task: {TASKS}.")] = "mqar-shuffled",
+    task: Annotated[str, typer.Option(help="Task to train on; `fastweights tasks` lists them.")] = "mqar-shuffled",
     pairs: Annotated[
         list[str], typer.Option(metavar="N,...", help="Difficulties: key-value pairs in a sequence.")
     ] = PAIRS,
@@ -102,9 +102,9 @@ def recall(
             from ..analysis import mixers_table, recall_table, save_plots, stage_table
             from ..layers import parse_mixers
             from ..training import load_recall_file, run_recall_parts
-            from ..training.folder import ExperimentFolder
-            from ..training.progress import reporter_for
-            from ..training.recall import plan_recall
+            from ..training.progress import RunsProgress
+            from ..training.recall.folder import ExperimentFolder
+            from ..training.recall.run import plan_recall
 
             if list_mixers and as_json:
                 raise ValueError("--json must be left out with --list, which shows a table; drop one of the two")
@@ -144,7 +144,7 @@ def recall(
                     workers=study.workers,
                     overwrite=overwrite,
                     checkpoint_seconds=checkpoint_seconds,
-                    reporter=reporter_for(Console(stderr=True, quiet=quiet), log_every),
+                    reporter=RunsProgress(Console(stderr=True, quiet=quiet), log_every),
                     log_every=log_every,
                     imports=imports or (),
                 )
@@ -155,15 +155,8 @@ def recall(
             if study.parts[name].curriculum:
                 Console().print(stage_table(results))
             show(f"Results: {folders[name] / 'results.json'}")
-            with one_line_errors():
-                try:
-                    with ExperimentFolder(folders[name]).locked():
-                        show("Plots: " + ", ".join(str(path) for path in save_plots(results, folders[name])))
-                except ImportError:
-                    show(
-                        "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
-                        error=True,
-                    )
+            with one_line_errors(), ExperimentFolder(folders[name]).locked():
+                show_plots("Plots", partial(save_plots, results, folders[name]))
         if as_json:
             documents = {name: json.loads((folder / "results.json").read_bytes()) for name, folder in folders.items()}
             give_document(documents.get("", documents))

@@ -1,5 +1,6 @@
 """`fastweights train`: train language models on text."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,7 @@ import typer
 from ..stopping import StopSignals
 from ..terminal import Console, show
 from ._options import DryRun, Imports, Overrides, Overwrite, Quiet, fail, import_mixers, one_line_errors
-from ._output import show_plan
+from ._output import show_plan, show_plots
 
 LESS_MEMORY = "a smaller batch_size with a larger accumulation, or gradient_checkpointing = true,"
 
@@ -44,7 +45,7 @@ def train(
         from ..analysis.tables import language_tables
         from ..training.language import NonFiniteLoss, load_run, train_language
         from ..training.language.folder import LanguageFolder
-        from ..training.language.plan import plan_training
+        from ..training.language.train import plan_training
     except ImportError as error:
         raise typer.Exit(fail(f"training needs {error.name}; pip install 'fastweights[train]'", 1)) from None
 
@@ -80,9 +81,5 @@ def train(
         if result.continuation is not None:
             show(f"{result.name} continues {run.prompt!r} with:\n{result.continuation}\n")
     show("Models: " + ", ".join(result.folder for result in results))
-    with one_line_errors():
-        try:
-            with LanguageFolder(Path(run.output)).locked():
-                show("Plots: " + ", ".join(str(path) for path in save_language_plots(results, Path(run.output))))
-        except ImportError:
-            show("No plots: matplotlib is missing; pip install 'fastweights[viz]'", error=True)
+    with one_line_errors(), LanguageFolder(Path(run.output)).locked():
+        show_plots("Plots", partial(save_language_plots, results, Path(run.output)), advice="")

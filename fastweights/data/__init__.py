@@ -1,13 +1,14 @@
 """Tasks: recall, state tracking, in-context regression. Seeded, identical on every machine, train and test disjoint."""
 
+from ._draws import Draws
 from .mqar import MQAR, OutOfDistributionMQAR
-from .registry import TASKS, make_task
-from .regression import LinearRegression, VectorBatch
+from .registry import TASKS, make_task, register_task
+from .regression import LinearRegression
 from .selective_copy import SelectiveCopy
 from .separated import Copy, OutOfDistributionShuffledMQAR, Palindrome, ShuffledMQAR
 from .state_tracking import S3, S5, Parity, StateTracking
 from .streaming import stream
-from .task import IGNORE_INDEX, Batch, RecallTask, Task
+from .task import IGNORE_INDEX, Batch, RecallTask, Task, VectorBatch, VectorTask
 
 __all__ = [
     "IGNORE_INDEX",
@@ -17,6 +18,7 @@ __all__ = [
     "TASKS",
     "Batch",
     "Copy",
+    "Draws",
     "LinearRegression",
     "OutOfDistributionMQAR",
     "OutOfDistributionShuffledMQAR",
@@ -28,6 +30,8 @@ __all__ = [
     "StateTracking",
     "Task",
     "VectorBatch",
+    "VectorTask",
     "make_task",
+    "register_task",
     "stream",
 ]

@@ -7,11 +7,13 @@ import numpy as np
 
 from ..checks import check_flag, check_number
 from ._draws import Draws, natural_log
+from .registry import register_task
 from .task import IGNORE_INDEX, RecallTask
 
 __all__ = ["MQAR", "OutOfDistributionMQAR"]
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class MQAR(RecallTask):
     """Pairs first, then each key once more among filler tokens, at gaps that follow a power law.
@@ -38,11 +40,11 @@ class MQAR(RecallTask):
     name: ClassVar[str] = "mqar"
     summary: ClassVar[str] = "key-value pairs, then the keys among random filler (Zoology)"
 
-    def _shortest_length(self) -> int:
+    def shortest_length(self) -> int:
         return 4 * self.pairs  # as many gaps as pairs
 
-    def _check(self) -> None:
-        self._require_vocabulary(2 * self.pairs + 2)
+    def check_options(self) -> None:
+        self.check_vocabulary(2 * self.pairs + 2)
         self._set("power_a", check_number("power_a", self.power_a, above=0, below=1e6))
         check_flag("random_non_queries", self.random_non_queries)
 
@@ -50,13 +52,13 @@ class MQAR(RecallTask):
         """The tokens that are keys in `split`."""
         return range(1, self.vocab_size // 2)
 
-    def _draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
+    def draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
         keys, first_value = self._keys(split), self.vocab_size // 2
         chosen_keys = keys.start + draws.distinct(len(keys), rows, self.pairs)
         chosen_values = first_value + draws.distinct(self.vocab_size - first_value, rows, self.pairs)
         return np.stack([chosen_keys, chosen_values], axis=1)
 
-    def _lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         keys, values = associations[:, 0], associations[:, 1]
         shape, context = (len(keys), self.length), 2 * self.pairs
         gaps = np.arange(1, (self.length - context) // 2 + 1, dtype=np.float64)
@@ -72,6 +74,7 @@ class MQAR(RecallTask):
         return input_ids, labels
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class OutOfDistributionMQAR(MQAR):
     """MQAR whose test keys are never keys in training: does recall depend on having seen a token as a key?
@@ -94,8 +97,8 @@ class OutOfDistributionMQAR(MQAR):
     name: ClassVar[str] = "mqar-ood"
     summary: ClassVar[str] = "mqar with test keys that are never keys in training"
 
-    def _check(self) -> None:
-        super()._check()
+    def check_options(self) -> None:
+        super().check_options()
         self._set("held_out_keys", check_number("held_out_keys", self.held_out_keys, above=0, below=1))
         if not self.random_non_queries:
             raise ValueError(

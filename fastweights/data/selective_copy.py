@@ -6,12 +6,14 @@ from typing import ClassVar
 import numpy as np
 
 from ._draws import Draws
+from .registry import register_task
 from .separated import PADDING, SEPARATOR, RepeatedTokens
 from .task import IGNORE_INDEX
 
 __all__ = ["SelectiveCopy"]
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class SelectiveCopy(RepeatedTokens):
     """n tokens at random places among padding, then n separators, each to be answered by the next of the tokens.
@@ -30,7 +32,7 @@ class SelectiveCopy(RepeatedTokens):
     name: ClassVar[str] = "selective-copy"
     summary: ClassVar[str] = "tokens at random places among padding, to be repeated (Mamba)"
 
-    def _lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         tokens, context = associations[:, 1], self.length - self.pairs
         places = np.sort(draws.distinct(context, len(tokens), self.pairs), axis=1)
         input_ids = np.full((len(tokens), self.length), PADDING, dtype=np.int64)

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..checks import check_choice, check_flag
 from ._draws import Draws
+from .registry import register_task
 from .task import IGNORE_INDEX, RecallTask
 
 __all__ = ["Copy", "OutOfDistributionShuffledMQAR", "Palindrome", "RepeatedTokens", "ShuffledMQAR"]
@@ -16,6 +17,7 @@ SEPARATOR = 1
 FIRST_CONTENT = 2  # the lowest token that carries content
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class ShuffledMQAR(RecallTask):
     """n pairs, a separator, then the n keys in shuffled order.
@@ -45,35 +47,36 @@ class ShuffledMQAR(RecallTask):
     name: ClassVar[str] = "mqar-shuffled"
     summary: ClassVar[str] = "key-value pairs, separator, all keys in shuffled order (VLA)"
 
-    def _shortest_length(self) -> int:
+    def shortest_length(self) -> int:
         return 3 * self.pairs + 1
 
-    def _check(self) -> None:
-        self._require_vocabulary(2 * (self.pairs + FIRST_CONTENT))
+    def check_options(self) -> None:
+        self.check_vocabulary(2 * (self.pairs + FIRST_CONTENT))
         check_choice("query_order", self.query_order, ("shuffled", "ordered"))
         check_choice("padding", self.padding, ("middle", "start"))
         check_flag("random_non_queries", self.random_non_queries)
 
-    def _draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
+    def draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
         first_value = self.vocab_size // 2
         keys = FIRST_CONTENT + draws.distinct(first_value - FIRST_CONTENT, rows, self.pairs)
         values = first_value + draws.distinct(self.vocab_size - first_value, rows, self.pairs)
         return np.stack([keys, values], axis=1)
 
-    def _lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = len(associations)
         context = associations.transpose(0, 2, 1).reshape(rows, -1)  # k1 v1 k2 v2 ...
         asked = associations
         if self.query_order == "shuffled":
             order = draws.distinct(self.pairs, rows, self.pairs)
             asked = np.take_along_axis(associations, order[:, None], axis=2)
-        filler = np.full((rows, self.length - self._shortest_length()), PADDING, dtype=np.int64)
+        filler = np.full((rows, self.length - self.shortest_length()), PADDING, dtype=np.int64)
         if self.random_non_queries:
             filler = FIRST_CONTENT + draws.below(self.vocab_size - FIRST_CONTENT, filler.shape)
         parts = [context, filler] if self.padding == "middle" else [filler, context]
         return _separated(np.concatenate(parts, axis=1), queries=asked[:, 0], answers=asked[:, 1])
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class OutOfDistributionShuffledMQAR(ShuffledMQAR):
     """ShuffledMQAR whose test keys are never keys in training: there they are values.
@@ -91,13 +94,13 @@ class OutOfDistributionShuffledMQAR(ShuffledMQAR):
     name: ClassVar[str] = "mqar-shuffled-ood"
     summary: ClassVar[str] = "mqar-shuffled with test keys that training has as values only (VLA)"
 
-    def _check(self) -> None:
-        super()._check()
-        self._require_vocabulary(4 * self.pairs + 1)
+    def check_options(self) -> None:
+        super().check_options()
+        self.check_vocabulary(4 * self.pairs + 1)
 
-    def _draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
+    def draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
         if split == "train":
-            return super()._draw_associations(draws, split, rows)
+            return super().draw_associations(draws, split, rows)
         first = self.vocab_size // 2
         tokens = first + draws.distinct(self.vocab_size - 1 - first, rows, 2 * self.pairs)
         return tokens.reshape(rows, 2, self.pairs)
@@ -109,17 +112,18 @@ class RepeatedTokens(RecallTask):
 
     unit: ClassVar[str] = "tokens"
 
-    def _shortest_length(self) -> int:
+    def shortest_length(self) -> int:
         return 2 * self.pairs
 
-    def _check(self) -> None:
-        self._require_vocabulary(FIRST_CONTENT + 1)
+    def check_options(self) -> None:
+        self.check_vocabulary(FIRST_CONTENT + 1)
 
-    def _draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
+    def draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
         tokens = FIRST_CONTENT + draws.below(self.vocab_size - FIRST_CONTENT, (rows, self.pairs))
         return np.stack([np.broadcast_to(np.arange(self.pairs), tokens.shape), tokens], axis=1)
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class Copy(RepeatedTokens):
     """n tokens, a separator, then the same tokens again: a check that training is stable.
@@ -137,9 +141,9 @@ class Copy(RepeatedTokens):
     name: ClassVar[str] = "copy"
     summary: ClassVar[str] = "a sequence, separator, the sequence again (VLA)"
 
-    def _lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         tokens = associations[:, 1]
-        padding = np.full((len(tokens), self.length - self._shortest_length()), PADDING, dtype=np.int64)
+        padding = np.full((len(tokens), self.length - self.shortest_length()), PADDING, dtype=np.int64)
         answers = self._answers(tokens)
         return _separated(np.concatenate([tokens, padding], axis=1), queries=answers[:, :-1], answers=answers)
 
@@ -148,6 +152,7 @@ class Copy(RepeatedTokens):
         return tokens
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class Palindrome(Copy):
     """As `Copy`, but the tokens are repeated from the last to the first.

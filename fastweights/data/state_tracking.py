@@ -9,6 +9,7 @@ import numpy as np
 
 from ..checks import check_choice, check_size
 from ._draws import Draws
+from .registry import register_task
 from .task import LONGEST, RecallTask
 
 __all__ = ["S3", "S5", "Parity", "StateTracking"]
@@ -52,10 +53,10 @@ class StateTracking(RecallTask):
         length = self.test_length or self.pairs
         return (1 + (length - 1) / len(_group(self.items))) / length
 
-    def _shortest_length(self) -> int:
+    def shortest_length(self) -> int:
         return self.pairs
 
-    def _check(self) -> None:
+    def check_options(self) -> None:
         if self.length != self.pairs:
             raise ValueError(
                 f"length must be that of the sequence, {self.pairs} (pairs), for task {self.name!r}, got {self.length}; "
@@ -71,13 +72,13 @@ class StateTracking(RecallTask):
                 "raise vocab_size"
             )
 
-    def _draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
+    def draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
         group, length = _group(self.items), self.pairs if split == "train" else self.test_length or self.pairs
         drawn = np.arange(len(group)) if self.elements == "all" else _swaps(self.items)
         tokens = drawn[draws.below(len(drawn), (rows, length))]
         return np.stack([np.broadcast_to(np.arange(length), tokens.shape), tokens], axis=1)
 
-    def _lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         input_ids, product = associations[:, 1].copy(), _products(self.items)
         labels = input_ids.copy()
         for place in range(1, labels.shape[1]):
@@ -85,6 +86,7 @@ class StateTracking(RecallTask):
         return input_ids, labels
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class Parity(StateTracking):
     """Bits; the label is whether the number of ones so far is odd: `StateTracking` of two items."""
@@ -94,6 +96,7 @@ class Parity(StateTracking):
     items: ClassVar[int] = 2
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class S3(StateTracking):
     """`StateTracking` of three items, the smallest group whose elements do not commute."""
@@ -103,6 +106,7 @@ class S3(StateTracking):
     items: ClassVar[int] = 3
 
 
+@register_task
 @dataclass(frozen=True, kw_only=True)
 class S5(StateTracking):
     """`StateTracking` of five items, the smallest group of permutations that is not solvable."""

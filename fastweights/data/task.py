@@ -8,11 +8,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from ..checks import check_choice, check_size, check_whole_number
+from ..checks import LARGEST_WIDTH, check_choice, check_size, check_whole_number
 from ._draws import Draws
 from ._splits import SPLITS, check_split, draw_split
 
-__all__ = ["IGNORE_INDEX", "VOCAB_SIZE", "Batch", "RecallTask", "Task", "check_batch"]
+__all__ = ["IGNORE_INDEX", "VOCAB_SIZE", "Batch", "RecallTask", "Task", "VectorBatch", "VectorTask", "check_batch"]
 
 IGNORE_INDEX = -100  # the label that torch's cross-entropy ignores
 VOCAB_SIZE = 8192  # the Zoology benchmark's
@@ -31,6 +31,13 @@ class Batch(NamedTuple):
     labels: torch.Tensor
 
 
+class VectorBatch(NamedTuple):
+    """float32 on the CPU: inputs [B, T, channels], and targets [B, N, outputs] of the tokens that are asked for an answer."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
 def check_batch(split: object, seed: object, index: object, batch_size: object) -> None:
     """Refuses arguments that name no batch of a task."""
     check_choice("split", split, SPLITS)
@@ -42,6 +49,10 @@ def check_batch(split: object, seed: object, index: object, batch_size: object) 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
     """Sequences to be answered in part, as batches that are a pure function of seed, split and index.
+
+    A task is a frozen dataclass, whose fields are its options, of one of the two subclasses `RecallTask` and `VectorTask`. It
+    defines the class attributes `name` and `summary`, `shortest_length`, `draw_associations` and `lay_out`; docs/tasks.md
+    has an example.
 
     pairs: associations in a sequence; length: tokens in a sequence, T (None: the shortest that holds the task). A wrong
     option raises ValueError, one of a wrong kind TypeError.
@@ -70,14 +81,14 @@ class Task(ABC):
 
     def __post_init__(self) -> None:
         self._set("pairs", check_size("pairs", self.pairs, high=LONGEST))
-        shortest = self._shortest_length()
+        shortest = self.shortest_length()
         self._set("length", check_size("length", shortest if self.length is None else self.length, high=LONGEST))
         if self.length < shortest:
             raise ValueError(
                 f"length must be at least {shortest} for {self.pairs} pairs of task {self.name!r}, got {self.length}; "
                 "raise length or lower pairs"
             )
-        self._check()
+        self.check_options()
         self._check_splits()
 
     @abstractmethod
@@ -98,32 +109,32 @@ class Task(ABC):
                 f"{batch_size:,}; draw several batches"
             )
         draws = Draws(seed, SPLITS.index(split), index)
-        associations = draw_split(partial(self._draw_associations, draws, split), split, batch_size)
-        first, second = self._lay_out(draws, associations)
+        associations = draw_split(partial(self.draw_associations, draws, split), split, batch_size)
+        first, second = self.lay_out(draws, associations)
         return torch.from_numpy(first), torch.from_numpy(second)
 
     def _set(self, field: str, value: object) -> None:
         object.__setattr__(self, field, value)  # the dataclass is frozen for everyone else
 
     @abstractmethod
-    def _shortest_length(self) -> int:
+    def shortest_length(self) -> int:
         """The fewest tokens that hold the task."""
 
-    @abstractmethod
-    def _check(self) -> None:
-        """ValueError when the options do not fit each other; pairs, length and vocab_size are integers by now."""
+    def check_options(self) -> None:  # noqa: B027  # most tasks have nothing to refuse
+        """Refuse options that do not fit each other, by a ValueError; pairs, length and vocab_size are integers by now."""
 
     @cache  # noqa: B019  # tasks are small, and a grid of trainings makes equal ones hundreds of times
     def _check_splits(self) -> None:
         for stream, split in enumerate(SPLITS):
-            check_split(partial(self._draw_associations, Draws(0, stream, 0), split), split)
+            check_split(partial(self.draw_associations, Draws(0, stream, 0), split), split)
 
     @abstractmethod
-    def _draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
-        """Random associations of `rows` sequences: int64 [rows, 2, pairs], a in [:, 0] and b in [:, 1]."""
+    def draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
+        """Random associations of `rows` sequences: int64 [rows, 2, n], a in [:, 0] and b in [:, 1]. They identify an example:
+        which split it belongs to depends on them alone."""
 
     @abstractmethod
-    def _lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and right answers of sequences with these associations, as `batch` returns them."""
 
 
@@ -131,7 +142,7 @@ class Task(ABC):
 class RecallTask(Task):
     """A task of recalling associations a -> b (key -> value; for the copy task, position -> token).
 
-    vocab_size: token ids lie in [0, vocab_size). `_lay_out` gives input_ids and labels, int64 [rows, length].
+    vocab_size: token ids lie in [0, vocab_size). `lay_out` gives input_ids and labels, int64 [rows, length].
     """
 
     vocab_size: int = VOCAB_SIZE
@@ -148,9 +159,48 @@ class RecallTask(Task):
     def batch(self, split: str, *, seed: int, index: int, batch_size: int) -> Batch:
         return Batch(*self._draw(split, seed, index, batch_size))
 
-    def _require_vocabulary(self, needed: int) -> None:
+    def check_vocabulary(self, needed: int) -> None:
+        """Refuse a vocabulary of fewer than `needed` tokens."""
         if self.vocab_size < needed:
             raise ValueError(
                 f"vocab_size must be at least {needed} for {self.pairs} pairs of task {self.name!r}, "
                 f"got {self.vocab_size}; raise vocab_size or lower pairs"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorTask(Task):
+    """A task of predicting vectors, measured by the squared error of the predictions.
+
+    outputs: channels of a prediction. `lay_out` gives inputs [rows, length, channels] and the targets [rows, N, outputs] of the
+    tokens that `asked` selects, float32.
+    """
+
+    outputs: int = 1
+
+    unit: ClassVar[str] = "examples"
+    measure: ClassVar[str] = "error"
+    guess: ClassVar[str] = "predicting zero"
+    by_token: ClassVar[bool] = True
+    asked: ClassVar[slice] = slice(None)  # the tokens at which a model predicts
+
+    def __post_init__(self) -> None:
+        self._set("outputs", check_size("outputs", self.outputs, high=LARGEST_WIDTH))
+        super().__post_init__()
+
+    @property
+    @abstractmethod
+    def channels(self) -> int:
+        """Channels of a token."""
+
+    def batch(self, split: str, *, seed: int, index: int, batch_size: int) -> VectorBatch:
+        return VectorBatch(*self._draw(split, seed, index, batch_size))
+
+    def predict(self, batch: VectorBatch) -> dict[str, torch.Tensor]:
+        """Predictions [B, N, outputs] by name, of predictors that know how sequences are drawn. The last is the best one."""
+        return {}
+
+    @property
+    def plotted_predictors(self) -> tuple[str, ...]:
+        """The predictors whose errors by example stand in results, by name."""
+        return ()

@@ -3,13 +3,11 @@
 from ..models.loading import load_language_model
 from .continuation import continue_text
 from .evaluate import MEASURES, EvaluationSettings, evaluate
-from .needle import NEEDLE_TASKS, NeedleRecall, needle_recall
 from .perplexity import LengthPerplexity, perplexity_by_length
 from .recall import recall_accuracy
 from .regression import RegressionErrors, regression_errors
-from .ruler import RULER_TASKS, RulerRecall, ruler_recall
-from .symbols import TaskInWords, word_tokens
-from .word_recall import WordRecall, word_recall
+from .ruler import NEEDLE_TASKS, RULER_TASKS, NeedleRecall, RulerRecall, needle_recall, ruler_recall
+from .word_recall import TaskInWords, WordRecall, word_recall, word_tokens
 
 __all__ = [
     "MEASURES",

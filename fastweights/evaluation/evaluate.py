@@ -9,11 +9,9 @@ from typing import Any
 
 from ..checks import check_choice, check_list, check_number, check_size, check_texts, check_whole_number
 from ..kinds import checked
-from .needle import DEPTHS, NEEDLE_TASKS, NeedleRecall, check_needles, needle_recall
 from .perplexity import perplexity_by_length
-from .reading import MOST_EXAMPLES, check_model, check_tokenizer
-from .ruler import RULER_TASKS, check_ruler, ruler_recall
-from .windows import check_lengths
+from .reading import MOST_EXAMPLES, check_lengths, check_model, check_tokenizer
+from .ruler import DEPTHS, NEEDLE_TASKS, RULER_TASKS, check_fit, needle_recall, ruler_recall
 from .word_recall import WORD_TASKS, task_in_words, word_recall
 
 __all__ = ["MEASURES", "EvaluationSettings", "evaluate"]
@@ -118,6 +116,8 @@ def _measurements(
     text: str | None,
 ) -> Iterator[tuple[str, list[Any]]]:
     """`evaluate` of settings that fit."""
+    block, batch_size, seed = settings.block, settings.batch_size, settings.seed
+    asked: dict[str, Any] = {"seed": seed, "text": text, "block": block, "batch_size": batch_size}
     for measure in settings.measures:
         if measure == "perplexity":
             rows = perplexity_by_length(
@@ -127,38 +127,27 @@ def _measurements(
                 texts=settings.texts,
                 separator=tokenizer.eos_token_id,
                 stretch=settings.stretch,
-                block=settings.block,
-                batch_size=settings.batch_size,
+                block=block,
+                batch_size=batch_size,
             )
             yield measure, rows
             continue
         for length in lengths:
+            about = (model, tokenizer, measure)
             if measure in NEEDLE_TASKS:
-                yield measure, _needles(model, tokenizer, measure, length, settings, text)
+                needles = {"length": length, "examples": settings.needle_examples, **asked}
+                yield measure, [needle_recall(*about, depth=depth, **needles) for depth in settings.depths]
             elif measure in RULER_TASKS:
-                texts = ruler_recall(
-                    model,
-                    tokenizer,
-                    measure,
-                    length=length,
-                    examples=settings.ruler_examples,
-                    seed=settings.seed,
-                    text=text,
-                    block=settings.block,
-                    batch_size=settings.batch_size,
-                )
-                yield measure, [texts]
+                yield measure, [ruler_recall(*about, length=length, examples=settings.ruler_examples, **asked)]
             else:
                 row = word_recall(
-                    model,
-                    tokenizer,
-                    measure,
+                    *about,
                     length=length,
                     pairs=settings.pairs,
                     symbols=settings.symbols,
                     examples=settings.recall_examples,
-                    seed=settings.seed,
-                    block=settings.block,
+                    seed=seed,
+                    block=block,
                 )
                 yield measure, [row]
 
@@ -166,34 +155,11 @@ def _measurements(
 def _check_fit(tokenizer: Any, settings: EvaluationSettings, shortest: int, text: str | None) -> None:
     """ValueError unless all recall, needle and RULER tasks fit into the shortest length."""
     for measure in settings.measures:
-        if measure in NEEDLE_TASKS:
-            check_needles(tokenizer, measure, length=shortest, examples=settings.needle_examples, seed=settings.seed)
-        elif measure in RULER_TASKS:
-            check_ruler(
-                tokenizer, measure, length=shortest, examples=settings.ruler_examples, seed=settings.seed, text=text
-            )
+        if measure in NEEDLE_TASKS or measure in RULER_TASKS:
+            examples = settings.needle_examples if measure in NEEDLE_TASKS else settings.ruler_examples
+            check_fit(tokenizer, measure, length=shortest, examples=examples, seed=settings.seed, text=text)
         elif measure in WORD_TASKS:
             try:
                 task_in_words(tokenizer, measure, length=shortest, pairs=settings.pairs, symbols=settings.symbols)
             except ValueError as error:  # the task says length, the settings say lengths
                 raise ValueError(re.sub(r"\blength\b", "lengths", str(error))) from None
-
-
-def _needles(
-    model: Any, tokenizer: Any, task: str, length: int, settings: EvaluationSettings, text: str | None
-) -> list[NeedleRecall]:
-    return [
-        needle_recall(
-            model,
-            tokenizer,
-            task,
-            length=length,
-            depth=depth,
-            examples=settings.needle_examples,
-            seed=settings.seed,
-            text=text,
-            block=settings.block,
-            batch_size=settings.batch_size,
-        )
-        for depth in settings.depths
-    ]

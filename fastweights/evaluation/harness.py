@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from ..checks import check_path, check_size, check_texts, check_whole_number
 from ..models import FastWeightsForCausalLM  # its import makes transformers' Auto classes know our models
 from ..results import HarnessScore
-from .windows import check_lengths
+from .reading import check_lengths
 
 __all__ = ["FastWeightsLM", "HarnessScore", "evaluate_with_harness"]
 

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..checks import LARGEST_COUNT, check_size, check_whole_number
+from ..kinds import checked
 from ..layers.norms import at_least_float32
 from ..results import LengthPerplexity
-from .reading import check_model, evaluating, hidden_blocks
-from .windows import check_lengths, text_windows
+from .reading import check_lengths, check_model, evaluating, hidden_blocks
 
-__all__ = ["LengthPerplexity", "perplexity_by_length"]
+__all__ = ["LengthPerplexity", "perplexity_by_length", "text_windows"]
 
 
 def perplexity_by_length(
@@ -100,3 +100,53 @@ def _losses(model: Any, ids_BT: Tensor, block: int) -> Iterable[tuple[int, Tenso
         target_BT = ids_BT[:, start + 1 : start + 1 + hidden_BTD.shape[1]]
         losses = F.cross_entropy(logits.flatten(0, 1), target_BT.flatten(), reduction="none")
         yield start + 1, losses.view(target_BT.shape).double().sum(0).cpu()
+
+
+@checked
+def text_windows(
+    documents: Iterable[Sequence[int] | np.ndarray | Tensor],
+    length: int,
+    *,
+    count: int,
+    separator: int | None = None,
+) -> tuple[Tensor, int]:
+    """Up to `count` texts of `length` tokens, int64 [texts, length], and how many of them are joined documents.
+
+    First come the beginnings of documents that are long enough, then cuts of all the others joined in their order, with
+    `separator` between them. No further document is looked at once there are `count` long ones.
+
+    Raises:
+        ValueError: a document that is not a row of integers, or not one text in all.
+    """
+    texts: list[np.ndarray] = []
+    short: list[np.ndarray] = []
+    missing = count * length  # at most so many more tokens are joined: a large corpus is not kept whole
+    tokens = 0
+    for document in documents:
+        row = np.asarray(document)
+        if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
+            raise ValueError(
+                f"documents must be rows of token ids (integers), got shape {list(row.shape)} of {row.dtype}; "
+                "tokenize the text first"
+            )
+        tokens += row.size
+        if row.size >= length:
+            texts.append(row[:length].astype(np.int64))
+            if len(texts) == count:
+                break
+        elif row.size and missing > 0:
+            short.append(row.astype(np.int64))
+            missing -= row.size
+            if separator is not None:
+                short.append(np.array([separator], dtype=np.int64))
+    joined: list[np.ndarray] = []
+    if short and len(texts) < count:
+        row = np.concatenate(short)
+        joined = [row[start : start + length] for start in range(0, row.size - length + 1, length)]
+        joined = joined[: count - len(texts)]
+    if not texts and not joined:
+        raise ValueError(
+            f"documents must hold at least {length} tokens, the longest length, got {tokens} in all; "
+            "pass more text or shorter lengths"
+        )
+    return torch.from_numpy(np.stack(texts + joined)), len(joined)

@@ -1,18 +1,20 @@
 """Reading text with a trained model: tokens of a prompt, long sequences in blocks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..checks import describe_value
+from ..checks import LARGEST_COUNT, check_size, describe_value
 from ..environment import within_memory
 from ..models import FastWeightsCache
 
 __all__ = [
     "MOST_EXAMPLES",
+    "TEST_BATCH",
+    "check_lengths",
     "check_model",
     "check_tokenizer",
     "evaluating",
@@ -23,11 +25,12 @@ __all__ = [
 ]
 
 
-MOST_EXAMPLES = 10**7  # which give an accuracy to 0.02 %
+MOST_EXAMPLES = 10**7  # the standard error of an accuracy is then at most 0.02%
+TEST_BATCH = 128  # sequences of a recall or regression task drawn at a time
 
 
 def check_model(model: object) -> None:
-    """TypeError for a model that is none, such as its name."""
+    """Refuse what is not a language model, such as the name of one."""
     if not isinstance(model, nn.Module) or not hasattr(model, "lm_head") or not hasattr(model, "config"):
         raise TypeError(
             f"model must be a FastWeightsForCausalLM, got {describe_value(model)}; load_language_model loads one from its folder"
@@ -35,12 +38,25 @@ def check_model(model: object) -> None:
 
 
 def check_tokenizer(tokenizer: object) -> None:
-    """TypeError for a tokenizer that is none, such as its path."""
+    """Refuse what is not a tokenizer, such as the path of one."""
     if not callable(tokenizer) or not callable(getattr(tokenizer, "decode", None)):
         raise TypeError(
             f"tokenizer must be one of transformers' tokenizers, got {describe_value(tokenizer)}; load_language_model loads the "
             "one beside a model"
         )
+
+
+def check_lengths(lengths: Sequence[int], at_least: int, *, name: str = "lengths") -> list[int]:
+    """The different lengths in ascending order. ValueError: none, or one below `at_least`. TypeError: no list of integers."""
+    if isinstance(lengths, str) or not isinstance(lengths, Sequence):
+        raise TypeError(f"{name} must be a list of whole numbers, got {describe_value(lengths)}")
+    if not lengths:
+        raise ValueError(f"{name} must hold at least one length, got none")
+    for length in lengths:
+        check_size(name, length, high=LARGEST_COUNT)
+        if length < at_least:
+            raise ValueError(f"{name} must be at least {at_least} tokens, got {length}")
+    return sorted(set(lengths))
 
 
 @contextmanager

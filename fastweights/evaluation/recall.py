@@ -8,11 +8,10 @@ import torch
 from ..checks import check_device, check_size, check_whole_number, describe_value
 from ..data import IGNORE_INDEX, Batch
 from ..kinds import checked
-from .reading import MOST_EXAMPLES, check_model, evaluating, hidden_blocks
+from .reading import MOST_EXAMPLES, TEST_BATCH, check_model, evaluating, hidden_blocks
 
 __all__ = ["recall_accuracy", "right_and_asked"]
 
-_TEST_BATCH = 128
 _TEST_TOKENS = 2**16  # of the sequences of one forward pass: the model reads long ones a few at a time
 
 
@@ -64,8 +63,8 @@ def right_and_asked(
     check_device(device)
     right_T = asked_T = torch.zeros((), dtype=torch.int64)
     with evaluating(model):
-        for index, start in enumerate(range(0, examples, _TEST_BATCH)):
-            batch = task.batch("test", seed=seed, index=index, batch_size=min(_TEST_BATCH, examples - start))
+        for index, start in enumerate(range(0, examples, TEST_BATCH)):
+            batch = task.batch("test", seed=seed, index=index, batch_size=min(TEST_BATCH, examples - start))
             rows = max(1, _TEST_TOKENS // batch.input_ids.shape[1])
             for input_ids, labels in zip(batch.input_ids.split(rows), batch.labels.split(rows), strict=True):
                 right_BT = torch.zeros_like(labels)

@@ -1,4 +1,4 @@
-"""The texts of RULER's generated tasks beyond the single needle: many needles, variables, common and frequent words."""
+"""The texts of RULER's generated tasks: needles in long texts, variables, common and frequent words."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ from uuid import UUID
 
 import numpy as np
 
-from ..checks import check_choice
-from ..data._draws import Draws
-from .needle_text import NEEDLE_TASKS, NOISE, sentence_end
+from ..checks import check_unicode
+from ..data import Draws
 
-__all__ = ["RULER_TASKS", "Draft", "ruler_draft", "ruler_prompt"]
+__all__ = [
+    "NEEDLE_TASKS",
+    "RULER_TASKS",
+    "Draft",
+    "TextTask",
+    "documentation",
+    "draw_draft",
+    "haystack_words",
+    "write_prompt",
+]
 
+NOISE = "Rain falls on the roof. A road leads to the sea. The clock is slow. We sit and wait. Soon it is night again."
 _NEEDLES = 4  # of mk-niah-1, and values or questions of mv-niah and mq-niah
 _NEEDLE_TOKENS = 8  # no tokenizer makes fewer of a needle's sentence
 _HOPS = 4
@@ -26,12 +35,15 @@ _FREQUENT_WORDS, _CODE_LETTERS = 3, 6
 _ADJECTIVE_WORDS = (
     "amber brave calm dark early fast gentle heavy icy kind late mild narrow old pale quiet red small tall warm"
 )
+_SINGLE_NOUN_WORDS = (
+    "apple bridge candle door eagle forest garden hammer island lamp mountain needle orchard piano river stone"
+)
 _NOUN_WORDS = (
     "apple arrow basket bell boat bridge candle castle chair cloud coat desk door eagle field flower forest garden glove "
     "hammer harbour horse island kettle lamp letter meadow mirror mountain needle orchard piano pillow river saddle ship "
     "stone tower village window"
 )
-_ADJECTIVES, _NOUNS = _ADJECTIVE_WORDS.split(), _NOUN_WORDS.split()
+_ADJECTIVES, _NOUNS, _SINGLE_NOUNS = _ADJECTIVE_WORDS.split(), _NOUN_WORDS.split(), _SINGLE_NOUN_WORDS.split()
 _KEYS = len(_ADJECTIVES) * (len(_ADJECTIVES) - 1) * len(_NOUNS)
 
 
@@ -67,35 +79,61 @@ class Draft:
         return count_tokens(f"{self.prompt(size)} {self.answer}")
 
 
-def ruler_draft(
-    task: str, *, length: int, seed: int, index: int, words: Sequence[str], count_tokens: Callable[[str], int]
-) -> Draft:
-    """An example of a task of RULER_TASKS, which fits into `length` tokens at its smallest size.
+def draw_draft(
+    task: str, *, length: int, seed: int, index: int, words: Sequence[str], count_tokens: Callable[[str], int],
+    **place: float,
+) -> Draft:  # fmt: skip
+    """An example of a task of NEEDLE_TASKS or RULER_TASKS, which fits into `length` tokens at its smallest size.
+
+    place: `depth`, the part of the text that stands before a single needle, 0 to 1.
 
     Raises:
-        ValueError: an unknown task, or a length or words that do not hold it.
+        ValueError: a length or words that do not hold the task.
     """
-    check_choice("the name of a RULER task", task, RULER_TASKS)
-    streams = 2 + len(NEEDLE_TASKS)  # those of the recall tasks and the single needles
-    draws = Draws(seed, streams + list(RULER_TASKS).index(task), index)
-    draft = RULER_TASKS[task].draw(draws, words, length)
+    tasks = {**NEEDLE_TASKS, **RULER_TASKS}
+    draws = Draws(seed, 2 + list(tasks).index(task), index)  # streams 0 and 1 are the recall tasks'
+    draft = tasks[task].draw(draws, words, length, **place)
     shortest = draft.tokens(draft.least, count_tokens)
     if shortest > length:
         raise ValueError(f"lengths must be at least {shortest} tokens for {task!r} at its smallest, got {length}")
     return draft
 
 
-def ruler_prompt(
-    task: str, *, length: int, seed: int, index: int, words: Sequence[str], count_tokens: Callable[[str], int]
-) -> tuple[str, Draft]:
+def write_prompt(
+    task: str, *, length: int, seed: int, index: int, words: Sequence[str], count_tokens: Callable[[str], int],
+    **place: float,
+) -> tuple[str, Draft]:  # fmt: skip
     """A prompt that with its answer has at most `length` tokens, with as large a text as fits, and the draft that it is of.
 
-    A function of these arguments alone, the same on every machine.
+    A function of these arguments alone, the same on every machine. Running text starts at a random one of `words`, which are
+    repeated when there are too few.
     """
-    draft = ruler_draft(task, length=length, seed=seed, index=index, words=words, count_tokens=count_tokens)
+    draft = draw_draft(task, length=length, seed=seed, index=index, words=words, count_tokens=count_tokens, **place)
     sizes = range(draft.least, draft.most + 1)
     fitting = bisect_right(sizes, length, key=partial(draft.tokens, count_tokens=count_tokens))
     return draft.prompt(sizes[fitting - 1]), draft
+
+
+def _single_needle(
+    draws: Draws, words: Sequence[str], length: int, *, what: str, in_noise: bool, depth: float = 0.5
+) -> Draft:
+    """One secret number of seven digits, or UUID (version 4), behind the last sentence end in the first `depth` of the text."""
+    adjective, noun = (known[draws.below(len(known), 1)[0]] for known in (_ADJECTIVES, _SINGLE_NOUNS))
+    if what == "number":
+        value = str(10**6 + draws.below(9 * 10**6, 1)[0])
+    else:
+        value = str(UUID(bytes=draws.below(256, 16).astype("uint8").tobytes(), version=4))
+    words = NOISE.split() if in_noise else words
+    start = 0 if in_noise else int(draws.below(len(words), 1)[0])
+    secret = f"secret {what} of the {adjective} {noun}"
+    return Draft(
+        introduction=f"A secret {what} is hidden in this text. Keep it in mind, you will be asked for it.",
+        text=lambda size: _hide(_repeat(words, start, size), [f"The {secret} is {value}."], [depth]),
+        question=f"What is the {secret}? The {secret} is",
+        answers=(value,),
+        least=0,
+        most=length - 1,
+    )
 
 
 def _needles(
@@ -111,7 +149,7 @@ def _needles(
     sentences = [f"The secret number of {names[owner[place]]} is {numbers[place]}." for place in order]
 
     def text(size: int) -> str:
-        return _hidden([words[(start + place) % len(words)] for place in range(size)], sentences, depths[order])
+        return _hide(_repeat(words, start, size), sentences, depths[order])
 
     wanted = order if values > 1 else range(asked)
     return _secret_question(
@@ -146,12 +184,12 @@ def _secret_question(
     keys: Sequence[str], answers: tuple[str, ...], text: Callable[[int], str], *, what: str, most: int
 ) -> Draft:
     plural = "s" if len(answers) > 1 else ""
-    asked = f"secret {what}{plural} of {_listed(keys)} {'are' if plural else 'is'}"
+    asked = f"secret {what}{plural} of {_list_names(keys)} {'are' if plural else 'is'}"
     order = ", in the order in which they are named" if len(keys) > 1 else " in the order of the text" if plural else ""
     return Draft(
         introduction=f"Secret {what}s are hidden in this text. Keep them in mind, you will be asked for some of them.",
         text=text,
-        question=f"Name the secret {what}{plural} of {_listed(keys)}{order}. The {asked}",
+        question=f"Name the secret {what}{plural} of {_list_names(keys)}{order}. The {asked}",
         answers=answers,
         least=0,
         most=most,
@@ -169,7 +207,7 @@ def _variables(draws: Draws, words: Sequence[str], length: int) -> Draft:
     noise = NOISE.split()
     return Draft(
         introduction="Variables are assigned in this text. Keep track of their values.",
-        text=lambda size: _hidden([noise[place % len(noise)] for place in range(size)], statements, depths),
+        text=lambda size: _hide(_repeat(noise, 0, size), statements, depths),
         question=f"Name all variables that have the value {value}, in the order of their assignment. The variables that have "
         f"the value {value} are",
         answers=tuple(names),
@@ -233,22 +271,27 @@ def _frequent_words(draws: Draws, words: Sequence[str], length: int) -> Draft:
 
 
 @dataclass(frozen=True)
-class RulerTask:
+class TextTask:
     """A task: what it asks, and its examples: a draft from random draws, the words of the text and the length."""
 
     summary: str
-    draw: Callable[[Draws, Sequence[str], int], Draft]
+    draw: Callable[..., Draft]
 
 
+NEEDLE_TASKS = {
+    "s-niah-1": TextTask("a number in sentences that repeat", partial(_single_needle, what="number", in_noise=True)),
+    "s-niah-2": TextTask("a number in text", partial(_single_needle, what="number", in_noise=False)),
+    "s-niah-3": TextTask("a UUID in text", partial(_single_needle, what="UUID", in_noise=False)),
+}
 RULER_TASKS = {
-    "mk-niah-1": RulerTask("one of four numbers in text", partial(_needles, keys=_NEEDLES)),
-    "mk-niah-2": RulerTask("one number among nothing but numbers", partial(_needle_haystack, what="number")),
-    "mk-niah-3": RulerTask("the UUID of a UUID among nothing but UUIDs", partial(_needle_haystack, what="UUID")),
-    "mv-niah": RulerTask("four numbers of one key in text", partial(_needles, values=_NEEDLES)),
-    "mq-niah": RulerTask("the numbers of four keys in text", partial(_needles, keys=_NEEDLES, asked=_NEEDLES)),
-    "vt": RulerTask("all variables that a value was handed on to", _variables),
-    "cwe": RulerTask("the ten most common words of a list", _common_words),
-    "fwe": RulerTask("the three most frequent coded words", _frequent_words),
+    "mk-niah-1": TextTask("one of four numbers in text", partial(_needles, keys=_NEEDLES)),
+    "mk-niah-2": TextTask("one number among nothing but numbers", partial(_needle_haystack, what="number")),
+    "mk-niah-3": TextTask("the UUID of a UUID among nothing but UUIDs", partial(_needle_haystack, what="UUID")),
+    "mv-niah": TextTask("four numbers of one key in text", partial(_needles, values=_NEEDLES)),
+    "mq-niah": TextTask("the numbers of four keys in text", partial(_needles, keys=_NEEDLES, asked=_NEEDLES)),
+    "vt": TextTask("all variables that a value was handed on to", _variables),
+    "cwe": TextTask("the ten most common words of a list", _common_words),
+    "fwe": TextTask("the three most frequent coded words", _frequent_words),
 }
 
 
@@ -260,13 +303,41 @@ def _key(number: int) -> str:
     return f"the {_ADJECTIVES[first]} {_ADJECTIVES[second]} {_NOUNS[noun]}"
 
 
-def _hidden(text: list[str], sentences: Sequence[str], depths: np.ndarray) -> str:
-    """The words with each sentence behind the sentence end at its depth; depths rise."""
-    places = [sentence_end(text, depth) for depth in depths]
+def _repeat(words: Sequence[str], start: int, size: int) -> list[str]:
+    """`size` words from `start` on, from the first again behind the last."""
+    return [words[(start + place) % len(words)] for place in range(size)]
+
+
+def _hide(text: list[str], sentences: Sequence[str], depths: Sequence[float] | np.ndarray) -> str:
+    """The words with each sentence behind the last sentence end before its depth; depths rise."""
+    places = [_sentence_end(text, depth) for depth in depths]
     for place, sentence in zip(reversed(places), reversed(sentences), strict=True):
         text.insert(place, sentence)
     return " ".join(text)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _sentence_end(text: Sequence[str], depth: float) -> int:
+    """The place in `text`, a list of words, behind the last sentence end in its first `depth` (0 to 1)."""
+    place = round(depth * len(text))
+    while 0 < place < len(text) and not text[place - 1].endswith((".", "!", "?")):
+        place -= 1
+    return place
+
+
+def _list_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def haystack_words(text: str | None) -> list[str]:
+    """The words of the text that needles are hidden in: `documentation` when None."""
+    words = (documentation() if text is None else check_unicode("text", text)).split()
+    if not words:
+        raise ValueError("text must hold at least one word, got none; pass text to hide needles in")
+    return words
+
+
+def documentation() -> str:
+    """Python's language reference, which every Python installation has (the texts of `help()`): some 700,000 characters."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics))

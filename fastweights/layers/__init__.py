@@ -1,5 +1,6 @@
 """Sequence mixers: modules around one memory rule each, and the registry that names them."""
 
+from ..plugins import import_mixers
 from .cache import LayerCache
 from .choice import MixerChoice, parse_mixers
 from .delta_net import DeltaNet
@@ -13,7 +14,6 @@ from .mixer import Mixer
 from .options import DecayOptions, MemoryOptions, MixerOptions, ProjectionOptions, option
 from .palimpsa_d import PalimpsaD
 from .palimpsa_m import PalimpsaM
-from .plugins import import_mixers
 from .probe import Seen, probe
 from .registry import MIXERS, MixerSpec, build_mixer, register_mixer
 from .rls import RecursiveLeastSquares

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
@@ -13,9 +12,9 @@ from typing import Any, TypeVar, overload
 from ..checks import check_choice, check_text, check_whole_number, closest, describe_value, error_prefix
 from ..kinds import checked
 from ..ops.authoring import format_numbers
+from ..plugins import Registry
 from .memory_layer import OpLayer
 from .mixer import Mixer
-from .plugins import load_plugins, note_registration
 
 __all__ = ["MIXERS", "MixerSpec", "build_mixer", "mixer_spec", "register_mixer"]
 
@@ -64,29 +63,7 @@ class MixerSpec:
     cost: str = ""
 
 
-class _Registry(Mapping[str, MixerSpec]):
-    """Mixers by name. Plug-ins are loaded when a list or an unknown name is asked for, so that the library's own mixers
-    never wait for them."""
-
-    def __init__(self) -> None:
-        self.specs: dict[str, MixerSpec] = {}
-
-    def __getitem__(self, name: str) -> MixerSpec:
-        if name not in self.specs:
-            load_plugins()
-        return self.specs[name]
-
-    def __iter__(self) -> Iterator[str]:
-        load_plugins()
-        own = [name for name in ORDER if name in self.specs]
-        return iter([*own, *(name for name in self.specs if name not in ORDER)])
-
-    def __len__(self) -> int:
-        load_plugins()
-        return len(self.specs)
-
-
-_REGISTRY = _Registry()
+_REGISTRY: Registry[MixerSpec] = Registry("mixer", ORDER)
 MIXERS: Mapping[str, MixerSpec] = _REGISTRY
 
 
@@ -141,8 +118,6 @@ def register_mixer(
         TypeError: layer is not a subclass of `Mixer`, or its constructor does not take hidden_size and num_heads.
         ValueError: a name that is taken or has other characters, or an option that the layer lacks.
     """
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", check_text("name", name, what="the name of a mixer")):
-        raise ValueError(f"name must be of letters, digits, '.', '_' and '-', got {name!r}")
     for key in description:
         check_choice("a description", key, (*DESCRIPTION, "state", "cost"))
     for key in dict.fromkeys((*DESCRIPTION, *description)):
@@ -159,15 +134,12 @@ def register_mixer(
     if "state" not in description:
         description["state"] = describe_state(name, layer, options)
     spec = MixerSpec(layer=layer, options=options, **description)
-    taken = _REGISTRY.specs.get(name)
-    if taken is not None and _place(taken.layer) != _place(layer):
-        raise ValueError(f"mixer {name!r} is taken by {'.'.join(_place(taken.layer))}; choose another name")
+    _REGISTRY.check_name(name, layer)
     for needed in ("hidden_size", "num_heads"):
         if _accepts(layer, needed) is False:
             raise TypeError(f"the constructor of {layer.__name__} must take {needed} as a keyword")
     _check_options(name, layer, spec.options)
-    _REGISTRY.specs[name] = spec
-    note_registration()
+    _REGISTRY.add(name, spec, layer)
     return layer
 
 
@@ -225,7 +197,3 @@ def _check_options(name: str, layer: type[Mixer], options: Mapping[str, Any]) ->
     for key in options:
         if key in ("hidden_size", "num_heads") or not _accepts(layer, key):
             raise ValueError(f"mixer {name!r} has no option {key!r}{closest(key, valid)}; it has {', '.join(valid)}")
-
-
-def _place(layer: type[Mixer]) -> tuple[str, str]:
-    return layer.__module__, layer.__qualname__

@@ -13,6 +13,9 @@ from .palimpsa import palimpsa, palimpsa_posterior
 from .precondition import precondition_keys, precondition_queries
 from .preconditioned_delta_rule import preconditioned_delta_rule
 from .recursive_least_squares import recursive_least_squares
+from .registry import OPS as OPS
+from .registry import register_op as register_op
+from .registry import register_own
 from .short_convolution import short_convolution as short_convolution
 from .variational_linear_attention import variational_linear_attention
 
@@ -56,3 +59,5 @@ __all__ = [
     "variational_linear_attention",
     "variational_linear_attention_",
 ]
+
+register_own({name: globals()[name] for name in __all__ if not name.endswith("_")})

@@ -103,10 +103,10 @@ def summarize(results: Sequence[RecallResult]) -> list[RecallSummary]:
     groups: dict[tuple[str, int], list[RecallResult]] = {}
     for result in results:
         groups.setdefault((result.mixer, result.run["pairs"]), []).append(result)
-    return [_summary(mixer, pairs, runs) for (mixer, pairs), runs in groups.items()]
+    return [_summarize_group(mixer, pairs, runs) for (mixer, pairs), runs in groups.items()]
 
 
-def _summary(mixer: str, pairs: int, runs: list[RecallResult]) -> RecallSummary:
+def _summarize_group(mixer: str, pairs: int, runs: list[RecallResult]) -> RecallSummary:
     best = best_results(runs)
     values = [run.counted_value for run in best]
     all_diverged = all(run.diverged for run in runs)
@@ -119,7 +119,7 @@ def _summary(mixer: str, pairs: int, runs: list[RecallResult]) -> RecallSummary:
         pairs=pairs,
         measure=runs[0].measure,
         chance=runs[0].chance_level,
-        standing=_standing(best),
+        standing=_compare_with_chance(best),
         accuracy=None if is_error else value,
         accuracy_std=None if is_error else spread,
         error=value if is_error else None,
@@ -134,7 +134,7 @@ def _summary(mixer: str, pairs: int, runs: list[RecallResult]) -> RecallSummary:
     )
 
 
-def _standing(runs: list[RecallResult]) -> Standing | None:
+def _compare_with_chance(runs: list[RecallResult]) -> Standing | None:
     """Of the runs that finished: of all their test queries together, or of their mean error."""
     finished = [run for run in runs if run.value is not None]
     if not finished:
@@ -156,9 +156,9 @@ def describe_experiment(results: Sequence[RecallResult]) -> str:
     rates, seeds = _values(results, "learning_rate"), _values(results, "seed")
     tokens = "" if results[0].measure == "error" else f", {run['vocab_size']:,} tokens"
     return (
-        f"{task}{length}{tokens}; {_count(run['layers'], 'layer')} of width {run['width']}, "
-        f"{_count(run['heads'], 'head')}; {run['steps']:,} steps of {run['batch_size']}, "
-        f"lr {', '.join(f'{rate:g}' for rate in rates)}; {_count(len(seeds), 'seed')}"
+        f"{task}{length}{tokens}; {_count_noun(run['layers'], 'layer')} of width {run['width']}, "
+        f"{_count_noun(run['heads'], 'head')}; {run['steps']:,} steps of {run['batch_size']}, "
+        f"lr {', '.join(f'{rate:g}' for rate in rates)}; {_count_noun(len(seeds), 'seed')}"
     )
 
 
@@ -166,7 +166,7 @@ def _values(results: Sequence[RecallResult], field: str) -> list[Any]:
     return sorted({result.run[field] for result in results})
 
 
-def _count(number: int, noun: str) -> str:
+def _count_noun(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

@@ -54,7 +54,7 @@ def undertrained(steps: Sequence[int], losses: Sequence[float], learning: Sequen
         return False
     if steps[-1] < FEWEST_STEPS or last.sum() < FEWEST_POINTS:
         return True
-    level, fall, error = _extrapolated(steps, losses, learning)
+    level, fall, error = _extrapolate(steps, losses, learning)
     return level > CONVERGED and (_falls(fall, error) or fall + LEAST_ERRORS * error > LARGEST_UNSEEN)
 
 
@@ -65,7 +65,7 @@ def still_falling(steps: Sequence[int], losses: Sequence[float], learning: Seque
     _check_curve(steps, losses, learning)
     if not len(steps) or (np.asarray(steps) > (1 - PART) * steps[-1]).sum() < 5:
         return False
-    level, fall, error = _extrapolated(steps, losses, learning)
+    level, fall, error = _extrapolate(steps, losses, learning)
     return level > CONVERGED and _falls(fall, error)
 
 
@@ -79,7 +79,7 @@ def _falls(fall: float, error: float) -> bool:
     return fall > LEAST_FALL and fall > LEAST_ERRORS * error
 
 
-def _extrapolated(
+def _extrapolate(
     steps: Sequence[int], losses: Sequence[float], learning: Sequence[float]
 ) -> tuple[float, float, float]:
     """The loss at the end, its fall over another fifth of the learning, and the standard error of the fall."""

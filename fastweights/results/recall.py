@@ -39,8 +39,8 @@ class RecallResult:
         best_error: what the best predictor of the task has on the same sequences.
         by_token: columns of numbers, one per token: "token" and "accuracy", or "example", "error" and the errors of exact
             predictors, "ridge" and with a drift "kalman". Empty for tasks that have none.
-        watched: what the memories did at the steps "step" of the training, by name: "window" and "metaplasticity ratio", means
-            over layers, heads and a few held-out sequences, of layers that have them. Empty unless the run asks for it.
+        watched: what the installed watches found at the steps "step" of the training, by name. Empty unless the run asks for it
+            (`watch_every`).
         queries: how many test queries the accuracy is measured on; None for another measure, and in files from before it was
             recorded.
     """

@@ -6,6 +6,7 @@ import dataclasses
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -49,26 +50,32 @@ def from_record(kind: type[Made], record: Any, path: Path) -> Made:
     """
     with reading_fields(path):
         made = kind(**record)
-        hints = get_type_hints(kind)
+        hints = _read_hints(kind)  # type: ignore[arg-type]  # to mypy a type variable has no hash
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-            if not _is(getattr(made, field.name), hints[field.name]):
+            if not _matches(getattr(made, field.name), hints[field.name]):
                 raise TypeError(f"{field.name} is {type(getattr(made, field.name)).__name__}")
         return made
 
 
-def _is(value: object, hint: Any) -> bool:
+@cache  # a file may hold thousands of records of one kind
+def _read_hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, which take longer to find than all else of a record."""
+    return get_type_hints(kind)
+
+
+def _matches(value: object, hint: Any) -> bool:
     """Whether a value from JSON is of a kind that an annotation names."""
     kind, inside = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
     if kind in (Union, types.UnionType):
-        return any(_is(value, one) for one in inside)
+        return any(_matches(value, one) for one in inside)
     if kind is Literal:
         return value in inside
     if kind in (list, tuple):
-        return isinstance(value, list) and all(_is(entry, inside[0]) for entry in value)
+        return isinstance(value, list) and all(_matches(entry, inside[0]) for entry in value)
     if kind in (dict, Mapping):
-        return isinstance(value, dict) and all(_is(entry, inside[1]) for entry in value.values())
+        return isinstance(value, dict) and all(_matches(entry, inside[1]) for entry in value.values())
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from ..ops.framework.call import composed, kernels
 from ..ops.framework.spec import Case, OpSpec, Parameter, Role, spec_of
 from .draws import draw
 
-__all__ = ["CASES", "OPS", "OpCase", "OpInputs", "accepts", "cases_of"]
+__all__ = ["CASES", "OpCase", "OpInputs", "accepts", "cases_of"]
 
 
 def accepts(spec: OpSpec, options: Mapping[str, Any]) -> bool:
@@ -149,6 +149,7 @@ def _mean_and_deviation(*arguments: Any, **keywords: Any) -> tuple[Tensor, Any]:
 IN_ONE_OUTPUT: dict[Any, Callable[..., Any]] = {ops.palimpsa_posterior: _mean_and_deviation}
 
 
+@cache
 def cases_of(op: Callable[..., Any]) -> dict[str, OpCase]:
     """The forms that the declaration of an op lists, by its name and theirs."""
     spec = spec_of(op)
@@ -158,5 +159,17 @@ def cases_of(op: Callable[..., Any]) -> dict[str, OpCase]:
     }
 
 
-OPS = tuple(getattr(ops, name) for name in ops.__all__ if not name.endswith("_"))  # those in place have no cases
-CASES: dict[str, OpCase] = {name: case for op in OPS for name, case in cases_of(op).items()}
+class _Cases(Mapping[str, OpCase]):
+    """The cases of every op in `fastweights.ops.OPS`, those of plug-ins too, by name."""
+
+    def __getitem__(self, name: str) -> OpCase:
+        return next(forms[name] for forms in map(cases_of, ops.OPS.values()) if name in forms)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for op in ops.OPS.values() for name in cases_of(op))
+
+    def __len__(self) -> int:
+        return sum(len(cases_of(op)) for op in ops.OPS.values())
+
+
+CASES: Mapping[str, OpCase] = _Cases()

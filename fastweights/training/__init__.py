@@ -1,14 +1,19 @@
 """Training models and comparing them."""
 
 from ..stopping import Stopped, StopSignals
-from .checkpoint import CheckpointError
-from .experiment import RecallExperiment, RecallRun
+from .checkpoints import CheckpointError
 from .optimization import WeightDecayMixin, learning_rate_factor, undecayed_parameters, weight_decay_groups
-from .recall import run_recall, run_recall_parts
-from .recall_file import RecallFile, load_recall_file
-from .settings import Stage
-from .train import train_run
-from .workers import WorkerError
+from .pool import WorkerError
+from .recall import (
+    RecallExperiment,
+    RecallFile,
+    RecallRun,
+    Stage,
+    load_recall_file,
+    run_recall,
+    run_recall_parts,
+    train_run,
+)
 
 __all__ = [
     "CheckpointError",

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..plugins import users_have_registered
 from ..safe_path import same_path
 
 __all__ = ["prepared", "starting_processes", "work_begins"]
@@ -66,7 +67,7 @@ def prepared(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` for a process that starts in `starting_processes`, which hides the script: ask for it before. The process knows
     the mixers and tasks that the script registered."""
     script = _script()
-    return function if script is None or not _registers() else _Prepared(function, str(script))
+    return function if script is None or not users_have_registered() else _Prepared(function, str(script))
 
 
 @dataclass(frozen=True)
@@ -100,16 +101,6 @@ def _is_typed(main: ModuleType) -> bool:
     """Whether its code came from standard input, of which Python makes the name of a file."""
     file = getattr(main, "__file__", None)
     return file is not None and main.__spec__ is None and not Path(file).is_file()
-
-
-def _registers() -> bool:
-    """Whether there are mixers or tasks that are not the library's."""
-    from ..data import TASKS
-    from ..layers.registry import MIXERS, ORDER
-
-    return not set(MIXERS) <= set(ORDER) or any(
-        task.__module__.split(".")[0] != "fastweights" for task in TASKS.values()
-    )
 
 
 def _run_until_work(script: str) -> None:

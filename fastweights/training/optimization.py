@@ -1,9 +1,8 @@
-"""Weight decay and learning rate: which parameters decay, the schedule over the steps, and whether it ended too early."""
+"""Weight decay and learning rate: which parameters decay, and the schedule over the steps."""
 
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 from typing import Any
 
 from torch import nn
@@ -11,14 +10,12 @@ from torch import nn
 from ..checks import check_choice, check_number, check_positive, check_size, check_whole_number
 from ..kinds import checked
 from ..layers.weight_decay import undecayed_parameters
-from ..results import LanguageResult, still_falling
 
 __all__ = [
     "SCHEDULES",
     "WeightDecayMixin",
     "check_optimization",
     "learning_rate_factor",
-    "still_learning",
     "undecayed_parameters",
     "weight_decay_groups",
 ]
@@ -92,17 +89,3 @@ def learning_rate_factor(
         return 1.0
     progress = (step - warmup_steps) / max(1, steps - warmup_steps)
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def still_learning(result: LanguageResult) -> bool:
-    """Whether the loss of a language model was still falling when its training ended, by the learning rates of its run."""
-    run = result.run
-    warmup = math.ceil(run["warmup_fraction"] * run["max_steps"])
-    factors = (
-        learning_rate_factor(
-            step, steps=run["max_steps"], warmup_steps=warmup, final=run["final_fraction"], start=run["warmup_start"]
-        )
-        for step in range(run["max_steps"])
-    )
-    learning = list(accumulate(factors))
-    return still_falling(result.loss_steps, result.losses, [learning[step - 1] for step in result.loss_steps])

@@ -1,10 +1,12 @@
-"""The progress of recall runs: bars on a terminal, plain lines elsewhere, with the time left in both."""
+"""The progress of trainings: bars on a terminal, plain lines elsewhere, with the time left in both."""
+
+from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -14,25 +16,15 @@ from rich.table import Column
 from rich.text import Text
 
 from ..results import RecallResult
-from .experiment import RecallRun
 
-__all__ = [
-    "LOG_EVERY",
-    "BarReporter",
-    "LineReporter",
-    "Reporter",
-    "Silent",
-    "TimeLeft",
-    "progress_bars",
-    "rate",
-    "reporter_for",
-]
+__all__ = ["LOG_EVERY", "Display", "Reporter", "RunsProgress", "Silent", "TimeLeft", "rate"]
 
 LOG_EVERY = 100  # steps of a run between two lines where there is no terminal
 
 
 class Reporter(Protocol):
-    """Receives the progress of `run_recall`, which enters it as a context manager while it trains."""
+    """Receives the progress of runs, as of `run_recall`, which enters it as a context manager while it trains. A run has a
+    `title`, and a number of `steps` and of `tokens`."""
 
     def __enter__(self) -> object: ...
 
@@ -41,31 +33,31 @@ class Reporter(Protocol):
     def note(self, line: str) -> None:
         """Something that a user should know. It may come before the reporter is entered."""
 
-    def begin(self, pending: Sequence[RecallRun], *, total: int) -> None:
+    def begin(self, pending: Sequence[Any], *, total: int) -> None:
         """These of `total` runs are left to train."""
 
-    def step(self, worker: int, run: RecallRun, step: int, loss: float | None, speed: float) -> None:
-        """A worker has taken `step` steps of a run; the latest loss in nats, and steps per second."""
+    def step(self, worker: int, run: Any, step: int, loss: float | None, speed: float) -> None:
+        """A worker has taken `step` steps of a run. loss: the latest; speed: steps per second."""
 
-    def end(self, worker: int, run: RecallRun, result: RecallResult) -> None:
-        """A worker has ended a run."""
+    def end(self, worker: int, run: Any, result: Any) -> None:
+        """A worker has ended a run; a `RecallResult` of `run_recall`."""
 
 
 class Silent:
     """Shows nothing."""
 
-    def __enter__(self) -> "Silent":
+    def __enter__(self) -> object:
         return self
 
     def __exit__(self, *exception: object) -> None: ...
 
     def note(self, line: str) -> None: ...
 
-    def begin(self, pending: Sequence[RecallRun], *, total: int) -> None: ...
+    def begin(self, pending: Sequence[Any], *, total: int) -> None: ...
 
-    def step(self, worker: int, run: RecallRun, step: int, loss: float | None, speed: float) -> None: ...
+    def step(self, worker: int, run: Any, step: int, loss: float | None, speed: float) -> None: ...
 
-    def end(self, worker: int, run: RecallRun, result: RecallResult) -> None: ...
+    def end(self, worker: int, run: Any, result: Any) -> None: ...
 
 
 class TimeLeft:
@@ -85,15 +77,15 @@ class TimeLeft:
 class _Work:
     """The part of an experiment that is done, in tokens: runs differ in length."""
 
-    def __init__(self, pending: Sequence[RecallRun]) -> None:
+    def __init__(self, pending: Sequence[Any]) -> None:
         self.total = sum(run.tokens for run in pending)
         self._ended = 0
         self._current: dict[int, int] = {}
 
-    def step(self, worker: int, run: RecallRun, step: int) -> None:
+    def step(self, worker: int, run: Any, step: int) -> None:
         self._current[worker] = run.tokens * step // run.steps
 
-    def end(self, worker: int, run: RecallRun) -> None:
+    def end(self, worker: int, run: Any) -> None:
         self._current.pop(worker, None)
         self._ended += run.tokens
 
@@ -102,93 +94,100 @@ class _Work:
         return self._ended + sum(self._current.values())
 
 
-class LineReporter(Silent):
-    """One line for each finished run, and one for every `log_every` steps of a run."""
+class Display:
+    """Bars on a terminal, drawn while this is entered. Elsewhere there are lines alone, which its users print now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self.is_terminal = console.is_terminal
+        self._bars = _progress_bars(console)
+        self._tasks: dict[Hashable, tuple[TaskID, Any]] = {}
+
+    def __enter__(self) -> Display:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bars.stop()
+
+    def print_line(self, text: str) -> None:
+        """Print a line that stays, above the bars."""
+        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show_bar(
+        self, key: Hashable, work: Any, *, total: float | None, done: float, note: str, title: str = ""
+    ) -> None:
+        """Show how much of `total` is done.
+
+        Args:
+            key: names the bar.
+            work: what is done. Where it is another object than before, the bar starts again: a full one would show no time left.
+            note, title: in parts, separated by ", ", of which a narrow terminal shows the first.
+        """
+        task, before = self._tasks.get(key) or (self._bars.add_task("", note=""), None)
+        if before is not work:
+            self._bars.reset(task, total=total)
+            self._tasks[key] = task, work
+        self._bars.update(task, description=title, completed=done, note=note)
+
+
+class RunsProgress(Silent):
+    """A bar for all runs and one for each worker; without a terminal one line for each finished run, and one for every
+    `log_every` steps of a run."""
 
     def __init__(self, console: Console, log_every: int = LOG_EVERY) -> None:
-        self._console, self._log_every = console, log_every
+        self._display, self._log_every = Display(console), log_every
         self._ended = self._total = 0
         self._work = _Work(())
         self._left: TimeLeft | None = None  # from the first step: workers take a while to start
 
-    def note(self, line: str) -> None:
-        self._print(line)
+    def __enter__(self) -> RunsProgress:
+        self._display.__enter__()
+        return self
 
-    def begin(self, pending: Sequence[RecallRun], *, total: int) -> None:
+    def __exit__(self, *exception: object) -> None:
+        self._display.__exit__()
+
+    def note(self, line: str) -> None:
+        self._display.print_line(line)
+
+    def begin(self, pending: Sequence[Any], *, total: int) -> None:
         self._ended, self._total = total - len(pending), total
         self._work = _Work(pending)
-        self._print(f"{len(pending)} of {total} runs to train")
+        if not self._display.is_terminal:
+            self.note(f"{len(pending)} of {total} runs to train")
+        self._show_all()
 
-    def step(self, worker: int, run: RecallRun, step: int, loss: float | None, speed: float) -> None:
+    def step(self, worker: int, run: Any, step: int, loss: float | None, speed: float) -> None:
         self._work.step(worker, run, step)
         self._left = self._left or TimeLeft(self._work.done, self._work.total)
-        if step % self._log_every == 0 and step < run.steps:
-            steps = f"step {step:,} of {run.steps:,}, loss {_number(loss)}, {rate(speed)} steps/s"
-            self._print(f"{run.title}: {steps}{self._time_left()}")
+        rest = f"loss {'-' if loss is None else format(loss, '.3f')}, {rate(speed)} steps/s"
+        note = f"{step:,}/{run.steps:,}, {rest}"
+        self._display.show_bar(worker, run, title=run.title, total=run.steps, done=step, note=note)
+        self._show_all()
+        if not self._display.is_terminal and step % self._log_every == 0 and step < run.steps:
+            self.note(f"{run.title}: step {step:,} of {run.steps:,}, {rest}{self._time_left()}")
 
-    def end(self, worker: int, run: RecallRun, result: RecallResult) -> None:
+    def end(self, worker: int, run: Any, result: Any) -> None:
         self._ended += 1
         self._work.end(worker, run)
-        outcome = f"{_outcome(result)}, {result.wall_seconds:.1f} s{self._time_left()}"
-        self._print(f"[{self._ended}/{self._total}] {run.title}: {outcome}")
+        self._show_all()
+        line = f"{run.title}: {_outcome(result)}"
+        if not self._display.is_terminal:
+            line = f"[{self._ended}/{self._total}] {line}, {result.wall_seconds:.1f} s{self._time_left()}"
+        self.note(line)
+
+    def _show_all(self) -> None:
+        note = f"{self._ended} of {self._total} runs"
+        self._display.show_bar(
+            "all", self._work, title="all runs", total=self._work.total, done=self._work.done, note=note
+        )
 
     def _time_left(self) -> str:
         done = self._ended == self._total
         return "" if done or self._left is None else f"; all runs: {self._left.after(self._work.done)} left"
 
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-
-class BarReporter(Silent):
-    """A bar for the whole experiment and one for each worker."""
-
-    def __init__(self, console: Console) -> None:
-        self._progress = progress_bars(console)
-        self._all = self._progress.add_task("all runs", note="")
-        self._bars: dict[int, TaskID] = {}
-        self._runs: dict[int, RecallRun] = {}  # what each worker trains
-        self._ended = self._total = 0
-        self._work = _Work(())
-
-    def __enter__(self) -> "BarReporter":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
-
-    def note(self, line: str) -> None:
-        self._progress.console.print(line, markup=False, highlight=False)
-
-    def begin(self, pending: Sequence[RecallRun], *, total: int) -> None:
-        self._ended, self._total = total - len(pending), total
-        self._work = _Work(pending)
-        self._progress.update(self._all, total=self._work.total)
-        self._show_all()
-
-    def step(self, worker: int, run: RecallRun, step: int, loss: float | None, speed: float) -> None:
-        if worker not in self._bars:
-            self._bars[worker] = self._progress.add_task("", note="")
-        if self._runs.get(worker) is not run:  # a bar that was full would stay so, with no time left
-            self._runs[worker] = run
-            self._progress.reset(self._bars[worker], total=run.steps)
-        note = f"{step:,}/{run.steps:,}, loss {_number(loss)}, {rate(speed)} steps/s"
-        self._progress.update(self._bars[worker], description=run.title, completed=step, note=note)
-        self._work.step(worker, run, step)
-        self._show_all()
-
-    def end(self, worker: int, run: RecallRun, result: RecallResult) -> None:
-        self._ended += 1
-        self._work.end(worker, run)
-        self._progress.console.print(f"{run.title}: {_outcome(result)}", markup=False, highlight=False)
-        self._show_all()
-
-    def _show_all(self) -> None:
-        self._progress.update(self._all, completed=self._work.done, note=f"{self._ended} of {self._total} runs")
-
-
-def progress_bars(console: Console) -> Progress:
+def _progress_bars(console: Console) -> Progress:
     """Bars with description, a note (a field of every task) and time left; nothing where there is no terminal.
 
     Bar and time left keep their width on a narrow terminal. Of description and note, whose parts are separated by ", ", the first
@@ -239,16 +238,7 @@ def rate(speed: float) -> str:
     return f"{speed:,.0f}" if speed >= 9.95 else f"{speed:.2g}"
 
 
-def reporter_for(console: Console, log_every: int = LOG_EVERY) -> Reporter:
-    """Bars if the console is a terminal, else lines."""
-    return BarReporter(console) if console.is_terminal else LineReporter(console, log_every)
-
-
-def _number(loss: float | None) -> str:
-    return "-" if loss is None else f"{loss:.3f}"
-
-
 def _outcome(result: RecallResult) -> str:
     if result.value is None:
         return f"diverged at step {result.stopped_at}"
-    return f"{result.measure} {result.value:.3f}, loss {_number(result.losses[-1])}"
+    return f"{result.measure} {result.value:.3f}, loss {result.losses[-1]:.3f}"

@@ -8,9 +8,8 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from fastweights.analysis import mixers_table, recall_table
-from fastweights.analysis.evaluation_tables import evaluation_tables
 from fastweights.analysis.mixer_tables import mixer_page
-from fastweights.analysis.tables import language_tables
+from fastweights.analysis.tables import evaluation_tables, language_tables
 from fastweights.results import HarnessScore, LengthPerplexity, NeedleRecall, WordRecall
 
 from ..results.made_up import TRAINED, made_up

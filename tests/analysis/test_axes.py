@@ -9,9 +9,8 @@ import pytest
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
-from fastweights.analysis.language_plots import loss_plot
+from fastweights.analysis.language_plots import length_plot, loss_plot
 from fastweights.analysis.language_plots import perplexity_plot as perplexity_of_trainings
-from fastweights.analysis.perplexity_plot import perplexity_plot
 from fastweights.analysis.plot_style import log_ticks
 from fastweights.analysis.plots import loss_curves, measure_by_pairs, measure_by_state_size, measure_by_token
 from fastweights.results import LengthPerplexity
@@ -53,7 +52,7 @@ FIGURES = {
     "tokens": lambda: measure_by_token(recall_results()),
     "loss": lambda: loss_plot(trainings("linear", "gdn")),
     "perplexity": lambda: perplexity_of_trainings(trainings("linear", "gdn")),
-    "evaluation": lambda: perplexity_plot({"linear": lengths()}),
+    "evaluation": lambda: length_plot({"linear": lengths()}),
 }
 
 
@@ -133,5 +132,5 @@ def test_hidden_lines_are_named():
     for names in (("gdn", "linear"),):
         label = " ".join(perplexity_of_trainings(trainings(*names)).axes[0].get_xlabel().split())
         assert "hidden: gdn under linear; gdn, last 256 tokens under linear, last 256 tokens" in label
-    label = perplexity_plot({"gdn": lengths(), "linear": lengths()}).axes[0].get_xlabel()
+    label = length_plot({"gdn": lengths(), "linear": lengths()}).axes[0].get_xlabel()
     assert "hidden: gdn under linear" in label

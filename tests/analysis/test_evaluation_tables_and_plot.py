@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from fastweights.analysis.evaluation_tables import evaluation_tables
-from fastweights.analysis.perplexity_plot import perplexity_plot, save_perplexity_plot
+from fastweights.analysis.language_plots import length_plot, save_perplexity_plot
 from fastweights.analysis.plot_style import mixer_style
+from fastweights.analysis.tables import evaluation_tables
 from fastweights.results import LengthPerplexity, NeedleRecall, WordRecall
 
 ROWS = [
@@ -47,7 +47,7 @@ def test_recall_by_length_with_needles_of_all_depths_together():
 
 def test_two_lines_a_model_in_looks_of_their_own(tmp_path):
     pytest.importorskip("matplotlib")
-    figure = perplexity_plot({"gdn": ROWS, "mine": ROWS, "yours": ROWS})
+    figure = length_plot({"gdn": ROWS, "mine": ROWS, "yours": ROWS})
     (axes,) = figure.axes
     lines = axes.get_lines()
     assert len(lines) == 6

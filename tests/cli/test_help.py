@@ -6,9 +6,9 @@ import re
 import pytest
 import typer
 
-from fastweights.cli import app, main
+from fastweights.cli import app, load_app, main
 
-COMMANDS = list(typer.main.get_command(app).commands)
+COMMANDS = list(typer.main.get_command(load_app()).commands)
 
 
 def sources(name):

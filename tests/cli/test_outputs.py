@@ -18,7 +18,7 @@ whole, place = writing.whole, writing.place  # fixtures
 
 # Commands by name: without the place of --output, and where the work begins.
 COMMANDS = {
-    "recall": (f"recall {SMALL} --learning-rates 0.01 --test-examples 2", "fastweights.training.recall:train_runs"),
+    "recall": (f"recall {SMALL} --learning-rates 0.01 --test-examples 2", "fastweights.training.recall.run:train_jobs"),
     "train": ("train run.toml", "fastweights.training.language.train:LanguageTrainer"),
     "evaluate": (f"evaluate model {QUICK}", "fastweights.models.loading:load_language_model"),
     "convert": ("convert model --to pgdn", "fastweights.conversion.folder:load_model"),

@@ -246,7 +246,7 @@ def test_ctrl_c_stops_cleanly_and_a_damaged_checkpoint_is_then_reported(tmp_path
 @pytest.mark.slow
 def test_a_full_disk_while_it_trains_is_one_line(tmp_path, capsys, monkeypatch):
     # A spawned worker inherits the limit; one of an earlier test's server would not.
-    monkeypatch.setattr("fastweights.training.workers._context", lambda _: multiprocessing.get_context("spawn"))
+    monkeypatch.setattr("fastweights.training.pool._context", lambda _: multiprocessing.get_context("spawn"))
     with largest_file(6000):  # of the checkpoints
         assert main(command(tmp_path / "output", checkpoint_seconds=0)) == 1
     error = capsys.readouterr().err.splitlines()[-1]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from fastweights.testing.cases import OPS
+from fastweights.ops import OPS
 from fastweights.testing.contract import *  # noqa: F403
 from fastweights.testing.contract import contract_of
 
-pytest_generate_tests = contract_of(*OPS)
+pytest_generate_tests = contract_of(*OPS.values())
 
 
 # The reference repeats the contract in the slow set. In the fast set test_golden.py compares it with the golden values.

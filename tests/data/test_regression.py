@@ -86,7 +86,7 @@ def test_drift_is_a_stationary_random_walk() -> None:
 def test_splits_share_no_map() -> None:
     task = LinearRegression(pairs=3, inputs=2)
     for split in ("train", "test"):
-        associations = task._draw_associations(Draws(0, 0, 0), split, 500)
+        associations = task.draw_associations(Draws(0, 0, 0), split, 500)
         maps = associations[:, 1].copy().view(np.float64)
         assert maps.std() == pytest.approx(0.5**0.5, rel=0.05) and np.unique(associations[:, 1]).size == 1000
         assert 0.2 < is_test(associations).mean() < 0.3

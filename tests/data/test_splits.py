@@ -7,8 +7,9 @@ import pytest
 
 from fastweights.data import MQAR, TASKS, Copy, RecallTask, SelectiveCopy, ShuffledMQAR, StateTracking, make_task
 from fastweights.data._splits import is_test
+from fastweights.data.registry import ORDER
 from fastweights.training import RecallRun
-from fastweights.training.batches import training_batches
+from fastweights.training.recall.batches import training_batches
 
 Example = frozenset[tuple[int, int]]
 
@@ -55,7 +56,7 @@ TINY: dict[str, tuple[dict[str, int], set[Example]]] = {
 
 
 def test_every_task_of_tokens_has_a_tiny_form() -> None:
-    token_tasks = {name for name, kind in TASKS.items() if issubclass(kind, RecallTask)}
+    token_tasks = {name for name in ORDER if issubclass(TASKS[name], RecallTask)}
     # The last two have keys that differ by themselves.
     assert token_tasks == TINY.keys() | {"mqar-ood", "mqar-shuffled-ood"}
 
@@ -109,7 +110,8 @@ def test_no_sequence_is_in_both_splits(task: RecallTask) -> None:
     train = {tuple(row) for row in task.batch("train", seed=0, index=0, batch_size=300).input_ids.tolist()}
     test = {tuple(row) for row in task.batch("test", seed=0, index=0, batch_size=300).input_ids.tolist()}
     assert not train & test
-    assert not examples(task, "train", range(3)) & examples(task, "test", range(3))
+    if task.name in ORDER:  # of which pairs_of knows the examples
+        assert not examples(task, "train", range(3)) & examples(task, "test", range(3))
 
 
 def test_the_split_does_not_depend_on_the_order_of_the_pairs() -> None:

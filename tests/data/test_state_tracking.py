@@ -43,7 +43,7 @@ def test_the_order_of_composition() -> None:
     numbered = list(permutations(range(3)))
     first, second, result = (numbered.index(g) for g in ((1, 0, 2), (0, 2, 1), (2, 0, 1)))
     associations = np.array([[[0, 1], [first, second]]])
-    assert S3(pairs=2)._lay_out(None, associations)[1].tolist() == [[first, result]]  # type: ignore[arg-type]
+    assert S3(pairs=2).lay_out(None, associations)[1].tolist() == [[first, result]]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("kind", "number"), [(Parity, 2), (S3, 6), (S5, 120)])

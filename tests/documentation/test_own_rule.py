@@ -1,4 +1,4 @@
-"""docs/own_rule.md shows the example whose tests inherit the contract suite."""
+"""docs/own_rule.md and docs/tasks.md show the examples whose tests inherit the contract suite, and these pass."""
 
 from __future__ import annotations
 
@@ -8,63 +8,71 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
-
-EXAMPLE = ROOT / "examples" / "own_rule"
-PAGE = (ROOT / "docs" / "own_rule.md").read_text()
-
-
-def test_the_page_shows_the_file() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert code == (EXAMPLE / "two_speed.py").read_text()
+EXAMPLES = ROOT / "examples"
+SHOWN = {
+    "own_rule": ["own_rule/two_speed.py", "own_package/fading/__init__.py", "own_package/fading/kernels.py"],
+    "tasks": ["own_package/fading/look_back.py"],
+}
 
 
-def test_it_is_as_short_as_the_page_says() -> None:
-    assert "Together they are 60 lines" in PAGE
-    assert sum(bool(line.strip()) for line in (EXAMPLE / "two_speed.py").read_text().splitlines()) <= 60
-
-
-def test_its_tests_pass() -> None:
-    """In a process of their own, because the example registers a mixer and an op."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-m",
-        "not slow",
-        "-rA",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([*command, str(EXAMPLE)], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    passed = set(re.findall(r"^PASSED \S*::(\w+)", ended.stdout, re.MULTILINE))
-    promised = {
-        *("test_segments_are_the_whole", "test_chunked_is_sequential", "test_packed_is_separate", "test_gradcheck"),
-        *(
-            "test_shapes",
-            "test_bad_numbers_reach_what_depends_on_them_and_nothing_else",
-            "test_fullgraph",
-            "test_opcheck",
-        ),
-        *("test_one_memory_alone_is_linear_attention", "test_the_layer_keeps_the_contract"),
-    }
-    assert promised <= passed and len(passed) >= 30, promised - passed
-
-
-def run(command: str, *options: str) -> str:
-    """What a command of the page prints."""
-    assert f"    {command}\n" in PAGE
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    arguments = [sys.executable, "-m", *command.split(), *options]
-    ended = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+def run(*arguments: str, **variables: str) -> str:
+    """What a command prints, in a process of its own: the examples register mixers, ops and tasks."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    ended = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, text=True, capture_output=True
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     return ended.stdout
 
 
+def passed(folder: str, *options: str, **variables: str) -> set[str]:
+    """The tests of an example that pass, by their functions; none fails."""
+    pytest_options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "-rA")
+    printed = run("pytest", *pytest_options, str(EXAMPLES / folder), *options, **variables)
+    return set(re.findall(r"^PASSED \S*::(\w+)", printed, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_the_page_shows_the_files(page: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    for name in SHOWN[page]:
+        assert (EXAMPLES / name).read_text() in blocks, name
+
+
+def test_the_page_shows_the_project() -> None:
+    project = (EXAMPLES / "own_package" / "pyproject.toml").read_text()
+    assert f"```toml\n{project}```" in (ROOT / "docs" / "own_rule.md").read_text()
+
+
+CONTRACT = {
+    *("test_segments_are_the_whole", "test_chunked_is_sequential", "test_packed_is_separate", "test_gradcheck"),
+    *("test_shapes", "test_bad_numbers_reach_what_depends_on_them_and_nothing_else", "test_fullgraph", "test_opcheck"),
+    "test_the_layer_keeps_the_contract",
+}
+
+
+@pytest.mark.parametrize(
+    ("folder", "own"),
+    [
+        ("own_rule", "test_one_memory_alone_is_linear_attention"),
+        pytest.param("own_package", "test_padding_forgets_nothing", marks=pytest.mark.slow),  # as tests/house has it
+    ],
+)
+def test_the_rules_keep_the_contract(folder: str, own: str) -> None:
+    found = passed(folder)
+    assert {*CONTRACT, own} <= found and len(found) >= 30, CONTRACT - found
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("tests", ["read_segments or low_precision", pytest.param("kernels", marks=pytest.mark.slow)])
+def test_the_kernels_keep_the_contract(tests: str) -> None:
+    assert len(passed("own_package", "-k", tests)) == (2 if tests != "kernels" else 6)
+
+
 def test_the_command_of_the_page_takes_the_layer() -> None:
-    assert "a fast and a slow memory" in run("fastweights mixers two-speed --import examples/own_rule/two_speed.py")
+    command = "fastweights mixers two-speed --import examples/own_rule/two_speed.py"
+    assert f"    {command}\n" in (ROOT / "docs" / "own_rule.md").read_text()
+    assert "a fast and a slow memory" in run(*command.split())

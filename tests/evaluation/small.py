@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from fastweights.evaluation.needle_text import documentation
+from fastweights.evaluation.ruler_text import documentation
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 HYBRID = ["pgdn", {"name": "softmax", "window": 7}]

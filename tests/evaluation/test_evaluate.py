@@ -25,7 +25,7 @@ from fastweights.evaluation.reading import within_memory
 from fastweights.evaluation.report import EvaluationReport
 from fastweights.evaluation.text import HeldOutText
 from fastweights.training.language import LanguageRun
-from fastweights.training.language.folder import _identity
+from fastweights.training.language.folder import LanguageFolder
 
 from .small import TEXT, model, tokenizer
 
@@ -158,7 +158,7 @@ def test_text_is_that_of_the_files_or_what_training_holds_out(tmp_path):
 def trained(folder, corpus, **model):
     """A folder with the run.json of a training."""
     folder.mkdir(exist_ok=True)
-    (folder / "run.json").write_text(json.dumps(_identity(LanguageRun(corpus=corpus, model=model))))
+    (folder / "run.json").write_text(json.dumps(LanguageFolder.describe(LanguageRun(corpus=corpus, model=model))))
     return folder
 
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from fastweights.evaluation import NEEDLE_TASKS, needle_recall
-from fastweights.evaluation.needle_text import documentation, needle_prompt
 from fastweights.evaluation.reading import prompt_tokens
+from fastweights.evaluation.ruler_text import documentation, write_prompt
 
 from .small import TEXT, model, tokenizer
 
 WORDS = tokenizer()
-VALUE = {"number": r"\d{7}", "UUID": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"}
+UUID_FORM = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+VALUE = {"s-niah-1": r"\d{7}", "s-niah-2": r"\d{7}", "s-niah-3": UUID_FORM}
 
 
 # Sentences of one length: those of Python's documentation differ between its versions.
@@ -24,7 +25,7 @@ SENTENCES = "A memory answers each key that it reads with the value it holds. " 
 
 
 def prompt(task="s-niah-2", *, length=500, depth=0.5, seed=0, index=0, around=TEXT):
-    text, needle = needle_prompt(
+    return write_prompt(
         task,
         length=length,
         depth=depth,
@@ -33,19 +34,23 @@ def prompt(task="s-niah-2", *, length=500, depth=0.5, seed=0, index=0, around=TE
         words=around.split(),
         count_tokens=lambda text: len(prompt_tokens(WORDS, text)),
     )
-    return text, needle
+
+
+def sentence(draft):
+    """The needle: the end of the question, and the answer."""
+    return f"{draft.question.partition('? ')[2]} {draft.answer}."
 
 
 @pytest.mark.parametrize("task", NEEDLE_TASKS)
 def test_a_prompt_fills_its_length_and_holds_the_needle_once(task):
     for length in (300, 1000):
         text, needle = prompt(task, length=length)
-        assert length - 20 < len(prompt_tokens(WORDS, f"{text} {needle.value}")) <= length
-        assert re.fullmatch(VALUE[NEEDLE_TASKS[task].value], needle.value)
-        assert text.count(needle.value) == 1 and text.count(needle.sentence) == 1
-        assert text.endswith(needle.sentence.removesuffix(f" {needle.value}."))
+        assert length - 20 < len(prompt_tokens(WORDS, f"{text} {needle.answer}")) <= length
+        assert re.fullmatch(VALUE[task], needle.answer)
+        assert text.count(needle.answer) == 1 and text.count(sentence(needle)) == 1
+        assert text.endswith(sentence(needle).removesuffix(f" {needle.answer}."))
     if task == "s-niah-3":
-        assert UUID(needle.value).version == 4
+        assert UUID(needle.answer).version == 4
 
 
 @pytest.mark.parametrize("task", NEEDLE_TASKS)
@@ -54,21 +59,21 @@ def test_the_needle_stands_at_its_depth_behind_a_sentence(task):
     for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
         text, needle = prompt(task, length=2000, depth=depth, around=SENTENCES)
         context = text.removeprefix(needle.introduction).removesuffix(needle.question)
-        before = context[: context.index(needle.sentence)].rstrip()
+        before = context[: context.index(sentence(needle))].rstrip()
         assert before == "" or before[-1] in ".!?" or depth == 1
-        places.append(len(before) / (len(context) - len(needle.sentence)))
+        places.append(len(before) / (len(context) - len(sentence(needle))))
     assert places[0] == 0 and places == pytest.approx([0, 0.25, 0.5, 0.75, 1], abs=0.05)
 
 
 def test_prompts_are_a_function_of_their_arguments():
-    assert prompt() == prompt()
+    assert prompt()[0] == prompt()[0]
     texts = {prompt(**change)[0] for change in ({}, {"index": 1}, {"seed": 1}, {"task": "s-niah-3"}, {"depth": 0})}
     assert len(texts) == 5
-    assert len({prompt("s-niah-1", index=index)[1].value for index in range(20)}) == 20
+    assert len({prompt("s-niah-1", index=index)[1].answer for index in range(20)}) == 20
 
 
 def test_short_text_is_repeated_and_noise_begins_at_its_start():
-    text, _ = needle_prompt(
+    text, _ = write_prompt(
         "s-niah-2",
         length=400,
         depth=0,
@@ -138,7 +143,7 @@ def test_answers_are_the_full_forwards(block):
     losses = []
     for index in range(2):
         text, needle = prompt("s-niah-1", length=220, index=index)
-        whole, start = WORDS(f"{text} {needle.value}").input_ids, len(WORDS(text).input_ids)
+        whole, start = WORDS(f"{text} {needle.answer}").input_ids, len(WORDS(text).input_ids)
         ids = torch.tensor([whole])
         with torch.no_grad():
             losses += torch.nn.functional.cross_entropy(
@@ -153,7 +158,7 @@ def test_answers_are_the_full_forwards(block):
         ({"task": "s-niah-4"}, "must be one of 's-niah-1', 's-niah-2', 's-niah-3', got 's-niah-4'"),
         (
             {"length": 20},
-            "lengths must be at least .* tokens for 's-niah-2', the needle and the question alone, got 20",
+            "lengths must be at least .* tokens for 's-niah-2' at its smallest, got 20",
         ),
         ({"length": 0}, "length must be a positive whole number"),
         ({"depth": 1.5}, "depth must be a finite number, at least 0 and at most 1, got 1.5"),

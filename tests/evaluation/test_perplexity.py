@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fastweights.evaluation import perplexity_by_length
-from fastweights.evaluation.windows import text_windows
+from fastweights.evaluation.perplexity import text_windows
 
 from .small import HYBRID, model
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fastweights.data import make_task
+from fastweights.data.regression import kalman_predictions, ridge_predictions
 from fastweights.evaluation import regression_errors
-from fastweights.evaluation.regression import kalman_predictions, ridge_predictions
 from fastweights.models import FastWeightsConfig, VectorModel
 from fastweights.ops import recursive_least_squares
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from fastweights.evaluation import RULER_TASKS, ruler_recall
-from fastweights.evaluation.needle_text import documentation
 from fastweights.evaluation.reading import prompt_tokens
-from fastweights.evaluation.ruler_text import ruler_prompt
+from fastweights.evaluation.ruler_text import documentation, write_prompt
 
 from .small import TEXT, model, tokenizer
 
@@ -21,7 +20,7 @@ WORDS = tokenizer()
 
 def draw(task, *, length=1200, seed=0, index=0, around=TEXT, count_tokens=lambda text: len(text.split())):
     """A prompt of so many words, and its draft."""
-    return ruler_prompt(task, length=length, seed=seed, index=index, words=around.split(), count_tokens=count_tokens)
+    return write_prompt(task, length=length, seed=seed, index=index, words=around.split(), count_tokens=count_tokens)
 
 
 def secrets(prompt):

@@ -25,7 +25,8 @@ def judge(
     errors = [max(relative_error(g.cpu(), w.cpu()) for g, w in zip(*pair, strict=True)) for pair in zip(got, wanted)]
     record("op", name)
     record("backend", backend)
+    record("dtype", str(dtype).removeprefix("torch."))
     for what, error in zip(("values", "gradients"), errors):
-        record(f"{str(dtype).removeprefix('torch.')} {what}", float(error))
+        record(what, float(error))
     tolerance = TOLERANCE[dtype]
     assert errors[0] <= tolerance and errors[1] <= 5 * tolerance

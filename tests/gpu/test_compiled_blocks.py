@@ -7,7 +7,7 @@ import torch
 
 from fastweights.layers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.training.language.compiling import compile_model, with_any_number_of_documents
+from fastweights.training.language.compiling import compile_model, mark_document_count_dynamic
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,7 +19,7 @@ def step(model: FastWeightsForCausalLM, lengths: tuple[int, ...]) -> tuple[float
     """The loss of packed documents and all gradients, one after the other."""
     ids = torch.randint(64, (1, sum(lengths)), device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     edges = torch.tensor([0, *lengths], device="cuda").cumsum(0, dtype=torch.int32)
-    batch = with_any_number_of_documents({"input_ids": ids, "labels": ids, "cu_seqlens": edges})
+    batch = mark_document_count_dynamic({"input_ids": ids, "labels": ids, "cu_seqlens": edges})
     model.zero_grad()
     loss = model(**batch).loss
     loss.backward()

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fastweights.training import RecallRun, Stage, run_recall, train_run
-from fastweights.training.batches import training_batches
 from fastweights.training.progress import Silent
-from fastweights.training.train import Training
+from fastweights.training.recall.batches import training_batches
+from fastweights.training.recall.train import Training
 from tests.training.small import numbers, small_experiment, small_run
 
 pytestmark = [

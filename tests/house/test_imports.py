@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from fastweights import ops
 from fastweights.ops import authoring
-from fastweights.training.toml_file import read_toml
+from fastweights.training.run_files import read_toml
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +27,7 @@ ORDER = (
     ("private_huggingface", "private_torch"),
     ("checks", "cuda_graphs", "environment", "safe_path", "stopping", "terminal", "untrusted"),
     ("files", "kinds"),
+    ("plugins",),
     ("outputs",),
     ("kernels", "data", "results"),
     ("ops",),

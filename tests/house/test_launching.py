@@ -57,15 +57,15 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], set[str]]:
 
 @pytest.mark.compiler
 def test_a_warm_call_passes_few_files(executed: tuple[set[str], set[str]]) -> None:
-    """13 when this test was written."""
+    """The op and what it calls, the plan, and the launch."""
     _, warm = executed
     assert "kernels/runtime/launch_plan.py" in warm
-    assert len(warm) <= 8, sorted(warm)
+    assert len(warm) <= 9, sorted(warm)
 
 
 @pytest.mark.compiler
 def test_a_recorded_call_passes_few_files(executed: tuple[set[str], set[str]]) -> None:
-    """More than 20 when this test was written."""
+    """In addition the checks, and what records the launches."""
     recording, warm = executed
     assert recording > warm
-    assert len(recording) <= 14, sorted(recording)
+    assert len(recording) <= 15, sorted(recording)

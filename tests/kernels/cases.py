@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.kernels.availability import INTERPRETED
 from fastweights.testing import CASES, OpCase, OpInputs
+from fastweights.testing.contract.by_kernels import DEVICE, draw_small
 from fastweights.testing.contract.compare import assert_close, values_and_gradients
 
 
@@ -48,7 +48,6 @@ STEP_BY_STEP = (
     "mesa",
 )
 SLOW = [name for name, case in KERNEL_CASES.items() if case.spec.name.startswith(STEP_BY_STEP)]
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 
 some_cases = pytest.mark.parametrize("case", [KERNEL_CASES[name] for name in SOME], ids=SOME)
 
@@ -71,10 +70,7 @@ def some_slow(*slow: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", [one(name) for name in SOME])
 
 
-def small(case: OpCase, time: int, **sizes: Any) -> OpInputs:
-    """One row of one head in float32, unless more is asked for."""
-    given = {"batch": 1, "heads": 1, "key": 8, "value": 6, "dtype": torch.float32, **sizes}
-    return case.draw(time=time, **given).map(lambda x: x.to(DEVICE))
+small = draw_small  # one row of one head in float32, unless other sizes are given
 
 
 def exact(

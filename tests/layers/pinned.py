@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import MIXERS, build_mixer
+from fastweights.layers import build_mixer
+from fastweights.layers.registry import ORDER
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 from .variants import HEADS, HIDDEN, VARIANTS
@@ -46,14 +47,14 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "vla wide": ("vla-conv", {"expand_v": 2, "num_v_heads": 4, "conv_size": 3}),
     "vla bare": ("vla-conv", {"adaptive": False, "conv_size": None}),
 }
-LAYERS = {**VARIANTS, **MORE}
+LAYERS = {name: made for name, made in {**VARIANTS, **MORE}.items() if made[0] in ORDER}
 
 FIRST_MIXERS = [  # what "every mixer" was when it was pinned
     *("softmax", "linear", "mamba2", "gla", "pla", "pgla", "pmamba2"),
     *("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "longhorn"),
     *("palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", "vla-conv", "rls"),
 ]
-LATER_MIXERS = [name for name in MIXERS if name not in FIRST_MIXERS]
+LATER_MIXERS = [name for name in ORDER if name not in FIRST_MIXERS]
 SMALL = {"vocab_size": 11, "hidden_size": 8, "num_heads": 2, "intermediate_size": 8}
 SAVED_MIXERS = [
     "softmax",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fastweights.layers import MIXERS
+from fastweights.layers.registry import ORDER
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 from .pinned import CHECKPOINT, LAYERS, MODELS, STORED, fingerprint, first_layer, first_model, tokens
@@ -21,7 +21,7 @@ def assert_as_pinned(module, pinned):
 
 
 def test_every_layer_is_pinned():
-    assert set(PINNED["layers"]) == set(LAYERS) and {LAYERS[name][0] for name in LAYERS} == set(MIXERS)
+    assert set(PINNED["layers"]) == set(LAYERS) and {LAYERS[name][0] for name in LAYERS} == set(ORDER)
 
 
 @pytest.mark.parametrize("name", LAYERS)

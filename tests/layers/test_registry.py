@@ -35,10 +35,10 @@ NAMES = ["softmax", *MEMORIES, *PAPERS]
 
 
 def test_names():
-    assert list(MIXERS) == NAMES
+    assert list(MIXERS)[: len(NAMES)] == NAMES  # then those of users
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MIXERS)
 def test_entries_are_complete_and_agree_with_the_layer(name):
     spec = MIXERS[name]
     for text in (spec.summary, spec.equation, spec.source, spec.state):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fastweights import plugins
 from fastweights.cli import main
 from fastweights.layers import (
     MIXERS,
@@ -17,7 +18,6 @@ from fastweights.layers import (
     Mixer,
     build_mixer,
     import_mixers,
-    plugins,
     register_mixer,
     registry,
 )
@@ -25,8 +25,8 @@ from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.ops import palimpsa
 from fastweights.testing import check_mixer
 from fastweights.training import RecallExperiment
-from fastweights.training.folder import ExperimentFolder
-from fastweights.training.train import train_run
+from fastweights.training.recall.folder import ExperimentFolder
+from fastweights.training.recall.train import train_run
 
 MODULE = '''
 import torch

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fastweights.layers import MIXERS
+from fastweights.layers.registry import ORDER
 
 __all__ = ["every_mixer", "few_mixers"]
 
@@ -19,8 +20,10 @@ FEW = {"softmax", "mamba2", "gdn", "lattice"}
 
 
 def every_mixer(*others: Any, fast: set[str] = FAST) -> pytest.MarkDecorator:
-    """Each mixer of the registry as the argument `mixer`, and these others."""
-    known = [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in MIXERS]
+    """Each mixer of the registry as the argument `mixer`, and these others. Those of users are in the fast set."""
+    known = [
+        pytest.param(name, marks=pytest.mark.slow if name in ORDER and name not in fast else ()) for name in MIXERS
+    ]
     return pytest.mark.parametrize("mixer", [*known, *others], ids=str)
 
 
@@ -29,4 +32,4 @@ def few_mixers(*others: Any) -> pytest.MarkDecorator:
     return every_mixer(*others, fast=FEW)
 
 
-assert {MIXERS[name].layer for name in FAST} == {spec.layer for spec in MIXERS.values()}, "a layer is missing in FAST"
+assert {MIXERS[name].layer for name in FAST} == {MIXERS[name].layer for name in ORDER}, "a layer is missing in FAST"

@@ -21,6 +21,7 @@ def _mean_and_deviation(*arguments: Any, **keywords: Any) -> Tensor:
 IN_PLACE: dict[str, Callable[..., Tensor]] = {
     **{name[:-1]: getattr(ops, name) for name in ops.__all__ if name.endswith("_")},
     "palimpsa_posterior": _mean_and_deviation,
+    **{name: op.in_place for name, op in ops.OPS.items() if name not in ops.__all__},  # those of users
 }
 DECODING = {name: case for name, case in CASES.items() if case.spec.name in IN_PLACE}
 
@@ -28,6 +29,8 @@ DECODING = {name: case for name, case in CASES.items() if case.spec.name in IN_P
 def has_kernel(case: OpCase) -> bool:
     """Whether the kernel reads the tokens of this form; of some options it has a few values only."""
     kernel = case.spec.recurrent
+    if kernel is None:
+        return False
     has_options = all(case.case.options.get(name, served[0]) in served for name, served in kernel.only.items())
     return has_options and not set(kernel.without) & set(case.case.given)
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.ops import short_convolution
+from fastweights.ops import OPS, short_convolution
 from fastweights.ops.framework.spec import Choice, Flag, Integer, Number, Scale
-from fastweights.testing.cases import OPS, cases_of
+from fastweights.testing.cases import cases_of
 
 from ..bad_calls import check_refused
 
@@ -54,7 +54,7 @@ OPTIONS: dict[type, tuple[Any, ...]] = {
 FLAGS_AND_BACKENDS = {"output_final_state": OPTIONS[Flag], "backend": ("x", "", None, 3, ["torch"], torch.ones(2))}
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.__name__)
 def test_every_argument_of_every_op(op: Callable[..., Any], tmp_path: Path) -> None:
     case = next(iter(cases_of(op).values()))
     inputs = case.draw(batch=1, time=6, heads=1, value_heads=1, key=4, value=4)
@@ -79,7 +79,9 @@ def test_every_argument_of_every_op(op: Callable[..., Any], tmp_path: Path) -> N
             refused(name, bad)
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if "iterations" in next(iter(cases_of(op).values())).spec.options])
+@pytest.mark.parametrize(
+    "op", [op for op in OPS.values() if "iterations" in next(iter(cases_of(op).values())).spec.options]
+)
 def test_solvers_end(op: Callable[..., Any], tmp_path: Path) -> None:
     case = next(iter(cases_of(op).values()))
     for iterations in (10_001, 10**9, 2**63):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastweights.training import CheckpointError
-from fastweights.training.checkpoint import load_checkpoint, save_checkpoint
+from fastweights.training.checkpoints import load_checkpoint, save_checkpoint
 
 RUN = {"mixer": "gdn", "steps": 12}
 STATE = {"weight": torch.arange(1000.0), "history": {"step": 3, "losses": [0.1, 2.0]}}

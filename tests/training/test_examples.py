@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fastweights.training import RecallExperiment, RecallFile, Stage, load_recall_file, train_run
-from fastweights.training.recall import check_models
+from fastweights.training.recall.run import check_models
 
 FOLDER = Path(__file__).parents[2] / "examples" / "recall"
 DIVERGE = ("vla without unit keys",)  # its NaN is a row of the paper's table 4

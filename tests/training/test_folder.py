@@ -8,8 +8,8 @@ import filelock
 import pytest
 
 from fastweights.environment import versions
-from fastweights.training.checkpoint import save_checkpoint
-from fastweights.training.folder import ExperimentFolder, remove_trainings
+from fastweights.training.checkpoints import save_checkpoint
+from fastweights.training.recall.folder import ExperimentFolder
 
 from ..results.made_up import made_up
 from .small import small_experiment
@@ -104,7 +104,7 @@ def test_a_folder_from_before_task_options_is_continued(tmp_path):
 
 
 def test_another_version_is_refused(used, monkeypatch):
-    monkeypatch.setattr("fastweights.training.folder.versions", lambda: {"fastweights": "99", "torch": "0"})
+    monkeypatch.setattr("fastweights.training.recall.folder.versions", lambda: {"fastweights": "99", "torch": "0"})
     refused(used.path, small_experiment(), 'fastweights is ".*" there and "99" here')
 
 
@@ -119,12 +119,11 @@ def test_overwrite_deletes_the_other_experiment_and_nothing_else(used):
     assert json.loads((used.path / "experiment.json").read_text())["steps"] == 13
 
 
-def test_experiments_below_a_folder_are_deleted_and_nothing_else(used):
+def test_an_experiment_is_deleted_and_nothing_else(used):
     (used.path / "notes.txt").write_text("mine")
-    (used.path.parent / "notes.txt").write_text("mine")
-    remove_trainings(used.path.parent)
-    left = {path.relative_to(used.path.parent).as_posix() for path in content(used.path.parent)}
-    assert left == {"notes.txt", "output/notes.txt", "output/experiment.json"}
+    used.remove()
+    left = {path.relative_to(used.path).as_posix() for path in content(used.path)}
+    assert left == {"notes.txt", "experiment.json"}
     enter(used.path, small_experiment(steps=13))  # the folder may be used again
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fastweights.layers import MixerChoice
 from fastweights.training import progress
-from fastweights.training.progress import BarReporter, LineReporter, TimeLeft, reporter_for
+from fastweights.training.progress import RunsProgress, TimeLeft
 
 from ..results.made_up import made_up
 from .small import small_experiment
@@ -31,7 +31,7 @@ def console():
 
 
 def test_lines_are_short_and_whole(console):
-    report_progress(reporter_for(console))
+    report_progress(RunsProgress(console))
     assert console.file.getvalue().splitlines() == [
         "1 of 2 runs to train",
         "[2/2] gdn, 2 pairs, lr 0.01, seed 0: accuracy 0.750, loss 1.000, 1.0 s",
@@ -41,7 +41,7 @@ def test_lines_are_short_and_whole(console):
 def test_a_line_for_every_log_every_steps_with_the_time_left(console, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    reporter = LineReporter(console, log_every=4)
+    reporter = RunsProgress(console, log_every=4)
     reporter.begin(RUNS, total=2)
     for step in range(1, 13):
         now[0] += 10.0
@@ -61,7 +61,7 @@ def test_time_left_before_anything_is_done():
 
 
 def test_a_diverged_run_is_named(console):
-    reporter = LineReporter(console)
+    reporter = RunsProgress(console)
     reporter.begin(RUNS, total=2)
     reporter.end(0, RUNS[0], made_up(accuracy=None, stopped_at=7))
     assert "[1/2] linear, 2 pairs, lr 0.01, seed 0: diverged at step 7" in console.file.getvalue()
@@ -69,8 +69,7 @@ def test_a_diverged_run_is_named(console):
 
 def test_bars_on_a_terminal():
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    reporter = reporter_for(console)
-    assert isinstance(reporter, BarReporter)
+    reporter = RunsProgress(console)
     report_progress(reporter)
     shown = console.file.getvalue()
     for text in ("all runs", "1 of 2 runs", "2 of 2 runs", "accuracy 0.750"):
@@ -80,7 +79,7 @@ def test_bars_on_a_terminal():
 def shown(console, reporter):
     """The bars as they are drawn at this moment, without control sequences."""
     console.file = io.StringIO()
-    console.print(reporter._progress.get_renderable())
+    console.print(reporter._display._bars.get_renderable())
     return re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", console.file.getvalue()).splitlines()
 
 
@@ -89,7 +88,7 @@ LONG_NAME = MixerChoice("gdn", {"conv_size": 2, "expand_v": 2})
 
 def drawn(width, choice=LONG_NAME):
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
-    reporter = BarReporter(console)
+    reporter = RunsProgress(console)
     runs = small_experiment(mixers=(choice,), steps=1000).runs()
     reporter.begin(runs, total=1)
     reporter.step(0, runs[0], 123, 1.2345, 456.0)
@@ -131,7 +130,7 @@ def test_the_second_run_of_a_worker_has_time_left(same_title):
     """The bar of a worker was full at the end of its run before."""
     now = [0.0]
     console = Console(file=io.StringIO(), force_terminal=True, width=120, get_time=lambda: now[0])
-    reporter = BarReporter(console)
+    reporter = RunsProgress(console)
     runs = small_experiment(mixers=("linear", "gdn")).runs()
     if same_title:  # of another part
         runs = [runs[0], *small_experiment(mixers=("linear",)).runs()]

@@ -11,9 +11,9 @@ from fastweights.analysis import load_results
 from fastweights.environment import usable_cores
 from fastweights.stopping import Stopped, StopSignals
 from fastweights.training import WorkerError, run_recall, run_recall_parts, train_run
-from fastweights.training.checkpoint import load_checkpoint, save_checkpoint
+from fastweights.training.checkpoints import load_checkpoint, save_checkpoint
+from fastweights.training.pool import gpus_of_workers, usual_workers
 from fastweights.training.progress import Silent
-from fastweights.training.workers import gpus_of_workers, usual_workers
 
 from .small import numbers, small_experiment
 

@@ -12,7 +12,7 @@ import torch
 from fastweights.layers import MixerChoice
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.training import RecallExperiment, Stage, load_recall_file
-from fastweights.training.toml_file import tomllib
+from fastweights.training.run_files import tomllib
 
 FILE = """
 output = "runs/x"

@@ -13,7 +13,7 @@ from fastweights.analysis import stage_table
 from fastweights.evaluation import recall_accuracy
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.training import RecallRun, Stage, learning_rate_factor, train_run, weight_decay_groups
-from fastweights.training.batches import training_batches
+from fastweights.training.recall.batches import training_batches
 from tests.training.small import numbers, small_run
 
 STAGES = (Stage(pairs=2, steps=5), Stage(pairs=3, steps=7, length=12))

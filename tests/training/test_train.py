@@ -219,7 +219,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, monkeypatch):
         steps.append(len(steps))
         return torch.nn.functional.nll_loss(logits.log_softmax(-1), labels) * (float("nan") if len(steps) == 50 else 1)
 
-    monkeypatch.setattr("fastweights.training.objectives.F.cross_entropy", spoiled)
+    monkeypatch.setattr("fastweights.training.recall.objectives.F.cross_entropy", spoiled)
     result = train_run(run, tmp_path / "run.checkpoint")
     assert result.status == "diverged" and result.diverged
     assert result.stopped_at == 50

@@ -1,47 +1,63 @@
 """Runs that look at their memories while they train, and runs that keep their models."""
 
-import pytest
-import torch
-from fastweights_studies.inspection import inspect_model
+from types import SimpleNamespace
 
+import pytest
+
+from fastweights.data import RecallTask
 from fastweights.evaluation import recall_accuracy
-from fastweights.layers import MixerChoice
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.training import train_run
-from fastweights.training.folder import ExperimentFolder
+from fastweights.training import run_recall, train_run
+from fastweights.training.recall import watching
+from fastweights.training.recall.folder import ExperimentFolder
 from tests.training.small import SMALL, numbers, small_experiment, small_run
 
-WATCHED = {"mixer": MixerChoice("palimpsa-d", {"head_dim": 4}), "watch_every": 4}
+
+@pytest.fixture
+def watches(monkeypatch):
+    """The functions that are installed to look at models, as their entry points load them."""
+    found = []
+
+    def entry_points(group):
+        assert group == "fastweights.watches"
+        return [SimpleNamespace(load=lambda watch=watch: watch) for watch in found]
+
+    monkeypatch.setattr(watching, "entry_points", entry_points)
+    watching.find_watches.cache_clear()
+    yield found
+    watching.find_watches.cache_clear()
 
 
-def test_windows_and_importances_are_those_of_the_model(tmp_path):
-    run = small_run(**WATCHED, save_models=True)
-    found = train_run(run, tmp_path / "checkpoint", model_folder=tmp_path / "model").watched
-    assert found["step"] == [4.0, 8.0, 12.0] and {len(values) for values in found.values()} == {3}
-    model = FastWeightsForCausalLM.from_pretrained(tmp_path / "model").eval()
-    ids = run.make_task().batch("test", seed=0, index=0, batch_size=4).input_ids
-    for name, measure in (("window", "window"), ("metaplasticity ratio", "metaplasticity")):
-        shown = [inspect_model(model, row, measures=[measure], every=len(row)).panels[measure][0][0] for row in ids]
-        values = torch.stack([panel.y[-1].mean() for panel in shown])
-        assert found[name][-1] == pytest.approx(values.mean().item(), rel=1e-6)
-    assert found["window"][0] != found["window"][-1]
+def largest_weight(model, task, *, seed, device):
+    assert isinstance(task, RecallTask)
+    return {"largest weight": max(weight.abs().max().item() for weight in model.parameters())}
 
 
-def test_looking_changes_nothing_and_continues(tmp_path):
-    plain = train_run(small_run(mixer=WATCHED["mixer"]), tmp_path / "plain")
-    run = small_run(**WATCHED)
-    whole = train_run(run, tmp_path / "whole")
+def sizes(model, task, *, seed, device):
+    return {"pairs": float(task.pairs), "seed": float(seed)}
+
+
+def test_every_watch_that_is_installed_looks_and_changes_nothing(tmp_path, watches):
+    watches += [largest_weight, sizes]
+    plain, run = train_run(small_run(), tmp_path / "plain"), small_run(watch_every=4, save_models=True)
+    whole = train_run(run, tmp_path / "whole", model_folder=tmp_path / "model")
     assert plain.watched == {} and plain.losses == whole.losses and plain.accuracies == whole.accuracies
+    assert whole.watched["step"] == [4.0, 8.0, 12.0] and whole.watched["pairs"] == [2.0] * 3
+    model = FastWeightsForCausalLM.from_pretrained(tmp_path / "model")
+    (last,) = largest_weight(model, run.make_task(), seed=0, device="cpu").values()
+    assert whole.watched["largest weight"][-1] == last != whole.watched["largest weight"][0]
     steps = iter(range(100))
     cut = train_run(run, tmp_path / "cut", should_stop=lambda: next(steps) == 6)
     assert cut is None and numbers(train_run(run, tmp_path / "cut")) == numbers(whole)
 
 
-def test_what_a_layer_does_not_have_is_left_out(tmp_path):
-    found = train_run(small_run(mixer="deltanet", watch_every=6), tmp_path / "x").watched
-    assert set(found) == {"step"}
-    found = train_run(small_run(mixer="gdn", watch_every=6), tmp_path / "y").watched
-    assert set(found) == {"step", "window"}
+def test_a_run_that_nothing_can_watch_is_refused_before_it_is_trained(tmp_path, watches):
+    message = "watch_every needs a package with an entry point of the group fastweights.watches"
+    with pytest.raises(ValueError, match=message):
+        train_run(small_run(watch_every=4), tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match=message):
+        run_recall(small_experiment(watch_every=4), tmp_path / "output")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_that_is_kept_has_the_accuracy_of_its_run(tmp_path):

@@ -9,16 +9,14 @@ They need pytest and hypothesis, which the extra `test` installs. Tests that tak
 
 import pytest
 
-_MODULES = ("any_sizes", "bad_input", "compare", "compiling", "equivalence", "gradients", "nodes", "numbers")
+_MODULES = ("bad_input", "by_kernels", "compare", "compiling", "equivalence", "gradients", "numbers")
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 
-from .any_sizes import *  # noqa: E402, F403
 from .bad_input import *  # noqa: E402, F403
 from .compiling import *  # noqa: E402, F403
 from .equivalence import *  # noqa: E402, F403
 from .forms import contract_of  # noqa: E402
 from .gradients import *  # noqa: E402, F403
-from .nodes import *  # noqa: E402, F403
 from .numbers import *  # noqa: E402, F403
 
 

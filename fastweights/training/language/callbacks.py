@@ -17,8 +17,8 @@ from ...checks import error_prefix
 from ...files import open_to_append, write_bytes, writing
 from ...stopping import StopSignals
 from ...untrusted import check_file
-from .checkpoints import checkpoints_in
-from .folder import world_size
+from ..checkpoints import checkpoints_in
+from .processes import world_size
 
 __all__ = [
     "NonFiniteLoss",

@@ -17,7 +17,7 @@ from ...models import FastWeightsForCausalLM
 from ...private_torch import allow_compilations, import_compiler, size_may_change
 from .run import LanguageRun
 
-__all__ = ["compile_model", "compiler_loading", "what_to_compile", "with_any_number_of_documents"]
+__all__ = ["compile_model", "compiler_loading", "what_to_compile", "mark_document_count_dynamic"]
 
 BACKEND = "inductor"
 KEPT = "TORCHINDUCTOR_CACHE_DIR"  # torch's own variable for the folder of compiled code
@@ -74,7 +74,7 @@ def _version_of_ops() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
-def with_any_number_of_documents(batch: dict[str, Any]) -> dict[str, Any]:
+def mark_document_count_dynamic(batch: dict[str, Any]) -> dict[str, Any]:
     """The batch, whose cumulative lengths torch.compile must not take to be as many in every step.
 
     One document, for which torch.compile would make code of its own, gets an empty one behind it.

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ...cuda_graphs import captured, refusing_waits
-from .folder import world_size
+from .processes import world_size
 from .run import LanguageRun
 
-__all__ = ["GraphedGradients", "what_to_graph", "with_empty_documents"]
+__all__ = ["GraphedGradients", "what_to_graph", "append_empty_documents"]
 
 WARM = 3  # passes of a shape before it is captured, in which kernels are compiled and libraries make their workspaces
 STEP = 16  # edges of documents are filled up to a multiple of this
@@ -36,7 +36,7 @@ def what_to_graph(run: LanguageRun) -> bool:
     )
 
 
-def with_empty_documents(cu_seqlens: Tensor, edges: int) -> Tensor:
+def append_empty_documents(cu_seqlens: Tensor, edges: int) -> Tensor:
     """cu_seqlens, int [N+1], with empty documents at the end, int [edges]."""
     return torch.cat([cu_seqlens, cu_seqlens[-1:].expand(edges - len(cu_seqlens))])
 
@@ -85,10 +85,10 @@ class GraphedGradients:
         """The loss of a batch."""
         if not self.possible:
             return self.work(inputs)
-        inputs = self._of_fixed_shape(inputs)
+        inputs = self._fix_shape(inputs)
         shape = {name: x.shape for name, x in inputs.items()}
         if self.graph is not None and shape == {name: x.shape for name, x in self.graph.inputs.items()}:
-            return self._replayed(self.graph, inputs)
+            return self._replay(self.graph, inputs)
         key = tuple(sorted(shape.items()))
         self.seen[key] += 1
         if self.seen[key] > WARM:
@@ -99,7 +99,7 @@ class GraphedGradients:
                 self._give_up(error)
             else:
                 self.required = False  # no error where a larger one does not fit in the middle of a training
-                return self._replayed(self.graph, inputs)
+                return self._replay(self.graph, inputs)
         return self.work(inputs)
 
     def _give_up(self, error: RuntimeError) -> None:
@@ -109,16 +109,16 @@ class GraphedGradients:
             raise ValueError(f"graphs must be False or None where {why}; leave it out to train without one") from error
         warnings.warn(f"training continues without CUDA graphs, because {why}", stacklevel=3)
 
-    def _of_fixed_shape(self, inputs: Inputs) -> dict[str, Tensor]:
+    def _fix_shape(self, inputs: Inputs) -> dict[str, Tensor]:
         cu_seqlens = inputs.get("cu_seqlens")
         if cu_seqlens is None:
             return dict(inputs)
         if len(cu_seqlens) > self.edges:  # a quarter more, for the batches to come
             self.edges = -(-5 * len(cu_seqlens) // (4 * STEP)) * STEP
             self.graph = None  # never matches again, and would keep the memory of a step beside the batches without one
-        return {**inputs, "cu_seqlens": with_empty_documents(cu_seqlens, self.edges)}
+        return {**inputs, "cu_seqlens": append_empty_documents(cu_seqlens, self.edges)}
 
-    def _replayed(self, graph: Captured, inputs: Inputs) -> Tensor:
+    def _replay(self, graph: Captured, inputs: Inputs) -> Tensor:
         loss = graph.replay(inputs)
         for parameter, gradient in zip(self.parameters, graph.gradients, strict=True):
             if gradient is None:

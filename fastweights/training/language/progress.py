@@ -8,10 +8,9 @@ from typing import Any
 import psutil
 import torch
 from rich.console import Console
-from rich.progress import TaskID
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..progress import TimeLeft, progress_bars, rate
+from ..progress import Display, TimeLeft, rate
 
 __all__ = ["TextProgress", "TrainingProgress"]
 
@@ -22,8 +21,7 @@ class TextProgress:
     """Shows what a slow step of `prepare_text` does, and how much text it has read, on `console`. A context manager."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._bar = console, progress_bars(console)
-        self._task: TaskID | None = None
+        self._display = Display(console)
         self._work, self._due = "", 0.0
         self._left: TimeLeft | None = None
 
@@ -31,7 +29,7 @@ class TextProgress:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
+        self._display.__exit__()
 
     def __call__(self, work: str, done: int, total: int | None) -> None:
         """`done` of about `total` characters are read; `work` begins where they are 0."""
@@ -39,39 +37,34 @@ class TextProgress:
         if work != self._work:
             self._work, self._due = work, now
             self._left = None if total is None else TimeLeft(done, total)
-            if self._task is not None:
-                self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(work, total=total, note="")
-            self._bar.start()
+            self._display.__enter__()
         of = "" if total is None else f" of about {max(done, total) / 1e6:,.1f}"
         note = f"{done / 1e6:,.1f}{of} MB"
-        assert self._task is not None
-        self._bar.update(self._task, completed=done, note=note)
-        if not self._console.is_terminal and now >= self._due:
+        self._display.show_bar("text", self._work, title=work, total=total, done=done, note=note)
+        if not self._display.is_terminal and now >= self._due:
             self._due = now + TEXT_SECONDS
             left = f", {self._left.after(done)} left" if self._left is not None and done else ""
-            self._console.print(f"{work}: {note}{left}", markup=False, highlight=False, soft_wrap=True)
+            self._display.print_line(f"{work}: {note}{left}")
 
 
 class TrainingProgress(TrainerCallback):
     """Shows step, loss, tokens per second, memory and time left on `console`, in the main process. A context manager."""
 
     def __init__(self, console: Console, *, title: str, tokens_a_step: int, steps: int, log_every: int) -> None:
-        self._console, self._title, self._tokens, self._steps = console, title, tokens_a_step, steps
+        self._display, self._title, self._tokens, self._steps = Display(console), title, tokens_a_step, steps
         self._log_every = log_every
-        self._bar = progress_bars(console)
-        self._task = self._bar.add_task(title, total=steps, note="")
         self._since, self._step = time.monotonic(), 0
         self._left = TimeLeft(0, steps)
-        self._training = self._held_out = self._machine = ""
+        self._note = self._training = self._held_out = self._machine = ""
         self._measured = 0  # step of the held-out loss
 
     def __enter__(self) -> TrainingProgress:
-        self._bar.start()
+        self._display.__enter__()
+        self._show(0)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
+        self._display.__exit__()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -82,7 +75,7 @@ class TrainingProgress(TrainerCallback):
             self._print(f"continues after step {state.global_step:,}")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._bar.update(self._task, completed=state.global_step)
+        self._show(state.global_step)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
@@ -98,17 +91,14 @@ class TrainingProgress(TrainerCallback):
             return
         self._since, self._step = now, step
         earlier = "" if self._measured == step else f" at step {self._measured:,}"
-        shown = [
-            f"{step:,}/{self._steps:,}",
-            self._training,
-            self._held_out + earlier * bool(self._held_out),
-            self._machine,
-        ]
-        self._bar.update(self._task, note=", ".join(filter(None, shown)))
+        held_out = self._held_out + earlier * bool(self._held_out)
+        shown = (f"{step:,}/{self._steps:,}", self._training, held_out, self._machine)
+        self._note = ", ".join(filter(None, shown))
+        self._show(step)
         if step == self._steps:
             if "eval_loss" in logs:
                 self._line(step, self._training, self._held_out, self._machine)
-        elif not self._console.is_terminal:
+        elif not self._display.is_terminal:
             if "eval_loss" in logs:
                 self._line(step, self._held_out)
             elif step % self._log_every == 0:
@@ -117,11 +107,14 @@ class TrainingProgress(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._since, self._step = time.monotonic(), state.global_step  # saving is not training
 
+    def _show(self, step: int) -> None:
+        self._display.show_bar("training", self, title=self._title, total=self._steps, done=step, note=self._note)
+
     def _line(self, step: int, *parts: str) -> None:
         self._print(", ".join([f"step {step:,} of {self._steps:,}", *filter(None, parts)]))
 
     def _print(self, text: str) -> None:
-        self._console.print(f"{self._title}: {text}", markup=False, highlight=False, soft_wrap=True)
+        self._display.print_line(f"{self._title}: {text}")
 
 
 def memory() -> float:

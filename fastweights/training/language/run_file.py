@@ -10,8 +10,7 @@ from typing import Any
 
 from ...checks import check_choice
 from ...data.text import TextCorpus, TextTokenizer
-from ..overrides import overridden, parse_overrides
-from ..toml_file import check_run_file, from_mapping, read_toml
+from ..run_files import check_run_file, from_mapping, override_settings, parse_overrides, read_toml
 from .run import LanguageRun
 
 __all__ = ["load_run"]
@@ -36,18 +35,18 @@ def load_run(path: str | Path, *, overrides: Sequence[str] = (), **changes: Any)
     replaced = parse_overrides(overrides)
     run = _from_toml(file) if file.suffix == ".toml" else _from_python(file)
     run = dataclasses.replace(run, **changes)
-    return _made(overridden(_tables(run), replaced)) if replaced else run
+    return _make_run(override_settings(_write_tables(run), replaced)) if replaced else run
 
 
 def _from_toml(file: Path) -> LanguageRun:
     values = read_toml(file)
     try:
-        return _made(values)
+        return _make_run(values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"run file {file}: {error}") from None
 
 
-def _made(values: dict[str, Any]) -> LanguageRun:
+def _make_run(values: dict[str, Any]) -> LanguageRun:
     """The run of the tables of a file."""
     tables = {
         key: from_mapping(kind, values[key], f"[{key}]")
@@ -57,12 +56,12 @@ def _made(values: dict[str, Any]) -> LanguageRun:
     return from_mapping(LanguageRun, {**values, **tables}, "the file")
 
 
-def _tables(run: LanguageRun) -> dict[str, Any]:
+def _write_tables(run: LanguageRun) -> dict[str, Any]:
     """The tables of a file that describes the run."""
-    return {**_fields(run), **{key: _fields(getattr(run, key)) for key in TABLES}}
+    return {**_read_fields(run), **{key: _read_fields(getattr(run, key)) for key in TABLES}}
 
 
-def _fields(made: Any) -> dict[str, Any]:
+def _read_fields(made: Any) -> dict[str, Any]:
     return {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
 
 

@@ -9,7 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from .run import LanguageRun
 
-__all__ = ["ForwardPrefetch", "autocast_policy", "fsdp_config", "in_float32"]
+__all__ = ["ForwardPrefetch", "autocast_policy", "fsdp_config", "cast_to_float32"]
 
 
 def fsdp_config(run: LanguageRun) -> dict[str, Any]:
@@ -50,6 +50,6 @@ def autocast_policy() -> Any:
     )
 
 
-def in_float32(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+def cast_to_float32(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
     """Forward hook: the output in float32."""
     return output.float()

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing.connection import wait
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from transformers.utils.logging import disable_progress_bar
 
-from ...environment import OutOfMemory, within_memory
-from ...layers import import_mixers
-from ...stopping import Stopped, StopSignals, join_or_kill
-from ..calling_script import prepared, starting_processes, work_begins
-from ..workers import WorkerError
+from ...stopping import StopSignals
+from ..calling_script import work_begins
+from ..engine import train_jobs
+from ..pool import Pool, Worker
+from ..progress import Silent
 from .folder import LanguageFolder
 from .run import LanguageRun
 from .train import NonFiniteLoss, train_language
 
-__all__ = ["train_here", "train_together"]
+__all__ = ["LanguageJob", "train_here", "train_together"]
 
+LESS_MEMORY = "a smaller batch_size, or fewer workers,"
 STOP_SECONDS = 120.0  # a step and a checkpoint
+
+
+@dataclass(frozen=True)
+class LanguageJob:
+    """The training of a single model in its output folder. Its result is why the loss was no longer finite, or None."""
+
+    run: LanguageRun
+
+    @property
+    def name(self) -> str:
+        return self.run.output
+
+    @property
+    def cost(self) -> int:
+        return self.run.max_steps * self.run.accumulation * self.run.batch_size * self.run.length
+
+    def has_ended(self) -> bool:
+        return LanguageFolder(Path(self.run.output)).result.exists()
+
+    def __call__(self, worker: Worker) -> str | None:
+        with StopSignals() as signals, worker.requests_as_signals():
+            return _train(self.run, signals)
 
 
 def report_divergence(run: LanguageRun, why: str | None) -> None:
@@ -57,90 +75,38 @@ def train_together(
         KeyboardInterrupt: Ctrl-C, or a signal where the caller has entered `StopSignals`. The trainings have saved checkpoints.
     """
     work_begins("train_together")
-    context = multiprocessing.get_context("spawn")  # a forked CUDA does not work
-    waiting = [run for run in runs if not LanguageFolder(Path(run.output)).result.exists()]
-    gpus = _gpus(torch.device(device))
-    places = [gpus[index % len(gpus)] for index in range(workers)]
-    train = prepared(_train)
-    running: dict[Any, tuple[Any, LanguageRun, Any, str | None]] = {}
-    diverged, failed = set(), []
-    try:
-        while waiting or running:
-            while waiting and places:
-                run, gpu = waiting.pop(0), places.pop(0)
-                with starting_processes(), _visible(gpu):
-                    divergence = context.SimpleQueue()  # starts a process too, which tracks what queues leave behind
-                    process = context.Process(target=train, args=(run, imports, divergence))
-                    process.start()
-                running[process.sentinel] = (process, run, divergence, gpu)
-            for sentinel in wait(list(running)):
-                process, run, divergence, gpu = running.pop(sentinel)
-                process.join()
-                places.append(gpu)
-                if process.exitcode != 0:
-                    failed.append(f"{run.output} (exit code {process.exitcode})")
-                    continue
-                why = None if divergence.empty() else divergence.get()
-                if why is not None:
-                    diverged.add(run.output)
-                ended(run, why)
-    finally:
-        for process, *_ in running.values():
-            process.terminate()
-        join_or_kill((process for process, *_ in running.values()), STOP_SECONDS)
-    if failed:
-        raise WorkerError(f"{len(failed)} of {len(runs)} trainings failed: {', '.join(failed)}")
+    diverged = set()
+
+    class Ended(Silent):
+        def end(self, worker: int, run: LanguageRun, result: str | None) -> None:
+            if result is not None:
+                diverged.add(run.output)
+            ended(run, result)
+
+    pool = Pool(
+        workers=workers,
+        devices=(device,),
+        imports=imports,
+        what="training",
+        less_memory=LESS_MEMORY,
+        one_gpu=True,
+        renewed=True,
+        stop_seconds=STOP_SECONDS,
+    )
+    train_jobs([LanguageJob(run) for run in runs], pool, Ended())
     return diverged
 
 
 def train_here(run: LanguageRun) -> str | None:
     """Train in this process. Returns why the loss was no longer finite, or None."""
-    disable_progress_bar()  # one per saved file
     with StopSignals() as signals:
-        try:
-            train_language(run, signals=signals)
-        except NonFiniteLoss as error:
-            return str(error)
+        return _train(run, signals)
+
+
+def _train(run: LanguageRun, signals: StopSignals) -> str | None:
+    disable_progress_bar()  # one per saved file
+    try:
+        train_language(run, signals=signals)
+    except NonFiniteLoss as error:
+        return str(error)
     return None
-
-
-def _train(run: LanguageRun, imports: Sequence[str], divergence: Any) -> None:
-    """The life of a process: one training, to its end or to a signal."""
-    torch.set_num_threads(1)
-    import_mixers(imports)
-    try:
-        with within_memory("a smaller batch_size, or fewer workers,"):
-            why = train_here(run)
-    except OutOfMemory as error:
-        print(f"{run.output}: {error}", file=sys.stderr)
-        sys.exit(1)
-    except Stopped as stopped:
-        sys.exit(stopped.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    if why is not None:
-        divergence.put(why)
-
-
-def _gpus(device: torch.device) -> list[str | None]:
-    """The GPUs that "cuda" stands for, as CUDA_VISIBLE_DEVICES names them; None on the CPU."""
-    if device.type != "cuda":
-        return [None]
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = given.split(",") if given else [str(index) for index in range(torch.cuda.device_count())]
-    return [*names] if device.index is None else [names[device.index]]
-
-
-@contextmanager
-def _visible(gpu: str | None) -> Iterator[None]:
-    """Within the block a process that starts sees this GPU alone."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    try:
-        yield
-    finally:
-        if gpu is not None:
-            os.environ.pop("CUDA_VISIBLE_DEVICES")
-            if before is not None:
-                os.environ["CUDA_VISIBLE_DEVICES"] = before

@@ -27,26 +27,18 @@ from ...results import LanguageResult
 from ...results.language import load_result, save_result
 from ...stopping import StopSignals
 from ..calling_script import work_begins
-from ..output_folder import as_stored
+from ..checkpoints import checkpoint_step, checkpoints_in, latest_whole
+from ..folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
-from .checkpoints import checkpoint_step, checkpoints_in, latest_whole
 from .compiling import compiler_loading, what_to_compile
-from .folder import (
-    MEASURED,
-    LanguageFolder,
-    from_main_process,
-    is_main_process,
-    on_main_process,
-    training_facts,
-    world_size,
-)
-from .launch import check_launch, step_size
-from .model import build_model, mixer_name, model_config, model_tokenizer
+from .folder import MEASURED, LanguageFolder
+from .model import build_model, mixer_name, model_config, model_tokenizer, training_facts
+from .processes import check_launch, from_main_process, is_main_process, on_main_process, step_size, world_size
 from .progress import TextProgress, TrainingProgress
 from .run import LanguageRun
 from .trainer import LanguageTrainer, held_out_rows
 
-__all__ = ["NonFiniteLoss", "check_training", "checked_config", "train_language"]
+__all__ = ["NonFiniteLoss", "check_training", "checked_config", "plan_training", "train_language"]
 
 CONTINUED_TOKENS = 100
 PATIENCE = timedelta(hours=1)  # for the main process, which measures a model while the others wait to train the next
@@ -100,7 +92,7 @@ def train_language(
 
     corpus = dataclasses.replace(run.corpus, excluded=(*run.corpus.excluded, run.output, run.cache))
     with TextProgress(console) as progress:
-        text = _prepared(corpus, model_tokenizer(singles[0]), run.cache, report, progress)
+        text = _prepare_text(corpus, model_tokenizer(singles[0]), run.cache, report, progress)
     rows = len(PackedRows(text.train, run.length))  # raises where there are not enough tokens
     if held_out_rows(text.held_out, run.length).length < run.length:
         report(
@@ -155,7 +147,55 @@ def check_training(run: LanguageRun, *, stop_at: int | None, overwrite: bool) ->
     return singles
 
 
-def _prepared(
+def plan_training(run: LanguageRun, *, stop_at: int | None = None, overwrite: bool = False) -> dict[str, Any]:
+    """The settings of a run, and for each of its models the number of parameters, where its training begins and where it goes.
+    Nothing is written. Of the text of local files the first document is read.
+
+    A tokenizer that is still to be trained is taken to have as many tokens as it may.
+
+    Raises:
+        ValueError: as `train_language`, but for text and tokenizer.
+    """
+    singles = check_training(run, stop_at=stop_at, overwrite=overwrite)
+    settings = model_tokenizer(singles[0])
+    if run.corpus.dataset is None:
+        next(run.corpus.documents(), None)  # raises where there is none
+    return {
+        "settings": as_stored(dataclasses.asdict(run)),
+        "step": step_size(run),
+        "models": [_plan_model(single, settings, overwrite) for single in singles],
+    }
+
+
+def _plan_model(run: LanguageRun, tokenizer: TextTokenizer, overwrite: bool) -> dict[str, Any]:
+    if tokenizer.path is not None:
+        config = model_config(run, tokenizer.load())
+    elif "path" in run.model:
+        config = model_config(run)
+    else:
+        config = model_config(dataclasses.replace(run, model={"vocab_size": tokenizer.vocab_size, **run.model}))
+    with torch.device("meta"):
+        model = FastWeightsForCausalLM(config)
+    return {
+        "name": mixer_name(config),
+        "parameters": model.num_parameters(),
+        "state size": model.state_size(run.length),
+        "steps": run.max_steps,
+        "tokens": run.max_steps * run.length * run.batch_size * run.accumulation * world_size(),
+        "begins": _describe_begin(run, overwrite),
+        "output": run.output,
+    }
+
+
+def _describe_begin(run: LanguageRun, overwrite: bool) -> str:
+    folder = LanguageFolder(Path(run.output))
+    saved = checkpoints_in(folder.checkpoints)
+    if overwrite or not (folder.result.exists() or saved):
+        return "from the start"
+    return "has ended" if folder.result.exists() else f"after step {checkpoint_step(saved[-1]):,}"
+
+
+def _prepare_text(
     corpus: TextCorpus, tokenizer: TextTokenizer, cache: str, report: Callable[[str], None], progress: TextProgress
 ) -> PreparedText:
     """Tokenizer and tokens, whose checksums the main process alone compares."""
@@ -210,7 +250,7 @@ def _train_one(
             model = build_model(run, config)
     with folder.opened(run, text, overwrite=overwrite):
         if model is None or from_main_process(folder.result.exists()):
-            return _finished(run, folder, text, report) if is_main_process() else None
+            return _load_finished(run, folder, text, report) if is_main_process() else None
         latest = on_main_process(lambda: latest_whole(folder.checkpoints, config, report))
         if stop_at is not None and latest is not None and stop_at <= checkpoint_step(latest) < run.max_steps:
             report(
@@ -254,7 +294,7 @@ def _train_one(
             steps=run.max_steps,
             tokens=run.max_steps * tokens_a_step,
             **loss_curves(folder.log),
-            **_measured(run, folder.model, text.held_out, trainer.args.device),
+            **_measure(run, folder.model, text.held_out, trainer.args.device),
             seconds=time.perf_counter() - began,
             versions=versions(),
             machine=machine(str(trainer.args.device)),
@@ -268,7 +308,7 @@ def _saved_step(run: LanguageRun) -> int:
     return checkpoint_step(checkpoints_in(LanguageFolder(Path(run.output)).checkpoints)[-1])
 
 
-def _finished(
+def _load_finished(
     run: LanguageRun, folder: LanguageFolder, text: PreparedText, report: Callable[[str], None]
 ) -> LanguageResult:
     """The result of a finished training. Where the run now measures other things, the saved model is measured again."""
@@ -277,13 +317,13 @@ def _finished(
     same = wanted.items() <= result.run.items()
     report(f"{result.name}: finished earlier, not trained again" + ("" if same else "; measured as this run asks"))
     if not same:
-        measured = _measured(run, folder.model, text.held_out, PartialState().device)
+        measured = _measure(run, folder.model, text.held_out, PartialState().device)
         result = dataclasses.replace(result, run={**result.run, **wanted}, **measured)
         save_result(folder.result, result)
     return result
 
 
-def _measured(run: LanguageRun, model_folder: Path, held_out: TokenShards, device: torch.device) -> dict[str, Any]:
+def _measure(run: LanguageRun, model_folder: Path, held_out: TokenShards, device: torch.device) -> dict[str, Any]:
     """The fields `perplexities` and `continuation` of a result, of the model as it was saved. Context lengths that the held-out
     text is too short for are left out."""
     trusted = run.tokenizer.trust_remote_code

@@ -21,14 +21,15 @@ from ...models.card import write_card
 from ...models.loading import SAVED_MODEL
 from ...private_huggingface import TrainerHooks, use_one_gpu
 from ...untrusted import read_json_object
+from ..checkpoints import CHECKPOINT, drop_old, loading, saving
 from ..optimization import WeightDecayMixin, learning_rate_factor, weight_decay_groups
 from .callbacks import check_finite
-from .checkpoints import CHECKPOINT, drop_old, loading, saving
-from .compiling import compile_model, what_to_compile, with_any_number_of_documents
-from .folder import LanguageFolder, from_main_process, world_size
+from .compiling import compile_model, mark_document_count_dynamic, what_to_compile
+from .folder import LanguageFolder
 from .graphs import GraphedGradients, what_to_graph
+from .processes import from_main_process, world_size
 from .run import LanguageRun
-from .sharding import ForwardPrefetch, autocast_policy, fsdp_config, in_float32
+from .sharding import ForwardPrefetch, autocast_policy, cast_to_float32, fsdp_config
 
 __all__ = ["LanguageTrainer", "held_out_rows"]
 
@@ -73,7 +74,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         if self._sharded_bf16:
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = autocast_policy()
             # With tied weights FSDP2 gathers embedding and output layer together, and may cast the output of the latter alone.
-            self.model.get_input_embeddings().register_forward_hook(in_float32)
+            self.model.get_input_embeddings().register_forward_hook(cast_to_float32)
         self._compiled = what_to_compile(run)
         compile_model(self.model, self._compiled, run.cache)
         self._graphed: GraphedGradients | None = None
@@ -112,7 +113,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
 
     def prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         batch = super().prepare_inputs(inputs)
-        return with_any_number_of_documents(batch) if self._compiled else batch
+        return mark_document_count_dynamic(batch) if self._compiled else batch
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Points of the loss curve hold the mean loss of all processes since the point before."""

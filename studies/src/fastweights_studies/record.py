@@ -17,12 +17,12 @@ from fastweights.checks import describe_value
 from fastweights.files import write_bytes
 from fastweights.results.records import ResultsError, from_record, read_object
 
-__all__ = ["Origin", "Plain", "Row", "read_rows", "select", "write_rows"]
+__all__ = ["Origin", "Plain", "Row", "read_about", "read_rows", "select", "write_rows"]
 
 Plain: TypeAlias = str | int | float | bool | None | list[int] | list[float]
 
 FORMAT = 1
-NAME = re.compile(r"[a-z][a-z0-9_]*")  # of fields
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # of fields; capitals are the papers' letters, such as T for time
 WORD = re.compile(r"\S{1,80}")  # texts among the values are names, such as "shuffled", "gdn" or "NVIDIA-H100"
 
 
@@ -56,7 +56,8 @@ class Row:
         mixer: the memory or op that was measured; None where the task has none. options: those given to it.
         run: what the number depends on beside the column and is not compared: learning rate, repeat.
         seed: of a training or of random inputs; None where there is none.
-        value: None where the number was not finite.
+        value: None where the number was not finite. Of repeated calls the median.
+        spread: of repeated calls the first and the third quartile.
         origin: where and when.
 
     Raises:
@@ -72,6 +73,7 @@ class Row:
     run: Mapping[str, Plain] = dataclasses.field(default_factory=dict)
     seed: int | None = None
     value: float | None = None
+    spread: list[float] | None = None
     origin: Origin
 
     def __post_init__(self) -> None:
@@ -95,8 +97,11 @@ def select(rows: Iterable[Row], *, column: Mapping[str, Plain] = {}, **fields: A
     ]
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
+def write_rows(path: Path, rows: Iterable[Row], about: Mapping[str, Any] | None = None) -> None:
     """Write a result file, whole or not at all: one line per row, and each origin once.
+
+    Args:
+        about: what the file says beside its rows, which `read_about` reads.
 
     Raises:
         WriteError: the file cannot be written.
@@ -113,11 +118,38 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
         if origin not in origins:
             origins.append(origin)
         lines.append(json.dumps({**content, "origin": origins.index(origin)}, allow_nan=False))
-    listed = ",\n  ".join(map(json.dumps, origins))
-    text = (
-        f'{{\n "format": {FORMAT},\n "origins": [\n  {listed}\n ],\n "rows": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
-    )
+    said = "" if about is None else f' "about": {_indent(json.dumps(about, indent=1, allow_nan=False))},\n'
+    listed = _list_of_lines(map(json.dumps, origins))
+    text = f'{{\n "format": {FORMAT},\n{said} "origins": {listed},\n "rows": {_list_of_lines(lines)}\n}}\n'
     write_bytes(path, text.encode())
+
+
+def _indent(text: str) -> str:
+    return text.replace("\n", "\n ")
+
+
+def _list_of_lines(items: Iterable[str]) -> str:
+    inside = ",\n  ".join(items)
+    return f"[\n  {inside}\n ]" if inside else "[]"
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What a result file says beside its rows; empty where it says nothing.
+
+    Raises:
+        ResultsError: the file is damaged or of another format.
+    """
+    about = _read_content(path).get("about", {})
+    if not isinstance(about, dict):
+        raise ResultsError(f"result {path} is damaged: about must be an object; delete that file to have it made again")
+    return about
+
+
+def _read_content(path: Path) -> dict[str, Any]:
+    content = read_object(path)
+    if content.get("format") != FORMAT or not {"origins", "rows"} <= content.keys():
+        raise ResultsError(f"result {path} is not of format {FORMAT}; delete that file to have it made again")
+    return content
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -126,9 +158,7 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         ResultsError: the file is damaged or of another format.
     """
-    content = read_object(path)
-    if content.get("format") != FORMAT or not {"origins", "rows"} <= content.keys():
-        raise ResultsError(f"result {path} is not of format {FORMAT}; delete that file to have it made again")
+    content = _read_content(path)
     try:
         origins = [from_record(Origin, origin, path) for origin in content["origins"]]
         return [from_record(Row, {**row, "origin": origins[row["origin"]]}, path) for row in content["rows"]]

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastweights_studies.experiments import committed_records, save_record
+from fastweights_studies.claims import committed_records, save_record
 
 from fastweights.cli import main
-from tests.cli.hostile import ESCAPE, check_harmless, on_a_terminal, set_keys
+from tests.cli.hostile import ESCAPE, check_harmless, on_a_terminal
+
+
+def write_claim(place: Path, **values: Any) -> None:
+    """A result of C1 that says these."""
+    (place / "out").mkdir()
+    path = save_record(place / "out", committed_records()["C1"])
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "about": {**content["about"], **values}}))
+
 
 CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "the result of a claim": (
-        lambda place: (
-            (place / "out").mkdir(),
-            set_keys(save_record(place / "out", committed_records()["C1"]).name, reason=ESCAPE)(place / "out"),
-        ),
+        lambda place: write_claim(place, statements=[ESCAPE]),
         ["reproduce", "--list", "C1", "--output", "out"],
     ),
     "a result of another status": (
-        lambda place: (
-            (place / "out").mkdir(),
-            set_keys(save_record(place / "out", committed_records()["C1"]).name, status=ESCAPE)(place / "out"),
-        ),
+        lambda place: write_claim(place, status=ESCAPE),
         ["reproduce", "--list", "C1", "--output", "out"],
     ),
 }

@@ -1,11 +1,10 @@
 """Every table of the studies' commands on a narrow terminal: no number is split over two lines, and none is lost."""
 
 import pytest
-from fastweights_studies.experiments import claims_of, committed_records
-from fastweights_studies.experiments.tables import claim_page, claims_table
+from fastweights_studies.claims import claims_of, committed_records
+from fastweights_studies.claims.tables import claim_page, claims_table
 from fastweights_studies.leaderboard import PARTS, part_rows, table_of
-from fastweights_studies.leaderboard.run import rows_beside
-from fastweights_studies.leaderboard.terminal import parts_table, plain
+from fastweights_studies.leaderboard.terminal import make_table, parts_table
 from fastweights_studies.places import RESULTS as MEASUREMENTS
 
 from fastweights.layers import MIXERS
@@ -15,9 +14,9 @@ from tests.analysis.terminal_tables import check_no_number_is_split
 def board(name, size, tmp_path):
     part = PARTS[name]
     rows = part_rows(part, size, tmp_path, MEASUREMENTS)
-    rows = [*rows_beside(part, size, rows), *rows]
+    rows = [*part.library(size, rows), *rows]
     assert rows
-    return [plain(part, *table_of(part, size, rows, list(MIXERS)))]
+    return [make_table(part, *table_of(part, size, rows, list(MIXERS)))]
 
 
 def claims():

@@ -17,7 +17,7 @@ COMMANDS = {
     "inspect": (
         "inspect model --tokens 20 --measures norms --text text.txt", "fastweights.models.loading:load_language_model",
     ),
-    "reproduce": ("reproduce C2", "fastweights_studies.experiments:run_claim"),
+    "reproduce": ("reproduce C2", "fastweights_studies.claims:run_claim"),
     "leaderboard": ("leaderboard rules --mixers gdn", "fastweights_studies.leaderboard:run_part"),
 }  # fmt: skip
 RECALL = f"recall {SMALL} --learning-rates 0.01 --test-examples 2"
@@ -77,14 +77,15 @@ def test_records_are_replaced_by_those_of_the_same_claim_alone(place, capsys):
     line = f"{COMMANDS['reproduce'][0]} --output new"
     run_twice(line)
     record = json.loads((place / "new" / "C2.json").read_text())
-    (place / "new" / "C2.json").write_text(json.dumps({**record, "claim": "C3"}))
+    other = {**record, "about": {**record["about"], "claim": "C3"}}
+    (place / "new" / "C2.json").write_text(json.dumps(other))
     refused(place, capsys, line, "C2.json")
 
 
 @pytest.mark.slow
 def test_a_training_that_is_measured_anew_leaves_other_files(place):
     """reproduce and leaderboard delete the trainings that they made, with --overwrite."""
-    from fastweights.training.folder import remove_trainings
+    from fastweights_studies.trained_folders import remove_trainings
 
     recall = f"{RECALL} --workers 1 --output new/trained/C2/all"
     assert main(recall.split()) == 0

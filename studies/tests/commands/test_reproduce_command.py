@@ -1,10 +1,10 @@
 """`fastweights reproduce`: the list, one claim, a paper, bad commands."""
 
 import json
+from dataclasses import replace
 
 import pytest
-from fastweights_studies.commands import reproduce
-from fastweights_studies.experiments import SOURCES, claim_names
+from fastweights_studies.claims import SOURCES, claim_names
 
 from fastweights.cli import main
 
@@ -22,7 +22,7 @@ def test_the_list_has_every_claim_and_what_was_found(capsys, tmp_path, monkeypat
         elsewhere.chdir(tmp_path)
         committed = run(capsys, "--list", "--output", tmp_path)[1]
     assert "C5 pdn cpu does not hold does not hold " in " ".join(committed.split())
-    monkeypatch.setattr("fastweights_studies.experiments.record.COMMITTED", tmp_path)
+    monkeypatch.setattr("fastweights_studies.claims.record.COMMITTED", tmp_path)
     code, printed, error = run(capsys, "--list", "--output", tmp_path)
     rows = {line.split()[0]: " ".join(line.split()) for line in printed.splitlines() if line.strip()}
     assert code == 0 and error == "" and set(claim_names()) <= set(rows)
@@ -51,25 +51,26 @@ def test_a_claim_is_measured_shown_and_written(capsys, tmp_path):
     for text in ("holds: all elements", "rule", "expected", "query side", str(tmp_path / "new" / "C2.json")):
         assert text in printed.replace("\n", ""), text
     record = json.loads((tmp_path / "new" / "C2.json").read_text())
-    assert record["status"] == "holds" and record["command"] == "fastweights reproduce C2"
+    about = record["about"]
+    assert about["status"] == "holds" and about["command"] == "fastweights reproduce C2"
 
 
 def test_seeds_are_those_given(capsys, tmp_path):
     assert run(capsys, "C1", "--seeds", "5,6", "--output", tmp_path)[0] == 0
     record = json.loads((tmp_path / "C1.json").read_text())
-    assert record["seeds"] == [5, 6] and all(len(row) == 2 for row in record["numbers"].values())
+    assert record["about"]["seeds"] == [5, 6] and [row["seed"] for row in record["rows"]] == [5, 5, 6, 6]
 
 
 def test_a_paper_leaves_out_what_needs_a_gpu(capsys, tmp_path, monkeypatch):
-    from fastweights import experiments
+    from fastweights_studies import claims
 
-    measured, measure = [], experiments.run_claim
+    measured, measure = [], claims.run_claim
 
     def quick(claim, conditions):
         measured.append(claim.name)
-        return measure(experiments.find_claim("C2"), conditions)
+        return measure(replace(claim, measure=None, decide=None, needs="nothing in this test"), conditions)
 
-    monkeypatch.setattr(experiments, "run_claim", quick)
+    monkeypatch.setattr(claims, "run_claim", quick)
     code, printed, _ = run(capsys, "--paper", "lattice", "--output", tmp_path)
     assert code == 0 and measured == ["C14", "C15"]
     assert "C33: left out, needs --device cuda" in printed and "C34: left out" in printed
@@ -96,6 +97,15 @@ def test_bad_commands_end_with_one_line(capsys, tmp_path, arguments, message):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_result_of_the_format_before_is_refused_and_can_be_replaced(capsys, tmp_path):
+    before = {"claim": "C2", "declaration": {}, "status": "holds", "numbers": {"a number": [1.0]}}
+    (tmp_path / "C2.json").write_text(json.dumps(before))
+    code, _, error = run(capsys, "--list", "--output", tmp_path)
+    assert code == 2 and error.count("\n") == 1 and "C2.json has the format of before; measure the claim again" in error
+    assert run(capsys, "C2", "--output", tmp_path, "--overwrite")[0] == 0
+    assert run(capsys, "--list", "--output", tmp_path)[0] == 0
+
+
 def test_an_output_that_is_a_file_is_refused(capsys, tmp_path):
     (tmp_path / "file").write_text("precious")
     code, _, error = run(capsys, "C2", "--output", tmp_path / "file")
@@ -103,24 +113,20 @@ def test_an_output_that_is_a_file_is_refused(capsys, tmp_path):
 
 
 def test_trainings_that_fail_end_with_one_line(capsys, tmp_path, monkeypatch):
-    from fastweights import experiments
+    from fastweights_studies import claims
+
     from fastweights.training import WorkerError
 
     def fails(claim, conditions):
         raise WorkerError("run x failed: no memory", "traceback\n")
 
-    monkeypatch.setattr(experiments, "run_claim", fails)
+    monkeypatch.setattr(claims, "run_claim", fails)
     code, _, error = run(capsys, "C2", "--output", tmp_path)
     assert code == 1 and error.startswith("traceback\n")
     assert "C2: run x failed: no memory; the same command continues where trainings stopped" in error
 
 
 def test_help_names_the_papers():
-    assert ", ".join(SOURCES) == reproduce_module().PAPERS
+    from fastweights_studies.commands.reproduce import PAPERS
 
-
-def reproduce_module():
-    from importlib import import_module
-
-    assert callable(reproduce)
-    return import_module("fastweights.cli.reproduce")
+    assert ", ".join(SOURCES) == PAPERS

@@ -17,8 +17,8 @@ import sys
 from dataclasses import replace
 
 from fastweights.cli import main
-from fastweights_studies.experiments import Conditions
-from fastweights_studies.experiments.watched import in_processes
+from fastweights_studies.claims import Conditions
+from fastweights_studies.claims.watched import in_processes
 from fastweights_studies.leaderboard import SIZES
 from studies.tests.leaderboard.toy import TOY
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from fastweights_studies.experiments import claim_names
+from fastweights_studies.claims import claim_names
 from fastweights_studies.places import SOURCES
 
-from fastweights.cli import USAGE_ERROR, app
+from fastweights.cli import USAGE_ERROR, load_app
 from fastweights.evaluation import MEASURES
 from fastweights.layers import MIXERS, parse_mixers
 from fastweights.training import load_recall_file
@@ -41,7 +41,7 @@ COMMANDS = list(dict.fromkeys(commands()))
 def check(line: str) -> None:
     """Raises where the command line would not be taken."""
     name, *words = shlex.split(line, comments=True)
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(load_app())
     command = group.commands[name]  # type: ignore[attr-defined]
     if not words:  # the name alone, in a sentence
         return
@@ -92,7 +92,7 @@ def test_make_targets_exist() -> None:
 
 def test_options_in_sentences_exist() -> None:
     """Of the pages that speak of nothing but `fastweights`."""
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(load_app())
     known = {option for command in (group, *group.commands.values()) for x in command.params for option in x.opts}  # type: ignore[attr-defined]
     pages = ("README.md", "docs/start.md", "docs/train.md", "docs/commands.md", "docs/inspecting.md", "docs/tasks.md")
     named = {option for page in pages for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXTS[page])}

@@ -8,11 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from fastweights_studies.leaderboard import load_board
+from fastweights_studies.leaderboard import PARTS, load_board
+from fastweights_studies.leaderboard.untrained import gates_of
 from fastweights_studies.places import ROOT
 
 PAGE = (ROOT / "docs" / "own_rule.md").read_text()
 EXAMPLE = ROOT / "examples" / "own_rule"
+
+
+def test_the_page_shows_the_file() -> None:
+    assert f"```python\n{(ROOT / 'studies/examples/two_speed_untrained.py').read_text()}```" in PAGE
 
 
 def run(command: str, *options: str) -> str:
@@ -28,13 +33,15 @@ def run(command: str, *options: str) -> str:
 @pytest.mark.slow
 def test_the_rule_joins_the_comparison_without_training(tmp_path: Path) -> None:
     command = "fastweights leaderboard rules --mixers two-speed,gla --import examples/own_rule/two_speed.py"
-    run(command, "--output", str(tmp_path))
+    run(f"{command} --import studies/examples/two_speed_untrained.py", "--output", str(tmp_path))
     rows = load_board(tmp_path / "rules-cpu.json").rows
-    assert len(rows) == 2 * 4 * 4
-    assert all(row["state"] == 2 * row["size"] ** 2 for row in rows.values() if row["rule"] == "two-speed")
+    entries = {(entry.column, entry.label): entry for entry in PARTS["rules"].entries(rows)}
+    assert len(entries) == 2 * 4 * 4
+    own = [entry for (_, rule), entry in entries.items() if rule == "two-speed"]
+    assert all(entry.run["state"] == 2 * entry.rows[0].column["channels"] ** 2 for entry in own)
     # Without decay both memories are one, and on this stream the best decay is none.
-    found, gla = (rows[f"noise, d = 8, {rule}"] for rule in ("two-speed", "gla"))
-    assert found["gates"] == {"decay": 1.0} and found["distance"] == pytest.approx(gla["distance"], rel=1e-4)
+    found, gla = (entries["noise, d = 8", rule] for rule in ("two-speed", "gla"))
+    assert gates_of(found) == {"decay": 1.0} and found.values == pytest.approx(gla.values, rel=1e-4)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fastweights_studies.pages import performance_text
+from fastweights_studies.pages import rendering
 
 from fastweights.layers import MIXERS
 
@@ -33,7 +33,7 @@ def in_nav(entry: Any) -> list[str]:
 
 def headings(text: str) -> set[str]:
     plain = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    return {performance_text.anchor(heading) for heading in re.findall(r"^#{1,6} (.+)$", plain, re.MULTILINE)}
+    return {rendering.anchor(heading) for heading in re.findall(r"^#{1,6} (.+)$", plain, re.MULTILINE)}
 
 
 def test_every_page_is_in_the_navigation_once() -> None:

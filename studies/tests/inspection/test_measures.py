@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from fastweights_studies.inspection import MEASURES, inspect_model
-from fastweights_studies.inspection.panels import Panel, distribution
+from fastweights_studies.inspection.panels import Panel, make_histogram
 from fastweights_studies.inspection.reading import read_layers
 from fastweights_studies.inspection.transitions import transitions
 
@@ -163,7 +163,7 @@ def test_calibration(mixer):
 def test_condition_and_residuals(options):
     mixer = {"name": "gka", **options}
     layer = reading(mixer)
-    H, q = layer.states["H"], layer.at_ends(layer.per_head("q"))
+    H, q = layer.states["H"], layer.select_ends(layer.per_head("q"))
     size = torch.linalg.matrix_norm(H)
     ridge = 0.25 * torch.ones_like(size) if options.get("ridge") else 0.02 * size
     matrix = H + ridge[..., None, None] * torch.eye(H.shape[-1])
@@ -273,10 +273,10 @@ def test_slots():
 
 
 def test_distribution_of_equal_values_and_of_values_that_are_not_positive():
-    panel = distribution("x", torch.full((5, 2, 1), 3.0), "x")
+    panel = make_histogram("x", torch.full((5, 2, 1), 3.0), "x")
     assert torch.allclose(panel.y.sum(0), torch.ones(2, dtype=torch.float64))
     assert abs((panel.x * panel.y[:, 0]).sum() - 3.0) < 0.02
-    logarithmic = distribution("x", torch.tensor([0.0, -1.0, 1.0, 100.0])[:, None, None], "x", log_x=True)
+    logarithmic = make_histogram("x", torch.tensor([0.0, -1.0, 1.0, 100.0])[:, None, None], "x", log_x=True)
     assert math.isclose(logarithmic.y.sum().item(), 1.0) and logarithmic.x[0] > 0
 
 

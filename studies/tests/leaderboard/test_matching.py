@@ -3,7 +3,7 @@
 import pytest
 from fastweights_studies.leaderboard import SIZES
 from fastweights_studies.leaderboard.matching import Matching
-from fastweights_studies.leaderboard.trainings import matched
+from fastweights_studies.leaderboard.trainings import match_mixer
 
 from fastweights.layers import MIXERS, MixerChoice
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
@@ -46,10 +46,8 @@ def test_the_language_model_has_about_20_million_parameters():
 @pytest.mark.parametrize("size", SIZES)
 def test_the_columns_are_tasks_of_the_declared_state(size):
     for task in SIZES[size].tasks.values():
-        for column, (head, _) in task.columns.items():
-            (run,) = RecallExperiment(
-                **task.shared, **task.columns[column][1], mixers=("linear",), learning_rates=(1.0,)
-            ).runs()
-            assert run.tokens > 0 and task.shared["width"] >= head
-    found = matched(task, column, MixerChoice("linear"))
-    assert found.state == task.shared["layers"] * task.shared["heads"] * head**2
+        for column in task.columns:
+            (run,) = RecallExperiment(**task.experiment(column), mixers=("linear",), learning_rates=(1.0,)).runs()
+            assert run.tokens > 0 and task.shared["width"] >= column["head_dim"]
+    found = match_mixer(task, column, MixerChoice("linear"))
+    assert found.state == task.shared["layers"] * task.shared["heads"] * column["head_dim"] ** 2

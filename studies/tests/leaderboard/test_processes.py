@@ -14,6 +14,7 @@ from fastweights_studies.leaderboard import Request
 from fastweights_studies.leaderboard.processes import call_each
 
 from fastweights.training import WorkerError
+from fastweights.training.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("signals_arrive")
 
@@ -29,33 +30,34 @@ def work(what):
     return os.getpid(), torch.get_num_threads()
 
 
-def request(workers):
-    return Request(mixers=(), size="small", device="cpu", output=Path(), workers=workers)
+class Notes(Silent):
+    """Keeps what is reported."""
+
+    def __init__(self):
+        self.lines = []
+
+    def note(self, line):
+        self.lines.append(line)
+
+
+def request(workers, **more):
+    return Request(mixers=(), size="small", device="cpu", output=Path(), workers=workers, **more)
 
 
 def test_a_failure_costs_one_job():
     """A process that has failed or died is replaced by another; the message names what failed."""
     jobs = {name: [name] for name in ("first", "fail", "die", "second", "third")}
-    done, before = {}, torch.get_num_threads()
+    done, before, notes = {}, torch.get_num_threads(), Notes()
     with pytest.raises(WorkerError) as failure:
-        call_each(work, jobs, request(2), done.__setitem__)
+        call_each(work, jobs, request(2, reporter=notes), done.__setitem__)
     assert set(done) == {"first", "second", "third"} and os.getpid() not in {pid for pid, _ in done.values()}
     assert {threads for _, threads in done.values()} == {1} and torch.get_num_threads() == before
     message = str(failure.value)
-    assert message.startswith("2 of 5 failed: ") and "fail: ValueError: this one cannot be done" in message
-    assert "die: its process ended with exit code 3" in message and "Traceback" in failure.value.details
+    assert message.endswith(" (and 1 more of 5 mixers)") and "Traceback" in failure.value.details
+    assert set(notes.lines) == {
+        "mixer fail failed: ValueError: this one cannot be done", "the worker on mixer die ended with exit code 3",
+    }  # fmt: skip
     assert not multiprocessing.active_children()
-
-
-def test_one_process_is_this_one():
-    done = {}
-    with pytest.raises(WorkerError, match="1 of 2 failed: fail: ValueError"):
-        call_each(fail_or_pid, {name: [name] for name in ("fail", "first")}, request(1), done.__setitem__)
-    assert done == {"first": os.getpid()}
-
-
-def fail_or_pid(what):
-    return work(what) if what == "fail" else os.getpid()
 
 
 def test_an_interruption_ends_the_processes_at_once():

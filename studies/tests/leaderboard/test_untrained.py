@@ -1,28 +1,29 @@
 """The rules without training: streams, exact least squares and distances against loops of their own; declarations; results."""
 
-import json
+import hashlib
 import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from fastweights_studies import places
-from fastweights_studies.leaderboard import load_board, register_rule, rules
+from fastweights_studies.leaderboard import PARTS, load_board, register_rule, rules, untrained
 from fastweights_studies.leaderboard.rules import GRID, LEFT_OUT, RULES, SAME_RULE, Gates
-from fastweights_studies.leaderboard.run import find_rules
 from fastweights_studies.leaderboard.streams import LAST_PART, STREAMS, exact_answers
 from fastweights_studies.leaderboard.untrained import (
     EXPECTATIONS,
     SEEDS,
     SIZES,
     TUNING_SEED,
-    Expectation,
-    declaration,
+    Found,
+    find_rules,
     measure_rule,
-    measure_untrained,
 )
+from fastweights_studies.record import select
 
 from fastweights.layers import MIXERS
+from fastweights.training.progress import Silent
 
 RESULTS = places.RESULTS / "leaderboard" / "rules-cpu.json"
 D = 8
@@ -101,10 +102,12 @@ def test_distances_are_those_of_a_direct_computation(stream, rule, answers):
     o = scale * answers(k, v, q, gates)
     found = measure_rule(kind, RULES[rule], D, seeds=(3,))
     # LSTSQ and the equations of the measurement differ by rounding where keys are nearly dependent.
-    assert found["distance"] == pytest.approx([((o - exact) ** 2).sum() / (exact**2).sum()], rel=1e-3, abs=1e-6)
-    assert found["error"] == pytest.approx([((o - truth) ** 2).sum() / (truth**2).sum()], rel=1e-3, abs=1e-6)
-    assert found["exact error"] == pytest.approx([((exact - truth) ** 2).sum() / (truth**2).sum()], rel=1e-3, abs=1e-6)
-    assert found["gates"] == {name: gates[name] for name in RULES[rule].gates}
+    assert found.distance == pytest.approx([((o - exact) ** 2).sum() / (exact**2).sum()], rel=1e-3, abs=1e-6)
+    assert found.error == pytest.approx([((o - truth) ** 2).sum() / (truth**2).sum()], rel=1e-3, abs=1e-6)
+    assert found.exact_error == pytest.approx([((exact - truth) ** 2).sum() / (truth**2).sum()], rel=1e-3, abs=1e-6)
+    assert {name: getattr(found.gates, name) for name in RULES[rule].gates} == {
+        name: gates[name] for name in RULES[rule].gates
+    }
 
 
 @pytest.mark.parametrize("stream", STREAMS)
@@ -151,28 +154,37 @@ def test_every_mixer_of_the_registry_is_accounted_for():
     assert own <= {*RULES, *SAME_RULE, *LEFT_OUT} and set(SAME_RULE.values()) <= set(RULES)
 
 
+def measure(folder, rule):
+    """What the board of a folder has by column and rule, after a rule is measured."""
+    choice = SimpleNamespace(name=rule, label=rule)  # no mixer has to be registered for a rule
+    request = SimpleNamespace(mixers=(choice,), size="small", output=folder, reporter=Silent())
+    board = load_board(PARTS["rules"].run(request))
+    return {(entry.column, entry.label): entry for entry in PARTS["rules"].entries(board.rows)}
+
+
 def test_a_rule_of_ones_own_joins_the_results_that_are_there(tmp_path, monkeypatch):
     """The same function gives the same rows; it is measured at every call, because it may have changed."""
     monkeypatch.setattr(rules, "_REGISTERED", {})
-    monkeypatch.setattr("fastweights_studies.leaderboard.untrained.SIZES", (4,))
-    measure_untrained(tmp_path, ["gla"])
+    monkeypatch.setattr(untrained, "SIZES", (4,))
+    measure(tmp_path, "gla")
 
     @register_rule("mine", gates=("decay",), state=lambda d: 3 * d)
     def answers(x, gates):
         assert x.g[0, 0, 0] == pytest.approx(np.log(gates.decay))
         return rules._linear(x, gates)
 
-    rows = measure_untrained(tmp_path, ["mine"]).rows
-    assert len(rows) == 2 * len(STREAMS) and rows["noise, d = 4, mine"]["state"] == 12
+    found = measure(tmp_path, "mine")
+    assert len(found) == 2 * len(STREAMS) and found["noise, d = 4", "mine"].count("state") == 12
     for stream in STREAMS:
-        for what in ("distance", "error", "gates"):
-            assert rows[f"{stream}, d = 4, mine"][what] == rows[f"{stream}, d = 4, gla"][what]
+        mine, gla = (found[f"{stream}, d = 4", rule] for rule in ("mine", "gla"))
+        assert mine.values == gla.values and mine.of("error") == gla.of("error")
+        assert mine.run["decay"] == gla.run["decay"]
 
     @register_rule("mine", gates=(), state=lambda d: d)
     def changed(x, gates):
         return 0 * x.v
 
-    assert measure_untrained(tmp_path, ["mine"]).rows["noise, d = 4, mine"]["distance"] == [1.0] * len(SEEDS)
+    assert measure(tmp_path, "mine")["noise, d = 4", "mine"].values == (1.0,) * len(SEEDS)
     assert find_rules(["mine", "softmax"]) == ("mine",) and find_rules(list(MIXERS)) == (*RULES, "mine")
 
     @register_rule("mine", gates=(), state=lambda d: d)
@@ -180,14 +192,14 @@ def test_a_rule_of_ones_own_joins_the_results_that_are_there(tmp_path, monkeypat
         return x.v[:, :, 0]
 
     with pytest.raises(ValueError, match=r"rule 'mine' must return answers of the shape of v, \[16, \d+, 1, 4\]"):
-        measure_untrained(tmp_path, ["mine"])
+        measure(tmp_path, "mine")
 
     @register_rule("mine", gates=(), state=lambda d: d)
     def with_a_state(x, gates):
         return x.v, None
 
     with pytest.raises(TypeError, match="rule 'mine' must return the answers alone, as a tensor, got "):
-        measure_untrained(tmp_path, ["mine"])
+        measure(tmp_path, "mine")
 
 
 @pytest.mark.parametrize(
@@ -208,41 +220,52 @@ def test_bad_declarations_of_rules_are_refused(name, arguments, error, message):
 
 
 def test_the_results_are_of_what_was_declared():
-    """Streams, rules, gates and expectations cannot change behind the results."""
-    board = load_board(RESULTS)
-    assert board.setting == json.loads(json.dumps(declaration())), (
-        "delete the file and run fastweights leaderboard rules"
-    )
-    assert len(board.rows) == len(STREAMS) * len(SIZES) * len(RULES)
-    assert all(row["seeds"] == list(SEEDS) for row in board.rows.values())
+    """Streams, rules and gates cannot change behind the results."""
+    rows = load_board(RESULTS).rows
+    assert PARTS["rules"].counted(rows, "small") == rows, "delete the file and run fastweights leaderboard rules"
+    entries = PARTS["rules"].entries(rows)
+    assert len(entries) == len(STREAMS) * len(SIZES) * len(RULES)
+    assert all(entry.seeds == SEEDS for entry in entries)
+
+
+def test_expectations_are_those_from_before_the_first_run():
+    said = "\n".join(expectation.says for expectation in EXPECTATIONS)
+    assert hashlib.sha256(said.encode()).hexdigest()[:16] == "4ee53c64c9dcbb81"
 
 
 @pytest.mark.parametrize(("stream", "rule"), [("interference", "pdn"), ("overwrite", "vla"), ("forgetting", "lattice")])
 def test_the_results_are_measured_again(stream, rule):
-    there = load_board(RESULTS).rows[f"{stream}, d = {D}, {rule}"]
+    rows = select(load_board(RESULTS).rows, mixer=rule, options={}, column={"stream": stream, "channels": D})
     again = measure_rule(STREAMS[stream], RULES[rule], D)
-    assert again["gates"] == there["gates"]
-    assert again["distance"] == pytest.approx(there["distance"], rel=1e-3)
+    assert {name: getattr(again.gates, name) for name in RULES[rule].gates} == {
+        name: rows[0].run[name] for name in RULES[rule].gates
+    }
+    there = [row.value for row in rows if row.measure == "distance"]
+    assert again.distance == pytest.approx(there, rel=1e-3)
 
 
 def test_what_is_there_is_not_measured_again(tmp_path, monkeypatch):
-    from fastweights_studies.leaderboard import untrained
-
+    """A rule whose gates are others now is refused, and those of other rules stay."""
     monkeypatch.setattr(untrained, "SIZES", (4,))
-    assert len(measure_untrained(tmp_path, ["linear"]).rows) == len(STREAMS)
-    measured = []
+    assert len(measure(tmp_path, "linear")) == len(STREAMS)
+    measured, measure_one = [], untrained.measure_rule
     monkeypatch.setattr(
-        untrained, "measure_rule", lambda kind, rule, size: measured.append(rule.name) or {"size": size}
+        untrained, "measure_rule", lambda kind, rule, size: measured.append(rule.name) or measure_one(kind, rule, size)
     )
-    rows = measure_untrained(tmp_path, ["linear", "gla"]).rows
-    assert measured == ["gla"] * len(STREAMS) and len(rows) == 2 * len(STREAMS)
-    monkeypatch.setattr(untrained, "EXPECTATIONS", (*EXPECTATIONS, Expectation("another", lambda found: True)))
-    with pytest.raises(ValueError, match=r"measured at another setting \(expected\)"):
-        measure_untrained(tmp_path, ["linear"])
+    assert len(measure(tmp_path, "linear")) == len(STREAMS) and measured == []
+    assert len(measure(tmp_path, "gla")) == 2 * len(STREAMS) and measured == ["gla"] * len(STREAMS)
+    monkeypatch.setitem(GRID, "decay", (1.0, 0.5))
+    rows = load_board(tmp_path / "rules-cpu.json").rows
+    assert {row.mixer for row in PARTS["rules"].counted(rows, "small")} == {"linear", None}
+    with pytest.raises(ValueError, match=r"measured at another setting \(decay_grid\)"):
+        measure(tmp_path, "linear")
 
 
 def test_means_are_over_seeds():
-    row = next(iter(load_board(RESULTS).rows.values()))
-    from fastweights_studies.leaderboard.untrained import Found
-
-    assert Found([row]).mean(row["stream"], row["rule"], row["size"]) == statistics.fmean(row["distance"])
+    entry = PARTS["rules"].entries(load_board(RESULTS).rows)[0]
+    distances = [row.value for row in entry.rows if row.measure == "distance"]
+    found = Found([entry])
+    assert (
+        found.mean("interference", "linear", 8) == statistics.fmean(distances)
+        and found.gates("interference", "linear", 8) == {}
+    )

@@ -1,8 +1,10 @@
-"""Sizes of the leaderboard that train in seconds, and training in this process in place of spawned ones."""
+"""Sizes of the leaderboard that train in seconds, training in this process in place of spawned ones, and rows."""
 
 from __future__ import annotations
 
+from fastweights_studies.leaderboard import PARTS
 from fastweights_studies.leaderboard.sizes import LanguageSize, Size, TaskSize
+from fastweights_studies.record import Origin, Row
 
 from fastweights.results.recall import save_result
 from fastweights.training import train_run
@@ -13,21 +15,21 @@ SHARED = {
 
 
 def task(*columns, rates=(1e-3, 1e-2), seeds=(0, 1), **shared):
-    return TaskSize(
-        shared={**SHARED, **shared}, columns={name: (4, fields) for name, fields in columns}, rates=rates, seeds=seeds
-    )
+    columns = tuple({"head_dim": 4, **column} for column in columns)
+    return TaskSize(shared={**SHARED, **shared}, columns=columns, rates=rates, seeds=seeds)
 
 
 TOY = Size(
     device="cpu",
     tasks={
         "mqar": task(
-            ("shuffled", {"task": "mqar-shuffled", "pairs": (2,)}),
-            ("ordered", {"task": "mqar-shuffled", "pairs": (2,), "task_options": {"query_order": "ordered"}}),
+            {"task": "mqar-shuffled", "pairs": 2, "query_order": "shuffled"},
+            {"task": "mqar-shuffled", "pairs": 2, "query_order": "ordered"},
         ),
-        "regression": task(("r", {"task": "regression", "pairs": (3,), "task_options": {"inputs": 2}})),
-        "tracking": task(("s3", {"task": "s3", "pairs": (4,)})),
+        "regression": task({"task": "regression", "pairs": 3, "inputs": 2, "noise": 0.1}),
+        "tracking": task({"task": "s3", "pairs": 4}),
     },
+    own=task({"pairs": 2}),
     language=LanguageSize(
         model={"hidden_size": 8, "num_hidden_layers": 1, "num_heads": 2, "tie_word_embeddings": True},
         training={
@@ -40,14 +42,39 @@ TOY = Size(
 )  # fmt: skip
 
 
+S3 = "s3, 4 tokens"  # the column of tracking
+NOWHERE = Origin(
+    device="A machine", versions={"torch": "2.0", "fastweights": "1.0"}, commit="unknown", date="2026-01-02"
+)
+
+
+def make_row(part="mqar", *, column=0, mixer="gdn", value=0.5, seed=0, measure=None, size="small", **run):
+    """A row of a declared column of a part."""
+    declared = PARTS[part].setting(size)[column]
+    facts = {
+        "parameters": 1234, "state": 9, "grows": mixer == "softmax", "chance": 0.25, "undertrained": False, "learning_rate": 1e-3,
+        "diverged": 0, "trainings": 1,
+    }  # fmt: skip
+    return Row(
+        task=part, measure=measure or PARTS[part].value, unit="1", column=declared.parameters, mixer=mixer, seed=seed,
+        value=value, run={**declared.setting, **facts, **run}, origin=NOWHERE,
+    )  # fmt: skip
+
+
+def read_entries(part, folder):
+    """What the boards of a folder have at the small size, by column and label."""
+    return {(one.column, one.label): one for one in PARTS[part].entries(PARTS[part].rows("small", folder, folder))}
+
+
 def train_here(monkeypatch):
     """Has `run_recall_parts` train in this process; the runs that it trains are added to the list returned."""
     trained = []
 
-    def train_runs(jobs, **options):
+    def train_jobs(jobs, *others):
         for job in jobs:
-            trained.append(job.run)
-            save_result(job.folder.result(job.run), train_run(job.run, job.folder.checkpoint(job.run)))
+            if not job.has_ended():
+                trained.append(job.run)
+                save_result(job.folder.result(job.run), train_run(job.run, job.folder.checkpoint(job.run)))
 
-    monkeypatch.setattr("fastweights.training.recall.train_runs", train_runs)
+    monkeypatch.setattr("fastweights.training.recall.run.train_jobs", train_jobs)
     return trained

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,14 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from fastweights_studies.measure.judge import checks, measuring
+from fastweights_studies.measure.judge import checks, measuring, records
+from fastweights_studies.measure.judge.accuracy import over_budget
 from fastweights_studies.measure.judge.cases import CASES, Case, Sizes
 from fastweights_studies.measure.judge.checks import PACKED, Combination, combinations
 from fastweights_studies.measure.judge.timing import Ceilings
 from fastweights_studies.measure.judge.verdict import DRAWS
+from fastweights_studies.record import Origin, read_rows, select
 
 SMALL = Sizes(B=2, T=70, H=2, K=16, V=16, HV=4)
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_combinations_cover_what_they_should() -> None:
@@ -56,12 +57,12 @@ def break_op(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 
 def broken_row(monkeypatch: pytest.MonkeyPatch, change: Any) -> dict[str, Any]:
     break_op(monkeypatch, change)
-    ((_, row),) = checks.check_group("simple_gla", [Combination(SMALL)], "cpu", "auto", 0)
+    ((_, _, row),) = checks.check_group("simple_gla", [Combination(SMALL)], "cpu", "auto", 0)
     return row
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> list[str]:
-    return broken_row(monkeypatch, change)["failures"]
+    return [str(failure) for failure in broken_row(monkeypatch, change)["failures"]]
 
 
 def test_a_wrong_output_state_or_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,11 +87,11 @@ def test_one_bad_draw_asks_for_more_and_many_fail(monkeypatch: pytest.MonkeyPatc
     row = broken_row(monkeypatch, once(0.0045))
     assert row["draws"] == DRAWS and row["failures"] == []
     row = broken_row(monkeypatch, once(0.009))
-    assert row["draws"] == DRAWS and [text.split()[0] for text in row["failures"]] == ["S"]
-    assert row["errors"]["S"] < 5e-3 and "budget" in row["failures"][0]
+    assert row["draws"] == DRAWS and [failure.result for failure in row["failures"]] == ["S"]
+    assert row["errors"]["S"] < 5e-3 and row["failures"][0].reason == "budget"
     row = broken_row(monkeypatch, lambda o, S: (o, S + 0.0045 * S.detach()))
-    assert row["draws"] == DRAWS and [text.split()[0] for text in row["failures"]] == ["S"]
-    assert "twin" in row["failures"][0]
+    assert row["draws"] == DRAWS and [failure.result for failure in row["failures"]] == ["S"]
+    assert row["failures"][0].reason == "twin"
     assert broken_row(monkeypatch, lambda o, S: (o, S))["draws"] == 1
 
 
@@ -121,9 +122,12 @@ def test_the_command_writes_a_file_and_exits_with_1_where_an_op_fails(
     assert end.value.code == (1 if error else 0)
     assert f"{2 - len(failed)} passed, {len(failed)} failed" in last
     assert [line.split()[1] for line in failed] == (["simple_gla"] if error else [])
-    content = json.loads((tmp_path / "kernel-checks-cpu.json").read_text())
-    assert len(content["rows"]) == 2 and content["worst"]["linear"]["half"]["o"] < 5e-3
-    assert {row["failures"] == [] for row in content["rows"].values()} == ({True, False} if error else {True})
+    rows = read_rows(tmp_path / "kernel-checks-cpu.json")
+    assert [row.value for row in select(rows, measure="passes")] == ([1.0, 0.0] if error else [1.0, 1.0])
+    assert records.worst_errors(rows)["linear", "half"]["o"] < 5e-3
+    failures = [(row.column["op"], row.column["result"]) for row in select(rows, measure="failure")]
+    assert failures == ([("simple_gla", "S")] if error else [])
+    assert {row.seed for row in select(rows, measure="error")} == {1}
 
 
 def test_the_command_runs_from_a_bare_environment(tmp_path: Path) -> None:
@@ -149,7 +153,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(Case, "draw", lambda self, sizes, dtype, device, seed: draw(self, sizes, dtype, "cpu", seed))
     monkeypatch.setattr(measuring, "interleaved", lambda works, repeats: timed.append(sorted(works)) or {})
     monkeypatch.setattr(measuring, "as_graph", lambda work: work)
-    monkeypatch.setattr(measuring, "peak_megabytes", lambda work: 0.0)
+    monkeypatch.setattr(measuring, "peak_bytes", lambda work: 0)
     return timed
 
 
@@ -172,7 +176,7 @@ def test_the_judge_times_no_op_that_fails_its_check(
         assert row.keys() >= {"forward", "forward_backward"}
     else:
         assert timed == [] and not row.keys() & {"forward", "forward_backward"}
-        assert row["refused"][0].split()[0] == wrong.split()[0]
+        assert row["refused"][0].result == wrong.split()[0]
 
 
 @pytest.mark.parametrize("wrong", [False, True])
@@ -191,4 +195,41 @@ def test_a_check_that_fails_in_its_process_refuses_the_op() -> None:
     if torch.cuda.is_available():
         pytest.skip("the check runs where there is a GPU")
     ((name, sizes, row),) = measuring.check_several([("gdn", SMALL)], torch.bfloat16, "auto", 2)
-    assert (name, sizes) == ("gdn", SMALL) and "CUDA" in row["refused"][0]
+    assert (name, sizes) == ("gdn", SMALL) and "CUDA" in str(row["refused"][0])
+
+
+ORIGIN = Origin(device="NVIDIA Test", versions={}, commit="abc", date="2026-01-02T00:00:00")
+
+
+def test_rows_of_what_the_judge_finds() -> None:
+    part = {"floor_ms": 0.5, "bound": "memory", "eager": {"ours": 4.0, "fla": 5.0}, "graph": {"ours": 2.0, "fla": 3.0}}
+    found = {
+        "errors": {"ours": {"o": 1e-3}, "fla": {"o": 2e-3}}, "stateful_errors": {"ours": {"S": 3e-3}, "draws": 16},
+        "failed": {}, "forward": {**part, "peak_bytes": {"ours": 7}},
+    }  # fmt: skip
+    rows = records.make_time_rows("gdn", SMALL, "bfloat16", "auto", found, ORIGIN)
+    (stateful,) = select(rows, measure="error", column={"states": True})
+    assert (stateful.value, stateful.column["result"], stateful.run) == (3e-3, "S", {"draws": 16})
+    times = {(row.column["peer"], row.column["replayed"]): row.value for row in select(rows, measure="forward_ms")}
+    assert times == {(None, True): 2.0, ("fla", True): 3.0, (None, False): 4.0, ("fla", False): 5.0}
+    (peak,) = select(rows, measure="forward_peak_bytes")
+    assert peak.value == 7 and records.sizes_in(peak.column) == SMALL
+    assert len({records.measured_with_an_op(row) for row in rows}) == 1
+    decoded = records.make_time_rows("gdn", SMALL, "bfloat16", "auto", {"in_place": True, "decode": part}, ORIGIN)
+    stages = {f"{cache}_cache_s": 1.0 for cache in ("empty", "warm")} | {
+        f"{cache}_cache_stages_s": {"imports": 1.0} for cache in ("empty", "warm")
+    }
+    cold = records.make_cold_rows("gdn", SMALL, "bfloat16", "auto", stages, ORIGIN)
+    subjects = {records.measured_with_an_op(row) for row in rows + decoded + cold}
+    assert len(subjects) == 3  # a run of one leaves the others
+
+
+def test_why_an_op_has_no_times_is_kept() -> None:
+    wrong = {"errors": {"ours": {"dg": 0.03}}, "refused": [*over_budget({"dg": 0.03}, torch.bfloat16).values()]}
+    raised = measuring.refusal(RuntimeError("no such kernel"))
+    said = [
+        [records.describe_failure(row) for row in records.make_time_rows("gdn", SMALL, "bfloat16", "auto", found, ORIGIN)
+         if row.measure == "failure"]
+        for found in (wrong, raised)
+    ]  # fmt: skip
+    assert said == [["dg 3.0e-02 (budget 2e-02)"], ["RuntimeError"]]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fastweights_studies.experiments import ledger, trained
-from fastweights_studies.experiments.ledger import find_claim
+from fastweights_studies.claims import ledger, trained
+from fastweights_studies.claims.ledger import find_claim
 from fastweights_studies.measure.compile_ahead import (
     NOTES,
     compile_claim,

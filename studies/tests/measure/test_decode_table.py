@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from fastweights_studies.measure import decode_table
+from fastweights_studies.record import read_rows, select
 
 from fastweights.layers import MIXERS, registry
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
@@ -16,27 +16,26 @@ from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 def test_a_run_continues_after_the_rows_that_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What is there is kept and not measured again; a context without room is a row that says so."""
-    path, measured = tmp_path / "table.json", []
-
-    def rows() -> dict:
-        return json.loads(path.read_text())["rows"] if path.exists() else {}
+    measured = []
 
     def measure(model: object, batch: int, context: int | None) -> dict:
         measured.append((model, batch, context))
-        return {"step, ms": [1.0] * 3}
+        return {"step_ms": 1.0, "tokens_per_second": 2.0}
 
-    monkeypatch.setattr(decode_table, "kept_rows", lambda *given: (path, "a GPU", rows()))
+    monkeypatch.setattr(decode_table, "find_gpu", lambda: "a GPU")
     monkeypatch.setattr(decode_table, "built", lambda mixer: mixer)
     monkeypatch.setattr(decode_table, "measure", measure)
     monkeypatch.setattr(decode_table, "fits", lambda mixer, batch, context: (context or 0) < 10**5)
-    monkeypatch.setattr(sys, "argv", ["decode_table.py", "--mixers", "gdn", "--batches", "1"])
-    decode_table.main()
-    monkeypatch.setattr(sys, "argv", ["decode_table.py", "--mixers", "gdn,softmax", "--batches", "1,8"])
-    decode_table.main()
-    decode_table.main()
+    for options in (["gdn", "--batches", "1"], *[["gdn,softmax", "--batches", "1,8"]] * 2):
+        monkeypatch.setattr(sys, "argv", ["decode_table.py", "--results", str(tmp_path), "--mixers", *options])
+        decode_table.main()
     softmax = [("softmax", batch, context) for batch in (1, 8) for context in (2048, 16384)]
     assert measured == [("gdn", 1, None), ("gdn", 8, None), *softmax]
-    assert len(rows()) == 8 and rows()["softmax, batch 8, context 131072"]["refused"] == "does not fit"
+    rows = read_rows(tmp_path / "decode-table-a-gpu.json")
+    assert len(select(rows, measure="step_ms")) == 6
+    assert [(row.column["batch"], row.column["context"], row.value) for row in select(rows, measure="fits")] == [
+        (1, 131072, 0.0), (8, 131072, 0.0),
+    ]  # fmt: skip
 
 
 def test_processes_that_compile_import_the_mixers_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +56,7 @@ def test_a_module_that_is_not_there_ends_the_benchmark(
 
 
 def test_every_memory_has_rows_and_softmax_attention_one_for_every_context() -> None:
-    names = [decode_table.name_of(mixer, *one) for mixer in MIXERS for one in decode_table.wanted(mixer, [1, 8, 64])]
+    names = [(mixer, *one) for mixer in MIXERS for one in decode_table.wanted(mixer, [1, 8, 64])]
     growing = [mixer for mixer, spec in MIXERS.items() if "after T tokens" in spec.state]
     assert list(decode_table.GROWING) == growing
     assert len(set(names)) == len(names) == 3 * (len(MIXERS) - len(growing)) + 9 * len(growing)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
 import pytest
 import torch
 from fastweights_studies.measure import first_values
-from fastweights_studies.measure.environment import ROOT
+from fastweights_studies.measure.recall import setting_column
+from fastweights_studies.places import ROOT
+from fastweights_studies.record import read_rows, select
 
 from fastweights.layers import registry
 from fastweights.models import FastWeightsForCausalLM
@@ -31,33 +34,41 @@ def ranges():
 
 
 @pytest.fixture(scope="module")
-def content():
-    return json.loads(first_values.RESULT.read_text())
+def rows():
+    return read_rows(first_values.RESULT)
 
 
 def best(rows, mixer):
-    return max(row["accuracy"] for row in rows if row["mixer"] == mixer)
+    return max(row.value for row in select(rows, mixer=mixer))
 
 
-def test_all_mixers_but_those_built_to_fail_learn_at_the_defaults(content):
-    rows = content["defaults of every mixer"]
-    assert {row["mixer"] for row in rows} == set(first_values.BUILT_IN)
-    assert {mixer for mixer in first_values.BUILT_IN if best(rows, mixer) < LEARNED} == set(BUILT_TO_FAIL)
-    again = content["defaults of the slow ones"]
-    assert {row["seed"] for row in again} == {1}
+def defaults(rows, seed):
+    column = setting_column(RecallExperiment(mixers=("softmax",), pairs=(4,)).runs()[0])
+    return select(rows, options={}, seed=seed, column=column)
+
+
+def test_all_mixers_but_those_built_to_fail_learn_at_the_defaults(rows):
+    first, again = defaults(rows, 0), defaults(rows, 1)
+    assert {row.mixer for row in first} == set(first_values.BUILT_IN)
+    assert {mixer for mixer in first_values.BUILT_IN if best(first, mixer) < LEARNED} == set(BUILT_TO_FAIL)
+    assert {row.mixer for row in again} == set(first_values.SLOW)
     assert all(best(again, mixer) >= LEARNED for mixer in first_values.SLOW)
 
 
-def test_the_file_is_of_the_defaults_and_says_where_it_was_measured(content):
-    run = RecallExperiment(mixers=("softmax",), pairs=(4,)).runs()[0].record()
-    assert content["settings"] == {name: run[name] for name in run if name not in ("mixer", "learning_rate", "seed")}
-    assert {"cpu", "torch", "fastweights"} <= set(content["measured with"][0])
+def test_the_file_holds_the_rows_of_the_script(rows):
+    """Each once; no other experiment has the rows of another."""
+    wanted = [
+        row
+        for experiment in first_values.experiments().values()
+        for run in experiment.runs()
+        for row in first_values.make_accuracy_rows(run, None, rows[0].origin)
+    ]
+    assert sorted(map(without_value, rows)) == sorted(map(without_value, wanted))
 
 
-def test_the_file_holds_the_rows_of_the_script(content):
-    for name, experiment in first_values.experiments().items():
-        wanted = {(run.choice.label, run.learning_rate, run.seed) for run in experiment.runs()}
-        assert {(row["mixer"], row["learning_rate"], row["seed"]) for row in content[name]} == wanted, name
+def without_value(row):
+    """A row as text, whatever the order of its names."""
+    return json.dumps({**dataclasses.asdict(row), "value": None}, sort_keys=True)
 
 
 def test_what_the_script_varies():
@@ -67,12 +78,13 @@ def test_what_the_script_varies():
             torch.manual_seed(0)
             run = RecallExperiment(mixers=(choice,), pairs=(4,), width=512, heads=256).runs()[0]
             layer = FastWeightsForCausalLM(run.model_config()).model.layers[1].mixer
-            change = choice.label.removeprefix(f"{mixer}: ")
+            name, options = first_values.describe_layer(choice)
+            assert name == mixer
             rate, dt = layer.decay.A_log.exp(), torch.nn.functional.softplus(layer.decay.dt_bias)
             assert layer.options.metaplasticity == (mixer == "palimpsa-m")
-            assert layer.skip.D.unique().tolist() == [0.0 if change.startswith("D = 0") else 1.0]
-            assert layer.options.conv_init == ("normal" if change == "filters normal" else "uniform")
-            largest = 1 if change == "A in [0, 1]" else 16
+            assert layer.skip.D.unique().tolist() == [options["skip_init"]]
+            assert layer.options.conv_init == options.get("conv_init", "uniform")
+            _, largest = options.get("rates", (1, 16))
             assert 0.9 * largest < rate.max() <= largest
-            low, high = {"dt in [.01, .1]": (0.01, 0.1), "dt in [.1, 1]": (0.1, 1.0)}.get(change, (0.001, 0.1))
+            low, high = options.get("steps", (0.001, 0.1))
             assert 0.999 * low < dt.min() < 1.2 * low and 0.8 * high < dt.max() < 1.001 * high

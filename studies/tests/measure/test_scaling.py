@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +11,9 @@ from typing import Any
 
 import pytest
 from fastweights_studies.measure import scaling
+from fastweights_studies.measure.environment import describe
+from fastweights_studies.measure.rows import replace_rows
+from fastweights_studies.record import read_rows, select
 
 from fastweights.training.language import LanguageRun
 
@@ -31,8 +33,8 @@ def text(tmp_path: Path) -> Path:
 
 def test_a_training_is_timed_and_leaves_no_checkpoint(tmp_path: Path, text: Path) -> None:
     row = scaling.train(LanguageRun(output=str(tmp_path / "run"), **TINY), text)
-    assert row is not None and (row["processes"], row["tokens per step"], row["steps"]) == (1, 32, 2)
-    assert row["tokens/s"] == pytest.approx(2 * 32 / (2e-3 * row["step, ms"])) and row["first step, s"] > 0
+    assert row is not None and (row["tokens_per_step"], row["steps"]) == (32, 2)
+    assert row["tokens_per_second"] == pytest.approx(2 * 32 / (2e-3 * row["step_ms"])) and row["first_step_s"] > 0
     assert not list(tmp_path.glob("run/**/*.safetensors"))
 
 
@@ -40,41 +42,47 @@ def test_a_training_is_timed_and_leaves_no_checkpoint(tmp_path: Path, text: Path
 def test_two_processes_train_when_they_are_told_to(text: Path) -> None:
     with scaling.launched(2, TINY, text) as train:
         row = train(120)
-    assert row["processes"] == 2 and row["tokens per step"] == 64 and row["tokens/s"] > 0
+    assert row["tokens_per_step"] == 64 and row["tokens_per_second"] > 0
 
 
 def test_a_training_that_fails_or_exceeds_its_limit_costs_no_other(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """The rows of the others are written; a row of an earlier run stays."""
-    rows: dict[str, Any] = {"gdn-340m": {"2 GPUs, DDP": {"tokens/s": 1.0}}}
-    file = tmp_path / "scaling.json"
+    file = tmp_path / "scaling-a-gpu.json"
+    earlier = {"tokens_per_second": 1.0}
+    replace_rows(file, scaling.make_training_rows("gdn-340m", 2, "DDP", 8, 16, earlier, describe("a GPU")))
 
     @contextmanager
     def launched(processes: int, fields: dict[str, Any], text: Path) -> Iterator[Callable[[float], dict[str, Any]]]:
         def train(limit: float) -> dict[str, Any]:
             if processes > 1 and "fsdp" not in fields:
                 raise subprocess.TimeoutExpired("torchrun", limit)
-            row = {"step, ms": 1.0, "memory, GiB": 1.0, "first step, s": 1.0}
-            return {**row, "tokens per step": 16 * processes, "tokens/s": 3.0 * processes}
+            found = {"step_ms": 1.0, "memory_bytes": 1, "first_step_s": 1.0}
+            return {**found, "tokens_per_step": 16 * processes, "tokens_per_second": 3.0 * processes}
 
         yield train
 
     monkeypatch.setattr(scaling, "launched", launched)
-    monkeypatch.setattr(scaling, "kept_rows", lambda *names: (file, "a GPU", rows))
+    monkeypatch.setattr(scaling, "find_gpu", lambda: "a GPU")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr(sys, "argv", ["scaling.py", "--preset", "gdn-340m", "--length", "16", "--limit", "7"])
+    options = ["--preset", "gdn-340m", "--length", "16", "--limit", "7", "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["scaling.py", *options])
     with pytest.raises(SystemExit, match="1 of 6 trainings failed: 2 GPUs, DDP"):
         scaling.main()
     assert "timed out after 7.0 seconds" in capsys.readouterr().out
-    written = json.loads(file.read_text())["trainings"]["gdn-340m"]
-    assert written["2 GPUs, DDP"] == {"tokens/s": 1.0}
-    assert written["2 GPUs, FSDP2-kept"]["settings"] == {"fsdp": True, "reshard_after_forward": False}
-    assert len(written) == 6 and all(row.get("share of one GPU", 1.0) == 1.0 for row in written.values())
-    rows["gdn-340m"]["1 GPU"]["tokens per step"] = 8  # an earlier run with another batch
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--gpus", "2", "--ways", "FSDP2"])
+    speeds = select(read_rows(file), measure="tokens_per_second")
+    by_way = {row.column["way"]: row for row in speeds}
+    assert len(speeds) == 6 and by_way["DDP"].value == 1.0
+    assert by_way["FSDP2-kept"].options == {"fsdp": True, "reshard_after_forward": False}
+    shares = {way: scaling.share_of_one_gpu(speeds, row.column) for way, row in by_way.items()}
+    assert shares.pop("DDP") == 1.0 / (2 * 3.0) and set(shares.values()) == {1.0}
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--gpus", "2", "--ways", "FSDP2", "--batch", "4"])
     scaling.main()
-    assert json.loads(file.read_text())["trainings"]["gdn-340m"]["2 GPUs, FSDP2"]["share of one GPU"] is None
+    speeds = select(read_rows(file), measure="tokens_per_second", column={"batch": 4})
+    assert [scaling.share_of_one_gpu(read_rows(file), row.column) for row in speeds] == [
+        None
+    ]  # one GPU had another batch
 
 
 @pytest.mark.parametrize("settings", scaling.WAYS.values(), ids=scaling.WAYS)
@@ -83,9 +91,7 @@ def test_ways_are_those_of_a_run(settings: dict[str, Any]) -> None:
 
 
 def test_every_number_of_gpus_is_trained_in_every_way() -> None:
-    assert scaling.trainings([1, 2], ["DDP", "FSDP2"]) == {
-        "1 GPU": (1, {}), "2 GPUs, DDP": (2, {}), "2 GPUs, FSDP2": (2, {"fsdp": True}),
-    }  # fmt: skip
+    assert scaling.trainings([1, 2], ["DDP", "FSDP2"]) == [(1, None), (2, "DDP"), (2, "FSDP2")]
 
 
 @pytest.mark.parametrize(

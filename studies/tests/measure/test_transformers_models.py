@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,10 @@ from typing import Any
 import pytest
 import torch
 from fastweights_studies.measure import transformers_models
+from fastweights_studies.measure.environment import describe
+from fastweights_studies.measure.rows import replace_rows
 from fastweights_studies.measure.transformers_models import BESIDE_FLA, BESIDE_PYTORCH, PHASES, Measured, build
+from fastweights_studies.record import read_rows, select
 
 from fastweights.integrations.transformers import FAMILIES
 from tests.integrations import tiny_models
@@ -45,8 +47,7 @@ def test_both_sides_take_turns(monkeypatch: pytest.MonkeyPatch, name: str, title
         )
     row = transformers_models.measure(tiny(name), title, rounds=2)
     assert turns == ["restore", "accelerate"] * 3 + ["restore"]
-    assert all(len(times) == 2 and min(times) > 0 for times in row["all, ms"].values())
-    assert row["times faster"] == row["ms"]["transformers"] / row["ms"]["fastweights"]
+    assert all(len(times) == 2 and min(times) > 0 for times in row["turns_ms"].values())
 
 
 @pytest.mark.slow
@@ -55,10 +56,10 @@ def test_a_row_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPat
     (tmp_path / "fla.py").write_text("raise SystemExit(3)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     options: dict[str, Any] = {"rounds": 1, "with_fla": False}
-    row = transformers_models.measured_alone(tiny("kimi_linear"), "training step", limit=300, **options)
-    assert set(row["ms"]) == {"transformers", "fastweights"}
+    row = transformers_models.measured_alone(tiny("kimi_linear"), "training_step", limit=300, **options)
+    assert set(row["turns_ms"]) == {"transformers", "fastweights"}
     with pytest.raises(subprocess.TimeoutExpired):
-        transformers_models.measured_alone(tiny("kimi_linear"), "training step", limit=0.5, **options)
+        transformers_models.measured_alone(tiny("kimi_linear"), "training_step", limit=0.5, **options)
     with pytest.raises(subprocess.CalledProcessError):
         transformers_models.measured_alone(tiny("kimi_linear")._replace(config="None"), "prompt", limit=300, **options)
 
@@ -80,28 +81,34 @@ def test_a_row_that_fails_costs_no_other(
         if title == "prompt" and not with_fla:
             raise subprocess.TimeoutExpired("python", limit)
         sides = {"transformers": 2.0, "fastweights": 1.0}
-        return {"ms": sides, "peak, GiB": sides, "times faster": 2.0, "tokens": sizes.train[0] * sizes.train[1]}
+        return {"turns_ms": {side: [ms, ms] for side, ms in sides.items()}, "peak_bytes": sides}
 
-    def kept_rows(folder: Path, name: str, rows: str) -> tuple[Path, str, dict[str, Any]]:
-        return folder / f"{name}.json", "a GPU", {"kimi_linear": {"times": {"prompt": "earlier"}}}
+    path, beside_fla = (tmp_path / f"transformers-models{ending}-a-gpu.json" for ending in ("", "-and-fla"))
+    earlier = {"turns_ms": {"transformers": [9.0]}, "peak_bytes": {"transformers": None}}
+    sizes = BESIDE_PYTORCH["kimi_linear"]
+    replace_rows(path, transformers_models.make_phase_rows("kimi_linear", sizes, "prompt", False, earlier, describe()))
 
     monkeypatch.setattr(transformers_models, "is_installed", lambda: fla)
-    monkeypatch.setattr(transformers_models, "kept_rows", kept_rows)
+    monkeypatch.setattr(transformers_models, "find_gpu", lambda: "a GPU")
     monkeypatch.setattr(transformers_models, "measured_alone", measured_alone)
     monkeypatch.setattr(sys, "argv", ["transformers_models.py", "--limit", "7", "--results", str(tmp_path)])
     with pytest.raises(SystemExit, match="2 rows failed: qwen3_next .*prompt .*beside PyTorch; kimi_linear "):
         transformers_models.main()
     assert "timed out after 7.0 seconds" in capsys.readouterr().out
-    kimi = json.loads((tmp_path / "transformers-models.json").read_text())["models"]["kimi_linear"]
-    assert kimi["times"]["prompt"] == "earlier" and kimi["times"]["training step"]["tokens"] == 2048
-    beside_fla = tmp_path / "transformers-models-and-fla.json"
+    kimi = select(read_rows(path), measure="phase_ms", column={"model": "kimi_linear"})
+    times = {
+        phase: [row.value for row in kimi if row.column["phase"] == phase and not row.column["accelerated"]]
+        for phase in PHASES
+    }
+    assert times == {"training_step": [2.0, 2.0], "prompt": [9.0], "decoding": [2.0, 2.0]}
     assert beside_fla.exists() == fla
     wanted = itertools.product([sizes.config for sizes in BESIDE_FLA.values()], PHASES[:2], range(4))
     assert sorted(compiled) == (sorted(wanted) if fla else [])
     if fla:
-        written = json.loads(beside_fla.read_text())
-        assert written["flash-linear-attention"] and set(written["models"]) == set(BESIDE_FLA)
-        assert written["models"]["kimi_linear"]["times"]["prompt"]["tokens"] == 4 * 4096
+        prompts = select(read_rows(beside_fla), measure="phase_ms", column={"phase": "prompt", "fla": True})
+        assert {(row.column["model"], row.column["length"]) for row in prompts} == {
+            (name, 16384) for name in BESIDE_FLA
+        }
 
 
 def test_unknown_models_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from fastweights_studies.experiments import Conditions, claims_of, find_claim, load_records, run_claim, save_record
+from fastweights_studies.claims import Conditions, claims_of, find_claim, load_records, run_claim, save_record
+from fastweights_studies.claims.measurement import UNDERTRAINED
+from fastweights_studies.claims.tables import number_lines
 from fastweights_studies.pages import claims
 
 RECORDS = load_records(claims.RESULTS)
@@ -22,15 +24,15 @@ def test_the_page_is_generated() -> None:
 def test_a_result_is_of_the_declared_claim(name: str) -> None:
     """Expectation, setting and rule cannot change behind a result, and its verdict is that of the rule."""
     record = RECORDS[name]
-    claim, device = find_claim(record.claim), record.machine["device"]
+    claim, device = find_claim(record.claim), record.device
     assert name == claim.result_name(device)
     assert record.declaration == claim.declaration(device), (
         f"run fastweights reproduce {name} --output {claims.RESULTS.name}"
     )
-    if record.numbers:
+    if record.rows:
         assert claim.decide is not None
         verdict = claim.decide(record.measurement)
-        assert (verdict.status, verdict.reason) == (record.status, record.reason)
+        assert (verdict.status, list(verdict.statements)) == (record.status, record.statements)
 
 
 def test_the_page_of_other_results(tmp_path: Path) -> None:
@@ -46,12 +48,14 @@ def test_the_page_of_other_results(tmp_path: Path) -> None:
 
 def test_fewer_seeds_and_trainings_that_still_learnt_are_said_beside_the_number() -> None:
     claim, record = dataclasses.replace(find_claim("C27"), note=""), RECORDS["C27"]
-    for seeds, undertrained, said in (
-        ([42], [], " (**1 of 3 seeds**)"),
-        ([42], ["vla"], " (**1 of 3 seeds; some trainings were still learning**)"),
-        ([42, 123, 999], [], ""),
+    trained = [row for row in record.rows if row.measure != UNDERTRAINED]
+    assert len(trained) < len(record.rows)
+    for seeds, rows, said in (
+        ([42], trained, " (**1 of 3 seeds**)"),
+        ([42], record.rows, " (**1 of 3 seeds; some trainings were still learning**)"),
+        ([42, 123, 999], trained, ""),
     ):
-        changed = {"C27": dataclasses.replace(record, seeds=seeds, undertrained=undertrained)}
+        changed = {"C27": dataclasses.replace(record, seeds=seeds, rows=rows)}
         assert claims.caution(claim, changed) == said
         line = next(line for line in claims.overview(changed).splitlines() if line.startswith("| [C27]"))
         assert line.endswith(f"{said[:-3]}; †**) |" if said else " (**†**) |")  # the claim has a note, below the table
@@ -99,10 +103,11 @@ def test_what_does_not_hold_comes_first() -> None:
 def test_long_reasons_are_shown_in_parts_and_learning_rates_beside_their_numbers() -> None:
     claim, record = find_claim("C22"), RECORDS["C22"]
     text = claims.section(claim, RECORDS)
-    parts = claims.statements(record.reason)
-    assert "; ".join(parts) == record.reason and len(parts) == 3 and all(f"\n    - {part}\n" in text for part in parts)
-    assert claims.statements("one (a; b); two") == ["one (a; b); two"]
-    assert claims.statements(f"{'one ' * claims.LONG}(a; b); two")[1:] == ["two"]
+    assert len(record.statements) == 3 and all(f"\n    - {part}\n" in text for part in record.statements)
+    short = {"C22": dataclasses.replace(record, statements=["one (a; b)", "two"])}
+    assert claims.list_reasons(claim, short) == ["one (a; b); two"]
     assert "\n| learning rate of" not in text and "| mean | smallest | largest | learning rate |" in text
-    assert all(f"| {claims.numbers_text(record, name)[0]} |" in text for name in record.numbers)
+    lines = number_lines(claim, record.measurement)
+    assert lines and all(f"| {line.name} | {line.mean} |" in text for line in lines)
+    assert all(line.rate for line in lines if not line.name.startswith("diverged"))
     assert "| number | value |\n" in claims.section(find_claim("S3"), RECORDS)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fastweights_studies.leaderboard import PARTS, SIZES, load_board, part_rows
-from fastweights_studies.leaderboard.record import LATER, origins
-from fastweights_studies.leaderboard.run import rows_beside
+from fastweights_studies.leaderboard.measured import ReadPart
+from fastweights_studies.leaderboard.trainings import TaskPart
 from fastweights_studies.leaderboard.untrained import EXPECTATIONS
 from fastweights_studies.pages import leaderboard
+from fastweights_studies.record import Row, write_rows
+
+from studies.tests.leaderboard.toy import NOWHERE, make_row
 
 
 @pytest.mark.parametrize(("page", "render"), [("leaderboard", "render"), ("untrained", "render_untrained")])
@@ -24,91 +27,86 @@ def test_the_pages_are_generated(page: str, render: str) -> None:
 def test_the_figures_are_of_the_results(figure: str, rows: str) -> None:
     """A figure keeps a checksum of the rows that it shows."""
     image = pytest.importorskip("PIL.Image").open(leaderboard.FIGURES[figure])
-    assert image.text["Source"] == leaderboard.digest(getattr(leaderboard, rows)()), (
-        "run python -m fastweights_studies.pages.leaderboard"
-    )
+    drawn = getattr(leaderboard, rows)()
+    shown = drawn if isinstance(drawn, list) else [row for own in drawn.values() for row in own]
+    assert image.text["Source"] == leaderboard.digest_rows(shown), "run python -m fastweights_studies.pages.leaderboard"
 
 
-def test_results_are_of_the_declared_setting() -> None:
-    for path in [*leaderboard.FOLDER.glob("*-small.json"), *leaderboard.FOLDER.glob("*-full.json")]:
-        board = load_board(path)
-        size = SIZES[board.size]
-        declared = size.tasks[board.part].setting() if board.part in size.tasks else size.language.setting()
-        assert {**board.setting, **json.loads(json.dumps(declared))} == board.setting, path.name
+@pytest.mark.parametrize("path", sorted(leaderboard.FOLDER.iterdir()), ids=lambda path: path.stem)
+def test_results_are_of_the_declared_setting(path: Path) -> None:
+    name, _, size = path.stem.rpartition("-")
+    rows = load_board(path).rows
+    assert rows and PARTS[name].counted(rows, size if size in SIZES else "small") == rows
 
 
 def test_committed_results_are_those_that_the_library_shows() -> None:
-    """A mixer of a user stands beside them as long as their setting is the declared one."""
-    for part in (part for part in PARTS.values() if part.kind != "read"):
+    """A mixer of a user stands beside them."""
+    for part in (part for part in PARTS.values() if not isinstance(part, ReadPart)):
         for size in SIZES:
-            rows = rows_beside(part, size, [])
+            rows = part.library(size, ())
             assert rows == part_rows(part, size, leaderboard.FOLDER, leaderboard.RESULTS) != [], (part.name, size)
-            assert not any(row["mixer"] == rows[0]["mixer"] for row in rows_beside(part, size, rows[:1]))
+            assert rows[0].mixer not in {row.mixer for row in part.library(size, rows[:1])}
 
 
 def test_what_was_not_run_says_so(tmp_path: Path) -> None:
     page = leaderboard.render(tmp_path, tmp_path)
     assert page.count("**Not run.**") == 2 * 5 + 3
     assert "**Not run.**" in leaderboard.render_untrained(tmp_path)
-    commands = [f"fastweights leaderboard {part.name} --device cuda" for part in PARTS.values() if part.kind == "task"]
+    commands = [
+        f"fastweights leaderboard {part.name} --device cuda" for part in PARTS.values() if isinstance(part, TaskPart)
+    ]
     assert all(command in page for command in commands)
 
 
+def write_board(folder: Path, part: str, rows: list[Row]) -> None:
+    write_rows(folder / f"{part}-small.json", rows)
+
+
 def test_a_board_becomes_a_table(tmp_path: Path) -> None:
-    row = {
-        "column": "c", "mixer": "gdn", "values": [0.5, 0.7], "state": 9, "parameters": 1234, "grows": False,
-        "undertrained": True, "diverged": 0, "chance": 0.25, "exact": None,
-        "measured": {"machine": "a machine", "torch": "2.0", "time": "2026-01-02T00:00:00+00:00"},
-    }  # fmt: skip
-    head = {"format": 1, "part": "tracking", "size": "small", "setting": {}}
-    (tmp_path / "tracking-small.json").write_text(json.dumps({**head, "rows": {"c, gdn": row}}))
+    rows = [make_row("tracking", value=value, seed=seed, undertrained=True) for seed, value in enumerate((0.5, 0.7))]
+    write_board(tmp_path, "tracking", rows)
     page = leaderboard.render(tmp_path, tmp_path)
     assert (
-        "| gdn | 9 | 1,234 | 0.600 ±0.100 (1)\\* |" in page and "Measured on a machine, torch 2.0, 2026-01-02" in page
+        "| gdn | 9 | 1,234 | 0.600 ±0.100 (1)\\* |" in page and "Measured on A machine, torch 2.0, 2026-01-02" in page
     )
     assert (
         leaderboard.seeds([1, 3], (0, 1, 2)) == "1 to 3 of 3 seeds so far"
         and leaderboard.seeds([], (0, 1)) == "2 seeds"
     )
     assert "2 seeds.\n" in page and "1 of 2 seeds so far" not in page
-    (tmp_path / "tracking-small.json").write_text(json.dumps({**head, "rows": {"c, gdn": {**row, "values": [0.5]}}}))
+    write_board(tmp_path, "tracking", rows[:1])
     assert "1 of 2 seeds so far.\n" in leaderboard.render(tmp_path, tmp_path)
     (missing,) = (line for line in page.splitlines() if line.startswith("Not run: "))
     assert "`pgdn`" in missing and missing.count("`") == 2 * (len(leaderboard.OWN) - 1) and "not run |" not in page
 
 
-def test_every_machine_of_a_row_is_named() -> None:
-    first, later = (
-        {"machine": m, "torch": "2.0", "time": "2026-01-02T00:00:00+00:00"} for m in ("the first", "another")
-    )
-    assert leaderboard.where([{"measured": first, LATER: [later]}]) == (
-        "Measured on another, torch 2.0, 2026-01-02; the first, torch 2.0, 2026-01-02.\n"
-    )
+def test_every_machine_of_a_mixer_is_named() -> None:
+    rows = [replace(make_row(seed=seed), origin=replace(NOWHERE, device=name)) for seed, name in enumerate("ba")]
+    assert leaderboard.list_origins(rows) == "Measured on a, torch 2.0, 2026-01-02; b, torch 2.0, 2026-01-02.\n"
 
 
 def test_rows_with_more_seeds_keep_where_the_first_one_was_measured() -> None:
     """Of the committed rows: seeds that joined are from another run than the first seed."""
-    rows = load_board(leaderboard.FOLDER / "language-full.json").rows.values()
-    joined = [row for row in rows if len(row["seeds"]) > 1]
-    at_once = {row["mixer"] for row in joined if len(origins(row)) == 1}
+    entries = PARTS["language"].entries(load_board(leaderboard.FOLDER / "language-full.json").rows)
+    joined = [entry for entry in entries if len(entry.seeds) > 1]
+    at_once = {entry.label for entry in joined if len(entry.origins) == 1}
     assert joined and at_once == {"longhorn-elementwise"}
-    assert all(len({origin["time"] for origin in origins(row)}) == 2 for row in joined if row["mixer"] not in at_once)
-    assert {row["measured"]["machine"] for row in joined} == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
+    assert all(len({origin.date for origin in entry.origins}) == 2 for entry in joined if entry.label not in at_once)
+    assert {entry.rows[0].origin.device for entry in joined} == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
 
 
 def test_needles_say_what_was_found_and_who_was_not_asked(tmp_path: Path) -> None:
-    row = {
-        "column": "held out", "mixer": "gdn", "values": [2.0], "state": 9, "parameters": 1234, "grows": False,
-        "undertrained": False, "diverged": 0, "measured": {"machine": "m", "torch": "2.0", "time": "2026-01-02"},
-    }  # fmt: skip
-    language = {"held out, gdn": row, "held out, vla": {**row, "mixer": "vla", "values": []}}
-    asked = {**row, "column": "1024 tokens", "found": [0.5]}
+    models = [make_row("language"), make_row("language", mixer="vla", value=None)]
 
-    def page(**found: float) -> str:
-        needles = {name: {**asked, "mixer": name, "found": [part]} for name, part in found.items()}
-        for part, rows in {"language": language, "needle": needles}.items():
-            content = {"format": 1, "part": part, "size": "small", "setting": {}, "rows": rows}
-            (tmp_path / f"{part}-small.json").write_text(json.dumps(content))
+    def page(seeds: tuple[int, ...] = (0,), **found: float) -> str:
+        asked = [
+            make_row("needle", mixer=mixer, seed=seed, value=value, measure=measure)
+            for mixer, share in found.items()
+            for seed in seeds
+            for measure, value in (("answer_loss", 2.0), ("found", share))
+        ]
+        write_board(tmp_path, "language", models)
+        write_board(tmp_path, "needle", asked)
         return leaderboard.render(tmp_path, tmp_path)
 
     text = page(gdn=0.5, kda=0.0)
@@ -118,10 +116,9 @@ def test_needles_say_what_was_found_and_who_was_not_asked(tmp_path: Path) -> Non
     assert "`rls`" in missing and "`vla`" not in missing
     assert "length: `gdn` 50%.\n" in page(gdn=0.5)
     assert "Asked of the model of the first seed alone.\n" in text
-    language["held out, gdn"] = {**row, "values": [2.0, 2.1]}
+    models.append(make_row("language", seed=1, value=2.1))
     assert "first seed alone; those of the other seeds were not asked.\n" in page(gdn=0.5, kda=0.0)
-    asked["values"] = [2.0, 2.0]
-    assert "Asked of the models of 2 seeds.\n" in page(gdn=0.5)
+    assert "Asked of the models of 2 seeds.\n" in page((0, 1), gdn=0.5)
     assert "**No model found a number, at any length.**" in page(gdn=0.0)
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastweights_studies.experiments import ClaimRecord, Measurement, claims_of, load_records, save_record
-from fastweights_studies.experiments.own import o3_products_of_transitions as products
-from fastweights_studies.experiments.own import o3b_training_outside_the_bound as outside
-from fastweights_studies.pages import own_results
+from fastweights_studies.claims import ClaimRecord, Measurement, claims_of, load_records, save_record
+from fastweights_studies.own import o3b_training_outside_the_bound as outside
+from fastweights_studies.pages import own_results, own_tables
 from PIL import Image
 
 from fastweights.layers import MIXERS
@@ -49,19 +48,15 @@ def test_the_measured_part_is_generated(name: str) -> None:
 def test_numbers_in_the_words_about_stability_are_those_of_the_results() -> None:
     found = RECORDS["own-3"].measurement
 
-    def largest(which: str, rule: str) -> float:
-        ends = f": largest log norm of {which} products"
-        return math.exp(
-            max(found.largest(name) for name in found.values if name.startswith(rule) and name.endswith(ends))
-        )
+    def largest(which: str, mixer: str) -> float:
+        return math.exp(found.largest(f"{which}_log_norm", mixer))
 
     text = " ".join(own_results.PAGES["own-3"].path.read_text().split())
     assert (
         f"random streams reach norms of {largest('random', 'pdn'):.2f} (PDN) and {largest('random', 'vla'):.2f} (VLA), "
         f"chosen ones {largest('chosen', 'pdn'):.0f} (PDN) and {largest('chosen', 'vla'):.0f} (VLA)"
     ) in text
-    chosen = load_records(own_results.RESULTS)["C4"].measurement
-    growth = max(chosen.largest(name) for name in chosen.values if name.startswith("its growth"))
+    growth = RECORDS["C4"].measurement.largest("growth")
     assert f"grow by up to {growth - 1:.0%} per step ([C4]" in text
 
 
@@ -88,10 +83,7 @@ def test_bounds_by_setting_are_those_of_the_formulas() -> None:
     assert f"grows by s = {growth:.2f} per token" in page and f"= {math.sqrt(rate) / 2:.4f}$ per token" in page
     assert f"{refreshed / T:.3f} per token over 2,048 tokens" in page
     found = RECORDS["own-3"].measurement
-    chosen = [
-        found.largest(f"{name}: growth per step of chosen products") for name in products.STREAMS if "pdn" in name
-    ]
-    assert 0 < max(chosen) < 0.01 and "grow by less than 0.01 per step" in page
+    assert 0 < found.largest("growth", rule="pdn") < 0.01 and "grow by less than 0.01 per step" in page
 
 
 def test_numbers_in_the_words_about_training_outside_are_those_of_the_results() -> None:
@@ -99,21 +91,21 @@ def test_numbers_in_the_words_about_training_outside_are_those_of_the_results() 
     text = " ".join(own_results.PAGES["own-3"].path.read_text().split())
     trainings = len(outside.RATES) * len(RECORDS["own-3b"].seeds)
 
-    def lost(names: Iterable[str]) -> int:
-        return round(sum(trainings * found.mean(f"{name}: share of diverged trainings") for name in names))
+    def lost(settings: Iterable[outside.Setting]) -> int:
+        return round(sum(trainings * found.mean("diverged_share", **one.column) for one in settings))
 
     inside, beyond = zip(*outside.FAMILIES.values(), strict=True)
     assert lost(inside) == 0 and f"none of the {len(inside) * trainings} trainings diverged" in text
-    spike = max(found.largest(f"{name}: largest spike of gradients") for name in inside)
+    spike = max(found.largest("largest_spike", **one.column) for one in inside)
     assert f"no gradient was more than {spike:.1f} times" in text
     assert f"{lost(beyond)} of {len(beyond) * trainings} diverged: all {lost(beyond[2:3])} of `vla`" in text
     assert f"{lost(beyond[:1])} of {trainings} of the delta rule" in text and lost(beyond[1:2]) == 0
     assert f"{lost(beyond[3:])} of {trainings} with keys of any length" in text
-    first = [found.largest(f"{name}: largest step before training") for name in (beyond[0], beyond[3])]
+    first = [found.largest("largest_step", **one.column, when="before") for one in (beyond[0], beyond[3])]
     assert f"largest first steps are {first[0]:.1f} and {first[1]:.2f}" in text
-    product = found.mean(f"{beyond[2]}: largest log norm of a product before training")
+    product = found.mean("log_norm", **beyond[2].column, when="before")
     assert f"products reach e^{product:.0f} before" in text
-    best = max(found.largest(f"{name}: accuracy") for name in outside.SETTINGS)
+    best = found.largest("accuracy")
     assert f"the best of them recalls {best:.0%}" in text
 
 
@@ -121,28 +113,28 @@ def test_numbers_in_the_words_about_hybrids_are_those_of_the_results() -> None:
     text = " ".join(own_results.PAGES["own-2"].path.read_text().split())
     alone, fitted = (RECORDS[name].measurement for name in ("own-2b", "own-2c"))
 
-    def accuracy(found: Measurement, kind: str, share: str, order: str) -> str:
-        digits = 2 if found is alone else 3
-        return f"{found.mean(f'{kind}: accuracy with {share} routed by {order}'):.{digits}f}"
+    def accuracy(found: Measurement, mixer: str, training: str, share: float, order: str) -> str:
+        value = found.mean("routed_accuracy", mixer, training=training, share=share, order=order)
+        return f"{value:.{2 if found is alone else 3}f}"
 
-    hybrid = accuracy(alone, "rls, uncertain queries", "20%", "variance")
-    assert f"{hybrid} against {accuracy(alone, 'rls, random queries', '20%', 'chance')} for `rls`" in text
-    ranks = [x for name, row in alone.values.items() if "uncertain" in name and "AUROC" in name for x in row]
+    hybrid = accuracy(alone, "rls", "uncertain_queries", 0.2, "variance")
+    assert f"{hybrid} against {accuracy(alone, 'rls', 'random_queries', 0.2, 'chance')} for `rls`" in text
+    ranks = [one.value for one in alone.select("wrong_auroc", training="uncertain_queries")]
     assert f"AUROC {min(ranks):.2f} to {max(ranks):.2f}" in text
     routed = [
-        f"{accuracy(fitted, f'{mixer}, random queries', '20%', 'fitted variance')} against "
-        f"{accuracy(fitted, f'{mixer}, random queries', '20%', 'chance')} for `{mixer}`"
+        f"{accuracy(fitted, mixer, 'random_queries', 0.2, 'fitted_variance')} against "
+        f"{accuracy(fitted, mixer, 'random_queries', 0.2, 'chance')} for `{mixer}`"
         for mixer in ("rls", "palimpsa-d")
     ]
     assert " and ".join(routed) in text
-    memory = [accuracy(fitted, f"{mixer}, memory alone", "0%", "chance") for mixer in ("rls", "palimpsa-d")]
+    memory = [accuracy(fitted, mixer, "memory_alone", 0.0, "chance") for mixer in ("rls", "palimpsa-d")]
     assert f"trained alone, {' and '.join(memory)}" in text
     everything = {
-        kind: [x for name, row in fitted.values.items() if f"{kind}: accuracy with 100%" in name for x in row]
-        for kind in ("random queries", "memory alone")
+        training: [one.value for one in fitted.select("routed_accuracy", training=training, share=1.0)]
+        for training in ("random_queries", "memory_alone")
     }
-    assert f"right in {min(everything['random queries']):.3f} or more" in text
-    low, high = min(everything["memory alone"]), max(everything["memory alone"])
+    assert f"right in {min(everything['random_queries']):.3f} or more" in text
+    low, high = min(everything["memory_alone"]), max(everything["memory_alone"])
     assert f"it answers {low:.2f} to {high:.2f}" in text
 
 
@@ -166,13 +158,13 @@ def test_other_numbers_are_another_page_and_another_figure(name: str, part: str,
 
 def test_the_larger_size_stands_beside_the_smaller(tmp_path: Path) -> None:
     page, small = own_results.PAGES["own-1"], RECORDS["own-1"]
-    large = changed(small, machine={**small.machine, "device": "cuda", "gpu": "NVIDIA X1"}, seeds=[0, 1, 2])
+    large = changed(small, device="cuda", origin=dataclasses.replace(small.origin, device="NVIDIA X1"), seeds=[0, 1, 2])
     for record in (small, large):
         save_record(tmp_path, record)
     text = own_results.render("own-1", tmp_path)
     first, _, second = text.partition("### The larger size, on a GPU\n")
     for part, record in ((first, small), (second, large)):
-        assert own_results.mean(record.measurement, "rls, equal variances") in part
+        assert own_tables.mean(record.measurement, "error", "rls", variances="equal") in part
     assert "NVIDIA X1" in second and "NVIDIA X1" not in first
     assert f"({page.figure('cpu').name})" not in second and page.figure("cuda").name in second
     assert page.records("cuda", tmp_path) == {"own-1": large} and page.records("cuda", tmp_path / "none") == {}
@@ -182,5 +174,5 @@ def test_the_larger_size_stands_beside_the_smaller(tmp_path: Path) -> None:
 
 
 def changed(record: ClaimRecord, **fields: Any) -> ClaimRecord:
-    numbers = {key: [1.01 * x if x else x for x in row] for key, row in record.numbers.items()}
-    return dataclasses.replace(record, numbers=numbers, **fields)
+    rows = [dataclasses.replace(row, value=1.01 * row.value if row.value else row.value) for row in record.rows]
+    return dataclasses.replace(record, rows=rows, **fields)

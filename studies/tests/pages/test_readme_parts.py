@@ -2,58 +2,69 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import operator
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastweights_studies.leaderboard import PARTS
 from fastweights_studies.pages import page_parts
 from fastweights_studies.places import ROOT
+from fastweights_studies.record import read_rows, select, write_rows
 
 README = (ROOT / "README.md").read_text()
-
-
-def test_tables_and_measured_figures_are_generated() -> None:
-    assert page_parts.render(page_parts.README) == README, f"run {page_parts.COMMAND}"
 
 
 def test_other_results_are_other_words(tmp_path: Path) -> None:
     """Every number is that of its row in its result file."""
     shutil.copytree(page_parts.RESULTS, tmp_path, dirs_exist_ok=True)
-    replayed, longer = ", compiled by blocks, replayed", [333.0, 333.0, 333.0]
 
-    def change(name: str, *changes: tuple[tuple[str, ...], Any]) -> None:
+    def change(name: str, value: float, number: int = 1, **fields: Any) -> None:
         path = tmp_path / f"{name}.json"
-        content = json.loads(path.read_text())
-        for (*keys, last), value in changes:
-            functools.reduce(operator.getitem, keys, content)[last] = value
-        path.write_text(json.dumps(content))
+        rows = read_rows(path)
+        changed = select(rows, **fields)
+        assert len(changed) == number
+        write_rows(path, [replace(row, value=value) if row in changed else row for row in rows])
 
-    change(
-        "decode-table-nvidia-h200", (("rows", "gdn, batch 1", "tokens/s"), 123.0),
-        (("rows", "softmax, batch 64, context 16384", "tokens/s"), 54321.0),
-        (("rows", "softmax, batch 64, context 131072"), {"tokens/s": 1234.0}),
-    )  # fmt: skip
-    change("generate-nvidia-h200", (("mixers", "gdn", "prefill of 16384", "ms"), 16.384))
-    gated, vla = (f"24 layers of {name}{replayed}" for name in ("gated gdn", "vla"))
-    change(
-        "training-steps-nvidia-h200", (("comparisons", vla, "step of the base"), 9.87),
-        (("comparisons", gated, "models", gated, "step, ms"), longer),
-        (("comparisons", "24 layers of gdn, replayed", "models", "24 layers of gdn", "step, ms"), [444.0] * 3),
-        (("comparisons", "palimpsa-d-170m", "step of the base"), 7.65),
-    )  # fmt: skip
-    change("scaling-nvidia-h100-80gb-hbm3", (("trainings", "gdn-1b", "2 GPUs, DDP", "share of one GPU"), 0.123))
-    change(
-        "transformers-models-nvidia-h200", (("models", "qwen3_next", "times", "training step", "times faster"), 1.25)
+    table, steps = "decode-table-nvidia-h200", "training-steps-nvidia-h200"
+    change(table, 123.0, mixer="gdn", measure="tokens_per_second", column={"batch": 1})
+    speed = {"mixer": "softmax", "measure": "tokens_per_second"}
+    change(table, 54321.0, **speed, column={"batch": 64, "context": 16384})
+    path = tmp_path / f"{table}.json"
+    rows = read_rows(path)
+    (long,) = select(rows, mixer="softmax", measure="fits", column={"batch": 64, "context": 131072})
+    write_rows(path, [*rows, replace(long, measure="tokens_per_second", value=1234.0)])
+    change("generate-nvidia-h200", 16.384, mixer="gdn", measure="prefill_ms")
+    fast, layers = {"compiled": "blocks", "replayed": True}, {"layers": 24, "library": "fastweights"}
+    (vla,) = select(read_rows(tmp_path / f"{steps}.json"), mixer="vla", measure="step_ms", column=fast)
+    (base,) = select(
+        read_rows(tmp_path / f"{steps}.json"), mixer="gdn", measure="step_ms", run={**vla.run, "side": "base"}
     )
+    change(steps, 9.87 * base.value, mixer="vla", measure="step_ms", column=fast)
+    gated = {"mixer": "gdn", "options": {"output_gate": "silu"}, "measure": "step_ms"}
+    change(steps, 333.0, **gated, column=fast)
+    eager = {"compiled": None, "replayed": False, **layers}
+    replayed = {"comparison": "24-gdn:replayed", "side": "base"}
+    change(steps, 444.0, mixer="gdn", measure="step_ms", column=eager, run=replayed)
+    (plain,) = select(
+        read_rows(tmp_path / f"{steps}.json"), measure="step_ms", column={"preset": "palimpsa-d-plain-170m"}
+    )
+    change(steps, 7.65 * plain.value, measure="step_ms", column={"preset": "palimpsa-d-170m"})
+    scaled = "scaling-nvidia-h100-80gb-hbm3"
+    (alone,) = select(read_rows(tmp_path / f"{scaled}.json"), measure="tokens_per_second", column={"gpus": 1})
+    change(scaled, 0.123 * 2 * alone.value, measure="tokens_per_second", column={"way": "DDP"})
+    phase = {"model": "qwen3_next", "phase": "training_step"}
+    for accelerated, ms in ((True, 4.0), (False, 5.0)):
+        column = {**phase, "accelerated": accelerated}
+        change("transformers-models-nvidia-h200", ms, 5, measure="phase_ms", column=column)
     column = "shuffled, 32 pairs, heads of 16"
-    change(
-        "leaderboard/mqar-full", (("rows", f"{column}, gdn", "values"), [0.5, 0.6]),
-        (("rows", f"{column}, mesa", "values"), [1.0]), (("rows", f"{column}, linear", "values"), [1.0]),
-    )  # fmt: skip
+    path = tmp_path / "leaderboard" / "mqar-full.json"
+    rows = {(PARTS["mqar"].title(row), row.mixer): row for row in read_rows(path)}
+    for mixer, value in (("gdn", 0.5), ("mesa", 1.0), ("linear", 1.0)):
+        rows[column, mixer] = replace(rows[column, mixer], value=value)
+    more = replace(rows[column, "gdn"], seed=1, value=0.6)
+    write_rows(path, [*rows.values(), more])
     text = " ".join(page_parts.measured(tmp_path).split())
     for said in (
         "with at most 2 seeds: 1.000 with `", "the best of 33, 1.000 with `", "0.550 with `gdn`, 0.463 with `gka`",
@@ -61,7 +72,7 @@ def test_other_results_are_other_words(tmp_path: Path) -> None:
         "and 1,200 at 131,072. `gdn` reads a prompt at 1,000,000 tokens", "9.87 with `vla`", "`gdn` takes 333 ms, where",
         "Called eagerly it takes 444 ms", "7.65 times at 170M", "each GPU processes .12 of", "train 1.2 times as fast",
     ):  # fmt: skip
-        assert said in text and said not in " ".join(README.split())
+        assert said in text and said not in " ".join(README.split()), said
 
 
 def test_the_table_of_layers_says_which_decays_there_are() -> None:
@@ -74,5 +85,5 @@ def test_a_page_without_the_marks_of_a_part_is_refused(tmp_path: Path, monkeypat
     page = tmp_path / "README.md"
     page.write_text("no marks")
     monkeypatch.setitem(page_parts.PARTS, page, {"layers": page_parts.layers})
-    with pytest.raises(ValueError, match="README.md needs the lines <!-- layers: written by"):
+    with pytest.raises(ValueError, match="the page needs the lines <!-- layers: written by"):
         page_parts.render(page)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fastweights.training.checkpoints import checkpoints_in, latest_whole
 from fastweights.training.language import train_language
-from fastweights.training.language.checkpoints import checkpoints_in, latest_whole
 from fastweights.training.language.model import model_config
 
 from .small import log

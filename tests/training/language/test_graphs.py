@@ -11,7 +11,7 @@ import torch
 from fastweights.cuda_graphs import Waits
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.training.language import graphs, train_language
-from fastweights.training.language.graphs import WARM, GraphedGradients, what_to_graph, with_empty_documents
+from fastweights.training.language.graphs import WARM, GraphedGradients, append_empty_documents, what_to_graph
 
 DOCUMENTS = torch.tensor([0, 5, 12, 20], dtype=torch.int32)
 
@@ -25,7 +25,7 @@ def test_empty_documents_change_nothing(mixer: str) -> None:
     ids = torch.randint(32, (1, 20))
     found = []
     for edges in (len(DOCUMENTS), 16):
-        loss = model(input_ids=ids, labels=ids, cu_seqlens=with_empty_documents(DOCUMENTS, edges)).loss
+        loss = model(input_ids=ids, labels=ids, cu_seqlens=append_empty_documents(DOCUMENTS, edges)).loss
         found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fastweights.cli import main
-from fastweights.training.language.checkpoints import checkpoint_step, checkpoints_in
+from fastweights.training.checkpoints import checkpoint_step, checkpoints_in
 
 from .small import log, small_run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastweights.training.language import train_language
-from fastweights.training.language.launch import check_launch, step_size
+from fastweights.training.language.processes import check_launch, step_size
 
 from .small import small_run
 

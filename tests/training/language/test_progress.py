@@ -52,7 +52,7 @@ def test_a_bar_names_the_step_of_an_earlier_held_out_loss():
     notes = []
     for step, logs in ((4, {"loss": 5.5}), (4, {"eval_loss": 5.25}), (6, {"loss": 4.5})):
         progress.on_log(None, TrainerState(global_step=step), None, logs)
-        notes.append(re.sub(r", [\d,]+ tokens/s.*", "", progress._bar.tasks[0].fields["note"]))
+        notes.append(re.sub(r", [\d,]+ tokens/s.*", "", progress._display._bars.tasks[0].fields["note"]))
     assert notes == [
         "4/8, loss 5.500",
         "4/8, loss 5.500, held-out loss 5.250",

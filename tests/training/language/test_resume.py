@@ -15,8 +15,8 @@ import torch
 from rich.console import Console
 
 from fastweights.data.text import TextTokenizer
+from fastweights.training.checkpoints import SaveError
 from fastweights.training.language import NonFiniteLoss, callbacks, train, train_language, trainer
-from fastweights.training.language.checkpoints import SaveError
 
 from .small import log, losses, small_run, write_texts
 

@@ -6,14 +6,11 @@ from typing import Annotated
 import typer
 
 from fastweights.cli._options import (
-    FEWER,
     Device,
     DryRun,
     Imports,
     Overwrite,
     Quiet,
-    Workers,
-    check_trainings,
     import_mixers,
     one_line_errors,
     output_path,
@@ -23,6 +20,8 @@ from fastweights.cli._output import show_plan
 from fastweights.stopping import StopSignals
 from fastweights.terminal import Console, show
 
+from ._options import FEWER, Workers, check_trainings
+
 # Those of fastweights_studies.leaderboard (a test compares them), written out because help must not import torch.
 PARTS = "mqar, regression, tracking, language, needle, training-speed, decoding-speed, memory, rules"
 CONTINUES = "the same command continues where it stopped"
@@ -30,7 +29,8 @@ CONTINUES = "the same command continues where it stopped"
 
 def leaderboard(
     parts: Annotated[
-        list[str] | None, typer.Argument(metavar="[PART]...", help=f"Parts to run: {PARTS}.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="[PART]...", help=f"Parts to run: {PARTS}; or a task of your own.", show_default=False),
     ] = None,
     list_parts: Annotated[
         bool, typer.Option("--list", help="List the parts, their cost and how many mixers have results, and exit.")
@@ -55,7 +55,7 @@ def leaderboard(
     ] = Path("runs/leaderboard"),
     overwrite: Overwrite = False,
     measurements: Annotated[
-        Path, typer.Option(help="Folder with the benchmarks' result files, for speed and memory.")
+        Path, typer.Option(help="Folder with the result files of measuring scripts, for speed and memory.")
     ] = Path("studies/results"),
     workers: Workers = None,
     dry_run: DryRun = False,
@@ -66,7 +66,7 @@ def leaderboard(
 
     Every run is kept as soon as it has ended: an interrupted command continues when it is given again, and a mixer of your own
     joins the results that are there by its name (--mixers NAME --import MODULE). Mixers without results of yours are shown with
-    those that the library comes with. Speed and memory are read from the files of the benchmarks; what these lack is named with
+    those that the library comes with. Speed and memory are read from the files of scripts; what these lack is named with
     the command that measures it.
     """
     with one_line_errors(CONTINUES, FEWER), StopSignals():
@@ -74,18 +74,17 @@ def leaderboard(
         from fastweights.checks import check_choice
         from fastweights.layers import MIXERS, MixerChoice, parse_mixers
         from fastweights.layers.choice import check_backend
-        from fastweights.training.progress import reporter_for
+        from fastweights.training.progress import RunsProgress
 
-        from ..leaderboard import PARTS, SIZES, Request, find_part, part_rows, run_part, table_of
-        from ..leaderboard.plan import plan_part
-        from ..leaderboard.run import claimed_boards, forget, rows_beside
-        from ..leaderboard.terminal import how_to_measure, parts_table, plain, where_others_are_from
+        from ..leaderboard import SIZES, Request, find_part, known_parts, run_part, table_of
+        from ..leaderboard.run import claim_boards, plan_part
+        from ..leaderboard.terminal import describe_origins, make_table, parts_table
 
         chosen = [find_part(name) for name in parts or ()]
         size = size or ("small" if device == "cpu" else "full")
         check_choice("--size", size, SIZES)
         if list_parts:
-            Console().print(parts_table(chosen or list(PARTS.values()), size, output, measurements))
+            Console().print(parts_table(chosen or list(known_parts().values()), size, output, measurements))
             return
         if not chosen:
             raise ValueError("name at least one part, or pass --list, which shows the parts")
@@ -103,22 +102,22 @@ def leaderboard(
             check_backend(choice.name, choice.options, device)
         request = Request(
             mixers=choices, size=size, device=device, output=output, seeds=given, workers=workers,
-            imports=tuple(imports or ()), reporter=reporter_for(Console(stderr=True, quiet=quiet)),
+            imports=tuple(imports or ()), reporter=RunsProgress(Console(stderr=True, quiet=quiet)),
         )  # fmt: skip
-        with claimed_boards("--output", chosen, request):
+        with claim_boards("--output", chosen, request):
             if dry_run:
                 show_plan({"part": [plan_part(part, request) for part in chosen]})
                 return
             for part in chosen:
                 if overwrite:
-                    forget(part, request)
+                    part.forget(request)
                 with training_errors(CONTINUES):
                     path = run_part(part, request)
-                rows = part_rows(part, size, output, measurements)
-                library = rows_beside(part, size, rows)
-                Console().print(plain(part, *table_of(part, size, [*library, *rows], labels)))
-                show(where_others_are_from(library, output), end="")
+                rows = part.rows(size, output, measurements)
+                library = part.library(size, rows)
+                Console().print(make_table(part, *table_of(part, size, [*library, *rows], labels)))
+                show(describe_origins(part, library, output), end="")
                 if path is not None:
                     show(f"Results: {path}\n")
-                elif how := how_to_measure(part, labels, rows, imports or (), measurements):
+                elif how := part.how_to_measure(labels, rows, imports or (), measurements):
                     show(how)

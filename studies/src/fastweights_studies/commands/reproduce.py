@@ -6,13 +6,10 @@ from typing import Annotated
 import typer
 
 from fastweights.cli._options import (
-    FEWER,
     Device,
     DryRun,
     Overwrite,
     Quiet,
-    Workers,
-    check_trainings,
     one_line_errors,
     output_path,
     training_errors,
@@ -21,7 +18,9 @@ from fastweights.cli._output import show_plan
 from fastweights.stopping import StopSignals
 from fastweights.terminal import Console, show
 
-PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights_studies.experiments (a test compares them)
+from ._options import FEWER, Workers, check_trainings
+
+PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights_studies.claims (a test compares them)
 CONTINUES = "the same command continues where trainings stopped"
 
 
@@ -59,9 +58,7 @@ def reproduce(
     hold is a result: the exit code is 0.
     """
     with one_line_errors(CONTINUES, FEWER), StopSignals():
-        from fastweights.training.folder import remove_trainings
-
-        from ..experiments import (
+        from ..claims import (
             Conditions,
             claims_of,
             committed_records,
@@ -70,8 +67,9 @@ def reproduce(
             run_claim,
             save_record,
         )
-        from ..experiments.record import claimed_records, record_path
-        from ..experiments.tables import claim_page, claims_table
+        from ..claims.record import claimed_records, record_path
+        from ..claims.tables import claim_page, claims_table
+        from ..trained_folders import remove_trainings
 
         named = [find_claim(name) for name in claims or ()]
         chosen = named or (list(claims_of(paper)) if paper or list_claims else [])

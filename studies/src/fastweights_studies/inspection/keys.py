@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .panels import Panel, distribution, over_time
+from .panels import Panel, make_curve, make_histogram
 from .reading import LayerReading
 
 __all__ = ["key_gram", "preconditioner"]
@@ -30,7 +30,7 @@ def key_gram(layer: LayerReading) -> list[Panel]:
     return [
         Panel(name="eigenvalues", y=spectrum, y_label="eigenvalue of the key Gram matrix", **ranked),
         Panel(name="diagonal", y=diagonal, y_label="diagonal of the key Gram matrix", **ranked),
-        over_time("alignment", layer.ends, alignment_PH, "alignment of eigenvectors with axes"),
+        make_curve("alignment", layer.ends, alignment_PH, "alignment of eigenvectors with axes"),
     ]
 
 
@@ -39,10 +39,10 @@ def preconditioner(layer: LayerReading) -> list[Panel]:
     turn keys into write keys. Preconditioned DeltaNet, figures 2 and 13."""
     if "precond_beta" not in layer.values:
         return []
-    panels = [distribution("energy", layer.states["A"], "key energy A", log_x=True)] if "A" in layer.states else []
+    panels = [make_histogram("energy", layer.states["A"], "key energy A", log_x=True)] if "A" in layer.states else []
     if "write_key" in layer.values:
         k = layer.per_head("k")
         seen = k.abs() > 1e-3 * k.abs().amax(2, keepdim=True)  # elsewhere rounding would decide
         factors = torch.where(seen, layer.per_head("write_key") / k, torch.nan)
-        panels.append(distribution("factor", factors, "factor B of the write key"))
+        panels.append(make_histogram("factor", factors, "factor B of the write key"))
     return panels

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-from .panels import Panel, over_time
+from .panels import Panel, make_curve
 from .reading import LayerReading
 
 __all__ = ["memory_window", "state_norms"]
@@ -32,13 +32,13 @@ def memory_window(layer: LayerReading) -> list[Panel]:
     windows = windows.flatten(2).mean(2) if windows.ndim > 2 else windows
     lengths = [end - start for start, end in pairwise([0, *layer.ends])]
     pieces = torch.stack([piece.mean(0) for piece in windows.split(lengths)])
-    return [over_time("window", layer.ends, pieces, "memory window, tokens", log_y=True)]
+    return [make_curve("window", layer.ends, pieces, "memory window, tokens", log_y=True)]
 
 
 def state_norms(layer: LayerReading) -> list[Panel]:
     """Frobenius norm of every tensor of the memory. Variational Linear Attention, figures 2b and 4."""
     return [
-        over_time(f"norm_{name}", layer.ends, state.flatten(2).norm(dim=2), MEANING.get(name, f"|{name}|"), log_y=True)
+        make_curve(f"norm_{name}", layer.ends, state.flatten(2).norm(dim=2), MEANING.get(name, f"|{name}|"), log_y=True)
         for name, state in layer.states.items()
         if state.ndim > 2
     ]

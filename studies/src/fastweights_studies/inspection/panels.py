@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastweights.kinds import checked
 
-__all__ = ["Panel", "distribution", "over_time"]
+__all__ = ["Panel", "make_histogram", "make_curve"]
 
 BINS = 60
 
@@ -37,13 +37,13 @@ class Panel:
     log_y: bool = False
 
 
-def over_time(name: str, ends: Sequence[int], y: Tensor, y_label: str, *, log_y: bool = False) -> Panel:
+def make_curve(name: str, ends: Sequence[int], y: Tensor, y_label: str, *, log_y: bool = False) -> Panel:
     """y [P, heads] at the tokens `ends`, counted from 1."""
     x = torch.tensor(ends, dtype=torch.float64)
     return Panel(name=name, x=x, y=y.double(), x_label="tokens read", y_label=y_label, log_y=log_y)
 
 
-def distribution(name: str, values: Tensor, x_label: str, *, log_x: bool = False) -> Panel:
+def make_histogram(name: str, values: Tensor, x_label: str, *, log_x: bool = False) -> Panel:
     """Share of each head's values [tokens, heads, channels] in equal bins. With log_x the bins are equal on a logarithmic
     axis, and values that are not positive are left out."""
     values = values.double()

@@ -8,7 +8,7 @@ import torch
 
 from fastweights.layers import PalimpsaD, PalimpsaM
 
-from .panels import Panel, over_time
+from .panels import Panel, make_curve
 from .reading import LayerReading
 
 __all__ = ["calibration", "metaplasticity"]
@@ -30,7 +30,7 @@ def metaplasticity(layer: LayerReading) -> list[Panel]:
         return []
     importance = layer.states["J"].flatten(2) + prior
     low, high = importance.amin(2), importance.amax(2)
-    return [over_time("ratio", layer.ends, (high - low) / low, "metaplasticity ratio", log_y=True)]
+    return [make_curve("ratio", layer.ends, (high - low) / low, "metaplasticity ratio", log_y=True)]
 
 
 def calibration(layer: LayerReading) -> list[Panel]:

@@ -47,7 +47,7 @@ class LayerReading:
         value = self.values[name]
         return value.repeat_interleave(self.heads // value.shape[1], 1)
 
-    def at_ends(self, value: Tensor) -> Tensor:
+    def select_ends(self, value: Tensor) -> Tensor:
         """Of a result [T, ...], that of the last token of each place: [P, ...]."""
         return value[torch.tensor(self.ends) - 1]
 
@@ -60,12 +60,14 @@ def read_layers(model: nn.Module, ids_T: Tensor, every: int) -> list[LayerReadin
         model(ids_T[None])
     readings = []
     for index, mixer in enumerate(mixers):
-        values = {name: _kept(found[index], name) for name, found in seen.items() if name != "state" and index in found}
-        states = {name: _kept(state, name) for name, state in seen.get("state", {}).get(index, {}).items()}
+        values = {
+            name: _drop_batch(found[index], name) for name, found in seen.items() if name != "state" and index in found
+        }
+        states = {name: _drop_batch(state, name) for name, state in seen.get("state", {}).get(index, {}).items()}
         readings.append(LayerReading(index, seen.layers[index], mixer, seen.ends, values, states))
     return readings
 
 
-def _kept(value: Any, name: str) -> Tensor:
+def _drop_batch(value: Any, name: str) -> Tensor:
     """Of the batch its only row."""
     return (value if name == "ridge" else value[0]).double().cpu()

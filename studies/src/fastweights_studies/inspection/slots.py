@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from fastweights.layers import Lattice
 
-from .panels import Panel, over_time
+from .panels import Panel, make_curve
 from .reading import LayerReading
 
 __all__ = ["slots"]
@@ -22,7 +22,7 @@ def slots(layer: LayerReading) -> list[Panel]:
     cosines = S_PGKV @ S_PGKV.mT
     count = cosines.shape[-1]
     others = cosines.abs().sum((2, 3)) - cosines.diagonal(dim1=2, dim2=3).abs().sum(2)
-    panels = [over_time("overlap", layer.ends, others / max(1, count * (count - 1)), "mean |cos| of two slots")]
+    panels = [make_curve("overlap", layer.ends, others / max(1, count * (count - 1)), "mean |cos| of two slots")]
     followed = [place for place, end in enumerate(layer.ends) if end < len(layer.values["v"])]
     if followed:
         after = torch.tensor([layer.ends[place] for place in followed])  # the token after the place
@@ -32,5 +32,5 @@ def slots(layer: LayerReading) -> list[Panel]:
             h_PGV = torch.einsum("pgkv,pgk->pgv", slots_PGKV, layer.per_head("k")[after]) - v_PGV
         inside = torch.einsum("pgkv,pgv->pgk", slots_PGKV, F.normalize(h_PGV, dim=2))
         novelty = (1 - inside.square()).clamp_min(0).sqrt().mean(2)
-        panels.append(over_time("novelty", [layer.ends[p] for p in followed], novelty, "part orthogonal to a slot"))
+        panels.append(make_curve("novelty", [layer.ends[p] for p in followed], novelty, "part orthogonal to a slot"))
     return panels

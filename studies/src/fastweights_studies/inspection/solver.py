@@ -16,16 +16,16 @@ from fastweights.ops import gated_kalmanet
 from fastweights.ops.shared.ridge.iterations import SOLVERS, iterate
 from fastweights.ops.shared.ridge.system import ridge_and_norm
 
-from .panels import Panel, over_time
+from .panels import Panel, make_curve
 from .reading import LayerReading
 
-__all__ = ["condition", "gradient_error", "ridge_of", "solver_residuals"]
+__all__ = ["condition", "gradient_error", "find_ridge", "solver_residuals"]
 
 ITERATIONS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60)
 GRADIENT_ITERATIONS = (1, 3, 10, 30)  # each is a pass through the whole model
 
 
-def ridge_of(layer: LayerReading) -> tuple[Tensor, Tensor] | None:
+def find_ridge(layer: LayerReading) -> tuple[Tensor, Tensor] | None:
     """The diagonal that is added to H at each place and |H|_F, [P, heads, K] and [P, heads, 1]; None for other layers."""
     if "H" not in layer.states or not isinstance(layer.mixer, (GatedKalmaNet, MesaNet)):
         return None
@@ -40,23 +40,23 @@ def ridge_of(layer: LayerReading) -> tuple[Tensor, Tensor] | None:
 
 def condition(layer: LayerReading) -> list[Panel]:
     """Condition number of H + ridge at each place. Gated KalmaNet, section 4.1."""
-    found = ridge_of(layer)
+    found = find_ridge(layer)
     if found is None:
         return []
     eigenvalues = torch.linalg.eigvalsh(layer.states["H"] + torch.diag_embed(found[0]))
     return [
-        over_time("condition", layer.ends, eigenvalues[..., -1] / eigenvalues[..., 0], "condition number", log_y=True)
+        make_curve("condition", layer.ends, eigenvalues[..., -1] / eigenvalues[..., 0], "condition number", log_y=True)
     ]
 
 
 def solver_residuals(layer: LayerReading) -> list[Panel]:
     """|(H + ridge) x - q| / |q| by iteration, in float64, the largest over the places. Gated KalmaNet, figures 1a and 8."""
-    found = ridge_of(layer)
+    found = find_ridge(layer)
     if found is None:
         return []
     ridge_PGK, norm_PG1 = found
     matrix = layer.states["H"] + torch.diag_embed(ridge_PGK)
-    q_PGK = layer.at_ends(layer.per_head("q"))
+    q_PGK = layer.select_ends(layer.per_head("q"))
     if q_PGK.shape[2] != matrix.shape[2]:  # a sketch solves in coordinates of its own
         q_PGK = layer.mixer.sketch(q_PGK[None])[0].detach()
     low_PG1 = ridge_PGK.amin(2, keepdim=True)
@@ -91,7 +91,7 @@ def gradient_error(model: Any, layers: Sequence[LayerReading], ids_T: Tensor) ->
     solved = [layer for layer in layers if isinstance(layer.mixer, GatedKalmaNet)]
     if not solved:
         return {}
-    with _solving(solved, "exact"):
+    with _solve_by(solved, "exact"):
         exact = _gradients(model, solved, ids_T)
     x = torch.tensor(GRADIENT_ITERATIONS, dtype=torch.float64)
     found: dict[int, list[Panel]] = {layer.index: [] for layer in solved}
@@ -101,7 +101,7 @@ def gradient_error(model: Any, layers: Sequence[LayerReading], ids_T: Tensor) ->
             continue
         errors = []  # by iteration, layer, and one layer or stack
         for iterations in GRADIENT_ITERATIONS:
-            with _solving(solved, solver, iterations):
+            with _solve_by(solved, solver, iterations):
                 own = _gradients(model, solved, ids_T)
             errors.append([list(map(_distance, *both)) for both in zip(own, exact)])
         for place, layer in enumerate(solved):
@@ -117,7 +117,7 @@ def gradient_error(model: Any, layers: Sequence[LayerReading], ids_T: Tensor) ->
 
 
 @contextmanager
-def _solving(layers: Sequence[LayerReading], solver: str, iterations: int | None = None) -> Iterator[None]:
+def _solve_by(layers: Sequence[LayerReading], solver: str, iterations: int | None = None) -> Iterator[None]:
     """In the body the layers solve in this way."""
     before = [layer.mixer.options for layer in layers]
     try:
@@ -132,7 +132,9 @@ def _solving(layers: Sequence[LayerReading], solver: str, iterations: int | None
 
 def _gradients(model: Any, layers: Sequence[LayerReading], ids_T: Tensor) -> list[tuple[list[Tensor], list[Tensor]]]:
     """Of each layer: those in its q and k, and those in its weights."""
-    return [(_alone(layer, model.dtype), own) for layer, own in zip(layers, _loss_gradients(model, layers, ids_T))]
+    return [
+        (_op_gradients(layer, model.dtype), own) for layer, own in zip(layers, _loss_gradients(model, layers, ids_T))
+    ]
 
 
 def _loss_gradients(model: Any, layers: Sequence[LayerReading], ids_T: Tensor) -> list[list[Tensor]]:
@@ -144,7 +146,7 @@ def _loss_gradients(model: Any, layers: Sequence[LayerReading], ids_T: Tensor) -
     return [[next(flat).double().cpu() for _ in own] for own in weights]
 
 
-def _alone(layer: LayerReading, dtype: torch.dtype) -> list[Tensor]:
+def _op_gradients(layer: LayerReading, dtype: torch.dtype) -> list[Tensor]:
     """Gradients in q and k [T, heads, K] of random sums of the answers, by the layer's solver."""
     values, options = layer.values, layer.mixer.options
     q, k = (values[name].to(dtype)[None].requires_grad_() for name in ("q", "k"))

@@ -19,7 +19,7 @@ from fastweights.layers import (
     VariationalLinearAttention,
 )
 
-from .panels import Panel, distribution, over_time
+from .panels import Panel, make_curve, make_histogram
 from .reading import LayerReading
 
 __all__ = ["Transitions", "jacobians", "transitions", "write_eigenvalues"]
@@ -90,7 +90,7 @@ def jacobians(layer: LayerReading) -> list[Panel]:
         "whole": "norm of the product since the start",
     }
     return [
-        over_time(name, layer.ends, torch.stack(kept), label, log_y=name != "step")
+        make_curve(name, layer.ends, torch.stack(kept), label, log_y=name != "step")
         for (name, label), kept in zip(names.items(), norms)
     ]
 
@@ -102,8 +102,8 @@ def write_eigenvalues(layer: LayerReading) -> list[Panel]:
     if found is None or found.write is None or found.read is None:
         return []
     share = (found.write * found.read).sum(2)[..., None]
-    panels = [distribution("write_eigenvalue", share, "write eigenvalue, gain x key . write key")]
+    panels = [make_histogram("write_eigenvalue", share, "write eigenvalue, gain x key . write key")]
     if "write_key" in layer.values:
         overlap = (layer.per_head("write_key") * found.read).sum(2)[..., None]
-        panels.append(distribution("overlap", overlap, "key . write key"))
+        panels.append(make_histogram("overlap", overlap, "key . write key"))
     return panels

@@ -1,8 +1,9 @@
 """The leaderboard: every mixer of the registry on the same tasks at equal state and parameters, and the memory rules without
 training. `fastweights leaderboard` runs any part again; a new mixer joins by its name, its rule by `register_rule`."""
 
-from .parts import PARTS, Part, find_part
-from .record import Board, board_path, load_board
+from .board import Board, board_path, load_board
+from .part import Part
+from .parts import PARTS, find_part, known_parts
 from .request import Request
 from .rules import Gates, RuleInputs, register_rule
 from .run import part_rows, run_part, table_of
@@ -20,6 +21,7 @@ __all__ = [
     "Standing",
     "board_path",
     "find_part",
+    "known_parts",
     "load_board",
     "part_rows",
     "places",

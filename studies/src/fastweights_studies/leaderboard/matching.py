@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
 from fastweights.layers import MIXERS, MixerChoice
 from fastweights.models import FastWeightsConfig
+
+from ..record import Plain
+from .entries import describe_label
 
 __all__ = ["REFERENCE", "Matched", "Matching"]
 
@@ -27,6 +30,7 @@ class Matched:
         intermediate_size: of the MLP.
         parameters: of the whole model. state: numbers per sequence after one token, over all layers.
         grows: whether the state grows with the tokens, so that it was not made equal.
+        given: the options that were chosen for it, without a head size that was found.
     """
 
     choice: MixerChoice
@@ -34,6 +38,19 @@ class Matched:
     parameters: int
     state: int
     grows: bool
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Plain]:
+        """What the rows of its trainings say of its size."""
+        head = {"head_dim": self.choice.options["head_dim"]} if "head_dim" in self.choice.options else {}
+        return {
+            **describe_label(MixerChoice(self.choice.name, self.given, self.choice.label)),
+            **head,
+            "intermediate_size": self.intermediate_size,
+            "parameters": self.parameters,
+            "state": self.state,
+            "grows": self.grows,
+        }
 
 
 @dataclass(frozen=True)
@@ -65,7 +82,7 @@ class Matching:
             raise ValueError(
                 f"mixer {choice.label} has no head size with at most {reference.state:,} numbers of state; leave it out"
             )
-        return self._with_parameters(fitting, reference.parameters)
+        return replace(self._with_parameters(fitting, reference.parameters), given=choice.options)
 
     def _candidates(self, choice: MixerChoice) -> Iterator[Matched]:
         """The mixer with the head sizes that it may have, the largest first. Sizes that its layer refuses are left out."""

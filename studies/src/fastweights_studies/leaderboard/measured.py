@@ -1,123 +1,192 @@
-"""Speed and memory, read from what benchmarks/ has measured on a GPU: no number is measured twice."""
+"""Speed and memory, read from what the measuring scripts have found on a GPU: no number is measured twice."""
 
 from __future__ import annotations
 
 import shlex
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from fastweights.layers import MIXERS
-from fastweights.results.records import read_object, reading_fields
+from fastweights.results.records import reading_fields
 
-__all__ = ["commands", "cost_of_reading", "mixer_of", "read_rows"]
+from ..record import Plain, Row, read_rows, select
+from .cells import READ, format_number
+from .part import Column, Part
+from .request import Request
+from .standing import Standing
 
-LAYERS, REPLAYED = "24 layers of ", ", compiled by blocks, replayed"
-# What measures a part, and seconds of one GPU per mixer.
-BENCHMARKS = {
-    "training-speed": (
-        ("studies/src/fastweights_studies/measure/training_steps.py", "--compile", "blocks", "--replay"),
-        20,
-    ),
-    "decoding-speed": (("studies/src/fastweights_studies/measure/decode_table.py",), 15),
-}
-MEASURED_BY = {"training-speed": ["training-speed"], "decoding-speed": ["decoding-speed"], "memory": [*BENCHMARKS]}
+__all__ = ["DecodingSpeed", "Memory", "ReadPart", "TrainingSpeed"]
 
-
-def commands(part: str, mixers: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-    """The command lines that measure these mixers for a part, in a checkout of the repository and on a GPU."""
-    return [
-        shlex.join(["python", *BENCHMARKS[one][0], "--mixers", ",".join(mixers), *options]) for one in MEASURED_BY[part]
-    ]
+STEP, DECODE = "training_step", "decode_table"  # the tasks of the rows
+STEP_MS, ACTIVATIONS = "step_ms", "activations_bytes"  # and their measures
+SPEED, STATE = "tokens_per_second", "state_bytes"
+FILES = {STEP: "training-steps", DECODE: "decode-table"}
+TRAINED_AS: dict[str, Plain] = {
+    "layers": 24,
+    "compiled": "blocks",
+    "replayed": True,
+}  # as `fastweights train` does on one GPU
 
 
-def cost_of_reading(part: str) -> str:
-    """The command that measures a part, and how long it takes."""
-    if part not in BENCHMARKS:
-        return f"the two commands of {' and '.join(MEASURED_BY[part])}"
-    (command,) = commands(part, ["MIXER", "..."])
-    return f"{command} (about {BENCHMARKS[part][1]} seconds of one GPU per mixer)"
+@dataclass(frozen=True)
+class Script:
+    """A script that measures. seconds: of one GPU per mixer."""
+
+    command: tuple[str, ...]
+    seconds: int
 
 
-def read_rows(part: str, folder: Path) -> list[dict[str, Any]]:
-    """The rows of a part: column, mixer, values (one, the median over repeated steps) and where it was measured.
+TRAINING = Script(("python", "-m", "fastweights_studies.measure.training_steps", "--compile", "blocks", "--replay"), 20)
+DECODING = Script(("python", "-m", "fastweights_studies.measure.decode_table"), 15)
 
-    Raises:
+
+@dataclass(frozen=True, kw_only=True)
+class ReadPart(Part):
+    """A part whose numbers scripts have measured on a GPU."""
+
+    scripts: ClassVar[tuple[Script, ...]]
+
+    @abstractmethod
+    def _find(self, folder: Path) -> Iterator[Row]:
+        """The rows of the part in a folder of results."""
+
+    def setting(self, size: str) -> list[Column]:
+        return []
+
+    def run(self, request: Request) -> None:
+        return None
+
+    def rows(self, size: str, folder: Path, measurements: Path) -> list[Row]:
+        """Raises:
         ResultsError: a file is damaged or of another version.
-    """
-    files = {"training-speed": [_training], "decoding-speed": [_decoding], "memory": [_state, _activations]}
-    with reading_fields(f"of {part} in {folder}"):
-        return [row for read in files[part] for row in read(folder)]
+        """
+        with reading_fields(f"of {self.name} in {measurements}"):
+            return list(self._find(measurements))
+
+    def label(self, row: Row) -> str:
+        return str(row.mixer)
+
+    def format(self, standing: Standing) -> str:
+        return format_number(standing.mean)
+
+    def how_to_read(self) -> str:
+        return READ
+
+    def cost(self, size: str) -> str:
+        (script,) = self.scripts
+        command = shlex.join([*script.command, "--mixers", "MIXER,..."])
+        return f"read from the files of {command} (about {script.seconds} seconds of one GPU per mixer)"
+
+    def how_to_measure(
+        self, mixers: Sequence[str], rows: Sequence[Row], imports: Sequence[str], measurements: Path
+    ) -> str:
+        found = {row.mixer for row in rows}
+        missing = [name for name in mixers if name in MIXERS and name not in found]
+        if not missing:
+            return ""
+        # Absolute paths, because the scripts may run in another folder.
+        modules = [str(Path(module).resolve()) if module.endswith(".py") else module for module in imports]
+        options = [
+            *(word for module in modules for word in ("--import", module)),
+            "--results",
+            str(measurements.resolve()),
+        ]
+        lines = [shlex.join([*script.command, "--mixers", ",".join(missing), *options]) for script in self.scripts]
+        return "\n  ".join(["To measure what is missing, on a GPU:", *lines]) + "\n"
 
 
-def _training(folder: Path) -> Iterator[dict[str, Any]]:
-    for where, name, comparison, model in _steps(folder):
-        tokens = comparison["batch"] * comparison["length"]
-        column = f"{comparison['batch']} sequences of {comparison['length']:,} tokens"
-        yield _row(column, name, tokens / model["step, ms"][0] * 1e3, where)
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpeed(ReadPart):
+    """Tokens per second of a training step."""
+
+    scripts = (TRAINING,)
+
+    def _find(self, folder: Path) -> Iterator[Row]:
+        yield from _find_steps(folder, STEP_MS)
+
+    def title(self, row: Row) -> str:
+        return _describe_batch(row)
+
+    def number(self, row: Row) -> float | None:
+        tokens = int(row.column["batch"]) * int(row.column["length"])  # type: ignore[arg-type]
+        return None if row.value is None else tokens / row.value * 1e3
 
 
-def _activations(folder: Path) -> Iterator[dict[str, Any]]:
-    growing = {row["mixer"] for _, row in _table(folder) if row["context"] is not None}
-    for where, name, comparison, model in _steps(folder):
-        column = f"activations of {comparison['batch']} sequences of {comparison['length']:,} tokens, MB"
-        label = _label({"mixer": name, "context": comparison["length"] if name in growing else None})
-        yield _row(column, label, model["activations, GiB"] * 2**30 / 1e6, where)
+@dataclass(frozen=True, kw_only=True)
+class DecodingSpeed(ReadPart):
+    """Tokens per second of decoding."""
+
+    scripts = (DECODING,)
+
+    def _find(self, folder: Path) -> Iterator[Row]:
+        yield from select(_read(folder, DECODE), measure=SPEED)
+
+    def number(self, row: Row) -> float | None:
+        return row.value
+
+    def title(self, row: Row) -> str:
+        batch = row.column["batch"]
+        return f"{batch} sequence{'' if batch == 1 else 's'}"
+
+    def detail(self, row: Row) -> str:
+        return _describe_context(row.column["context"])
 
 
-def _steps(folder: Path) -> Iterator[tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]]:
-    """The machine, the mixer, the comparison and the model of every step of 24 layers that is compiled by blocks and replayed as
-    a CUDA graph, as `fastweights train` does on one GPU; of several the newest."""
-    newest: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {}
-    for path in sorted(folder.glob("training-steps-*.json")):
-        content = read_object(path)
-        for comparison in content["comparisons"].values():
-            where = {**content, **comparison.get("measured", {}), "file": path.name}
-            for name, model in comparison["models"].items():
-                mixer = name.removeprefix(LAYERS).removesuffix(REPLAYED)
-                if name != LAYERS + mixer + REPLAYED or mixer not in MIXERS:
-                    continue
-                if mixer not in newest or newest[mixer][0]["time"] < where["time"]:
-                    newest[mixer] = (where, mixer, comparison, model)
-    yield from newest.values()
+@dataclass(frozen=True, kw_only=True)
+class Memory(ReadPart):
+    """The state of a sequence, and the activations of a training step."""
+
+    scripts = (TRAINING, DECODING)
+
+    def _find(self, folder: Path) -> Iterator[Row]:
+        table = _read(folder, DECODE)
+        yield from select(table, measure=STATE, column={"batch": 1})
+        growing = {row.mixer for row in table if row.column["context"] is not None}
+        for row in _find_steps(folder, ACTIVATIONS):
+            context = row.column["length"] if row.mixer in growing else None
+            yield replace(row, column={**row.column, "context": context})
+
+    def title(self, row: Row) -> str:
+        return "state of a sequence, MB" if row.measure == STATE else f"activations of {_describe_batch(row)}, MB"
+
+    def detail(self, row: Row) -> str:
+        return _describe_context(row.column["context"])
+
+    def number(self, row: Row) -> float | None:
+        """In MB."""
+        return None if row.value is None else row.value / 1e6
+
+    def cost(self, size: str) -> str:
+        return "read from the files of the two commands of training-speed and decoding-speed"
 
 
-def _decoding(folder: Path) -> Iterator[dict[str, Any]]:
-    for where, row in _table(folder):
-        if "tokens/s" in row:
-            column = f"{row['batch']} sequence{'s' if row['batch'] > 1 else ''}"
-            yield _row(column, _label(row), row["tokens/s"], where)
+def _describe_batch(row: Row) -> str:
+    return f"{row.column['batch']} sequences of {row.column['length']:,} tokens"
 
 
-def _state(folder: Path) -> Iterator[dict[str, Any]]:
-    for where, row in _table(folder):
-        if row["batch"] == 1 and "tokens/s" in row:
-            yield _row("state of a sequence, MB", _label(row), row["state, bytes per sequence"] / 1e6, where)
+def _describe_context(context: Plain) -> str:
+    """Of a mixer whose state grows with it."""
+    return "" if context is None else f" at {context:,} tokens"
 
 
-def _table(folder: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    for path in sorted(folder.glob("decode-table-*.json")):
-        content = read_object(path)
-        for row in content["rows"].values():
-            yield {**content, **row.get("measured", {}), "file": path.name}, row
+def _find_steps(folder: Path, measure: str) -> list[Row]:
+    """The rows of a measure, of the newest training step of each mixer as `fastweights train` takes it on one GPU."""
+    found = select(_read(folder, STEP), measure=measure, column=TRAINED_AS, options={})
+    newest: dict[str | None, Row] = {}
+    for row in found:
+        own = row.column.get("library", "fastweights") == "fastweights" and row.mixer in MIXERS
+        if own and (row.mixer not in newest or newest[row.mixer].origin.date < row.origin.date):
+            newest[row.mixer] = row
+    return list(newest.values())
 
 
-AT = " at "
-
-
-def _label(row: dict[str, Any]) -> str:
-    """The mixer; with the context where its state grows with it."""
-    return row["mixer"] if row["context"] is None else f"{row['mixer']}{AT}{row['context']:,} tokens"
-
-
-def mixer_of(label: str) -> str:
-    """The mixer of a label."""
-    return label.partition(AT)[0]
-
-
-def _row(column: str, mixer: str, value: float, where: dict[str, Any]) -> dict[str, Any]:
-    measured = {
-        "time": where["time"], "machine": where["device"], "torch": where["torch"], "file": where["file"],
-        "commit": where["commit"][:7] + " with uncommitted changes" * ("uncommitted" in where["commit"]),
-    }  # fmt: skip
-    return {"column": column, "mixer": mixer, "values": [value], "measured": measured}
+def _read(folder: Path, task: str) -> list[Row]:
+    """The rows of the files of a task. Each has the name of its file among what it depends on."""
+    return [
+        replace(row, run={**row.run, "file": path.name})
+        for path in sorted(folder.glob(f"{FILES[task]}-*.json"))
+        for row in read_rows(path)
+    ]

@@ -1,81 +1,111 @@
-"""The parts of the leaderboard by name: what each measures, in which direction it is better, and how it is run."""
+"""The parts of the leaderboard by name: those of the library, and one for every task that a user has registered."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
 
 from fastweights.checks import check_choice
+from fastweights.data import TASKS
 from fastweights.kinds import checked
 
-__all__ = ["PARTS", "Part", "find_part"]
+from .language import LanguagePart
+from .measured import DecodingSpeed, Memory, TrainingSpeed
+from .needle import NeedlePart
+from .part import Part
+from .trainings import TaskPart
+from .untrained import RulesPart
 
+__all__ = ["PARTS", "find_part", "known_parts"]
 
-@checked
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One part.
-
-    Attributes:
-        says: what is measured, in a line.
-        measure: the number. better: "higher" or "lower".
-        kind: "task" (trained on generated tasks), "language" (language models), "needle" (asks those), "rules" (without training)
-            or "read" (from result files of benchmarks/).
-    """
-
-    name: str
-    says: str
-    measure: str
-    better: Literal["higher", "lower"]
-    kind: Literal["task", "language", "needle", "rules", "read"]
-
-    @property
-    def marks_learning(self) -> bool:
-        """Whether tables mark what was still learning. Not those of language models: in their short trainings the losses of
-        batches differ by more than the loss falls at the end, so that the order of the text would decide."""
-        return self.kind == "task"
-
-
-PARTS = {
+LANGUAGE = LanguagePart(
+    name="language",
+    says="perplexity by context length of one language model",
+    measure="perplexity",
+    better="lower",
+    value="loss",
+)
+# The library's own, in the order of lists and pages.
+PARTS: Mapping[str, Part] = {
     part.name: part
     for part in (
-        Part(
-            name="mqar", says="associative recall, queries shuffled and in order, by pairs and size of state",
-            measure="accuracy", better="higher", kind="task",
+        TaskPart(
+            name="mqar",
+            says="associative recall, queries shuffled and in order, by pairs and size of state",
+            measure="accuracy",
+            better="higher",
+            value="accuracy",
+            columns="{query_order}, {pairs} pairs, heads of {head_dim}",
         ),
-        Part(
-            name="regression", says="in-context linear regression beside exact ridge regression", measure="squared error",
-            better="lower", kind="task",
+        TaskPart(
+            name="regression",
+            says="in-context linear regression beside exact ridge regression",
+            measure="squared error",
+            better="lower",
+            value="error",
+            columns="{inputs} inputs, {pairs} examples, noise {noise}",
         ),
-        Part(
-            name="tracking", says="state tracking: permutations composed", measure="accuracy", better="higher", kind="task"
+        TaskPart(
+            name="tracking",
+            says="state tracking: permutations composed",
+            measure="accuracy",
+            better="higher",
+            value="accuracy",
+            columns="{task}, {pairs} tokens",
         ),
-        Part(
-            name="language", says="perplexity by context length of one language model", measure="perplexity", better="lower",
-            kind="language",
+        LANGUAGE,
+        NeedlePart(
+            name="needle",
+            says="loss of a number hidden in text, at the trained length and beyond",
+            measure="nats per token of the answer",
+            better="lower",
+            value="answer_loss",
+            models=LANGUAGE,
         ),
-        Part(
-            name="needle", says="loss of a number hidden in text, at the trained length and beyond",
-            measure="nats per token of the answer", better="lower", kind="needle",
+        TrainingSpeed(
+            name="training-speed",
+            says="tokens per second of a training step of 24 layers",
+            measure="tokens per second",
+            better="higher",
         ),
-        Part(
-            name="training-speed", says="tokens per second of a training step of 24 layers", measure="tokens per second",
-            better="higher", kind="read",
+        DecodingSpeed(
+            name="decoding-speed",
+            says="tokens per second of decoding with 24 layers",
+            measure="tokens per second",
+            better="higher",
         ),
-        Part(
-            name="decoding-speed", says="tokens per second of decoding with 24 layers", measure="tokens per second",
-            better="higher", kind="read",
+        Memory(
+            name="memory",
+            says="state of a sequence and activations of a training step",
+            measure="bytes",
+            better="lower",
         ),
-        Part(
-            name="memory", says="state of a sequence and activations of a training step", measure="bytes", better="lower",
-            kind="read",
-        ),
-        Part(
-            name="rules", says="memory rules without training: distance from exact least squares on random streams",
-            measure="distance", better="lower", kind="rules",
+        RulesPart(
+            name="rules",
+            says="memory rules without training: distance from exact least squares on random streams",
+            measure="distance",
+            better="lower",
+            value="distance",
         ),
     )
-}  # fmt: skip
+}
+
+
+def known_parts() -> dict[str, Part]:
+    """The library's parts, and one that trains on each task of a user's own."""
+    parts = dict(PARTS)
+    for name, task in TASKS.items():
+        if not task.__module__.startswith("fastweights."):
+            parts.setdefault(
+                name,
+                TaskPart(
+                    name=name,
+                    says=task.summary,
+                    measure="accuracy" if task.measure == "accuracy" else "squared error",
+                    better="higher" if task.measure == "accuracy" else "lower",
+                    value=task.measure,
+                ),
+            )
+    return parts
 
 
 @checked
@@ -85,5 +115,6 @@ def find_part(name: str) -> Part:
     Raises:
         ValueError: an unknown name; the message lists the known ones.
     """
-    check_choice("part", name, PARTS)
-    return PARTS[name]
+    parts = known_parts()
+    check_choice("part", name, parts)
+    return parts[name]

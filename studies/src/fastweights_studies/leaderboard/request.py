@@ -7,8 +7,11 @@ from pathlib import Path
 
 from fastweights.kinds import checked
 from fastweights.layers import MixerChoice
+from fastweights.training.pool import usual_workers
 from fastweights.training.progress import Reporter, Silent
-from fastweights.training.workers import usual_workers
+
+from ..record import WORD
+from .entries import describe_label
 
 __all__ = ["Request"]
 
@@ -26,6 +29,9 @@ class Request:
         seeds: in place of the declared ones.
         workers: processes; None for as many as `usual_workers` says.
         imports: modules that register mixers, for the processes.
+
+    Raises:
+        ValueError: a label or an option that rows cannot keep.
     """
 
     mixers: tuple[MixerChoice, ...]
@@ -36,6 +42,15 @@ class Request:
     workers: int | None = None
     imports: tuple[str, ...] = ()
     reporter: Reporter = field(default_factory=Silent)
+
+    def __post_init__(self) -> None:
+        for choice in self.mixers:
+            for name, text in {**choice.options, **describe_label(choice)}.items():
+                if isinstance(text, str) and not WORD.fullmatch(text):
+                    raise ValueError(
+                        f"{name} of mixer {choice.name!r} must have at most 80 characters and no spaces, as rows of results keep "
+                        f"it, got {text!r}; choose another"
+                    )
 
     @property
     def trainings(self) -> Path:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fastweights.checks import check_choice, check_number, check_text, check_texts, describe_value
 from fastweights.kinds import checked
-from fastweights.layers.plugins import note_registration
 from fastweights.ops import (
     delta_rule,
     elementwise_longhorn,
@@ -28,6 +27,7 @@ from fastweights.ops import (
     recursive_least_squares,
     variational_linear_attention,
 )
+from fastweights.plugins import note_registration
 
 from .streams import Stream
 
@@ -74,16 +74,22 @@ class Rule:
     """A memory rule without training.
 
     Attributes:
-        name: of the mixer in the registry that has the rule.
+        mixer: in the registry, which has the rule. options: those with which it has it.
         gates: the gates that it has, of `GRID`.
         state: numbers per head, of d key and d value channels.
         answers: the answers [B, T, d] to the queries of a stream.
     """
 
-    name: str
+    mixer: str
+    options: Mapping[str, str] = field(default_factory=dict)
     gates: tuple[str, ...]
     state: Callable[[int], int]
     answers: Callable[[Stream, Gates], Tensor]
+
+    @property
+    def name(self) -> str:
+        """As tables and commands say it."""
+        return " ".join([self.mixer, *self.options.values()])
 
     def choices(self) -> Iterator[Gates]:
         """Every choice of its gates in the grid."""
@@ -221,37 +227,39 @@ def _two_matrices(d: int) -> int:
     return 2 * d * d
 
 
-def _rules() -> Iterator[Rule]:
-    for name, gates, state, rule in (
-        ("linear", (), _matrix, _linear),
-        ("gla", ("decay",), _matrix, _linear),
-        ("pla", ("ridge",), _matrix_and_energy, _divided_queries),
-        ("pgla", ("decay", "ridge"), _matrix_and_energy, _divided_queries),
-        ("pmamba2-key", ("decay",), _matrix_and_energy, _linear_by_write_keys),
-        ("deltanet", ("gain",), _matrix, _delta),
-        ("gdn", ("gain", "decay"), _matrix, _delta),
-        ("pdn", ("gain",), _matrix_and_energy, _preconditioned_delta),
-        ("pgdn", ("gain", "decay"), _matrix_and_energy, _preconditioned_delta),
-        ("longhorn", ("gain",), _matrix, _longhorn),
-        ("longhorn-elementwise", ("gain",), _matrix, _longhorn_by_element),
-        ("efla", ("gain",), _matrix, _efla),
-        ("nlms", (), _matrix, _delta),
-        ("comba", ("gain", "decay"), _matrix, _comba),
-        ("palimpsa-d", ("gain", "decay", "ridge"), _two_matrices, _palimpsa),
-        ("gka", ("decay", "ridge"), _two_matrices, _kalmanet),
-        ("mesa", ("decay", "ridge"), _two_matrices, _mesa),
-        ("lattice", ("gain", "decay"), _matrix, _lattice("decode")),
-        ("lattice encode", ("gain", "decay"), _matrix, _lattice("encode")),
-        ("lattice similarity", ("gain", "decay"), _matrix, _lattice("similarity")),
-        ("ttt", ("gain",), _matrix, _ttt),
-        ("vla", ("ridge",), lambda d: d * (2 * d + 1), _variational),
-        ("vla-deltanet", ("decay",), _matrix, _printed_delta),
-        ("rls", ("decay", "ridge"), _two_matrices, _least_squares),
-    ):
-        yield Rule(name=name, gates=gates, state=state, answers=_answers(name, rule))
+def _rule(mixer: str, gates: Sequence[str], state: Callable[[int], int], rule: RuleFunction, **options: str) -> Rule:
+    return Rule(mixer=mixer, options=options, gates=tuple(gates), state=state, answers=_answers(mixer, rule))
 
 
-RULES = {rule.name: rule for rule in _rules()}
+RULES = {
+    rule.name: rule
+    for rule in (
+        _rule("linear", (), _matrix, _linear),
+        _rule("gla", ("decay",), _matrix, _linear),
+        _rule("pla", ("ridge",), _matrix_and_energy, _divided_queries),
+        _rule("pgla", ("decay", "ridge"), _matrix_and_energy, _divided_queries),
+        _rule("pmamba2-key", ("decay",), _matrix_and_energy, _linear_by_write_keys),
+        _rule("deltanet", ("gain",), _matrix, _delta),
+        _rule("gdn", ("gain", "decay"), _matrix, _delta),
+        _rule("pdn", ("gain",), _matrix_and_energy, _preconditioned_delta),
+        _rule("pgdn", ("gain", "decay"), _matrix_and_energy, _preconditioned_delta),
+        _rule("longhorn", ("gain",), _matrix, _longhorn),
+        _rule("longhorn-elementwise", ("gain",), _matrix, _longhorn_by_element),
+        _rule("efla", ("gain",), _matrix, _efla),
+        _rule("nlms", (), _matrix, _delta),
+        _rule("comba", ("gain", "decay"), _matrix, _comba),
+        _rule("palimpsa-d", ("gain", "decay", "ridge"), _two_matrices, _palimpsa),
+        _rule("gka", ("decay", "ridge"), _two_matrices, _kalmanet),
+        _rule("mesa", ("decay", "ridge"), _two_matrices, _mesa),
+        _rule("lattice", ("gain", "decay"), _matrix, _lattice("decode")),
+        _rule("lattice", ("gain", "decay"), _matrix, _lattice("encode"), objective="encode"),
+        _rule("lattice", ("gain", "decay"), _matrix, _lattice("similarity"), objective="similarity"),
+        _rule("ttt", ("gain",), _matrix, _ttt),
+        _rule("vla", ("ridge",), lambda d: d * (2 * d + 1), _variational),
+        _rule("vla-deltanet", ("decay",), _matrix, _printed_delta),
+        _rule("rls", ("decay", "ridge"), _two_matrices, _least_squares),
+    )
+}
 _REGISTERED: dict[str, Rule] = {}
 # Mixers that have the rule of another one where gates are fixed and equal for all channels.
 SAME_RULE = {
@@ -296,7 +304,7 @@ def register_rule(
         raise TypeError(f"state must be a function of d that gives numbers per head, got {describe_value(state)}")
 
     def register(rule: RuleFunction) -> RuleFunction:
-        _REGISTERED[name] = Rule(name=name, gates=tuple(gates), state=state, answers=_answers(name, rule))
+        _REGISTERED[name] = _rule(name, gates, state, rule)
         note_registration()
         return rule
 

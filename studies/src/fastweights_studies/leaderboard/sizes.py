@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fastweights.data.text import TextCorpus, pytorch_source
+
+from ..record import Plain
 
 __all__ = ["SIZES", "LanguageSize", "Size", "TaskSize"]
 
@@ -21,24 +23,24 @@ class TaskSize:
 
     Attributes:
         shared: fields of `RecallExperiment` that all columns share.
-        columns: by name, the head size of the reference and the fields of `RecallExperiment` that differ.
+        columns: of each the task, its pairs, the head size of the reference (head_dim), and options of the task.
         rates: the grid of learning rates. The first seed takes all of them, the others the best of these.
         seeds: of first weights and data.
     """
 
-    shared: Mapping[str, Any]
-    columns: Mapping[str, tuple[int, Mapping[str, Any]]]
+    shared: Mapping[str, Plain]
+    columns: tuple[Mapping[str, Plain], ...]
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
 
     def setting(self) -> dict[str, Any]:
-        """As a result repeats it."""
-        columns = {name: {"head size": head, **fields} for name, (head, fields) in self.columns.items()}
-        return {
-            "shared": dict(self.shared),
-            "columns": columns,
-            "learning rates": self.rates,
-        }
+        """What the numbers of a column depend on beside its parameters."""
+        return {**self.shared, "learning_rates": self.rates}
+
+    def experiment(self, column: Mapping[str, Plain]) -> dict[str, Any]:
+        """The fields of `RecallExperiment` for a column, without those that say which mixers train where."""
+        options = {name: value for name, value in column.items() if name not in ("task", "pairs", "head_dim")}
+        return {**self.shared, "task": column["task"], "pairs": (column["pairs"],), "task_options": options}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,37 +76,54 @@ class LanguageSize:
         return pytorch_source(**self.corpus) if self.source == "pytorch" else TextCorpus(**self.corpus)
 
     def setting(self) -> dict[str, Any]:
-        """As a result repeats it."""
+        """What the numbers of every column depend on."""
+        training = {name: value for name, value in self.training.items() if name != "context_lengths"}  # the columns
         return {
-            "model": dict(self.model), "training": dict(self.training), "vocabulary": self.vocabulary, "head size": self.head_dim,
-            "learning rates": self.rates, "close": self.close, "source": self.source, "corpus": dict(self.corpus),
-        }  # fmt: skip
+            **self.model,
+            **training,
+            "vocabulary": self.vocabulary,
+            "reference_head_dim": self.head_dim,
+            "learning_rates": self.rates,
+            "source": self.source,
+            **self.corpus,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """One size of every trained part. cost: time of each part with every mixer of the library, an estimate."""
+    """One size of every trained part.
+
+    Attributes:
+        tasks: the trainings of each part that trains on tasks of the library.
+        own: those of a task of a user's own, whose columns do not name it.
+        cost: time of each part with every mixer of the library, an estimate.
+    """
 
     device: str
     tasks: Mapping[str, TaskSize]
+    own: TaskSize
     language: LanguageSize
     cost: Mapping[str, str] = field(default_factory=dict)
 
+    def task(self, part: str) -> TaskSize:
+        """The trainings of a part: those declared for it, or those of a user's own task of this name."""
+        if part in self.tasks:
+            return self.tasks[part]
+        return replace(self.own, columns=tuple({"task": part, **column} for column in self.own.columns))
 
-def _recall(orders: tuple[str, ...], pairs: tuple[int, ...], heads: tuple[int, ...]) -> dict[str, Any]:
-    return {
-        f"{order}, {count} pairs, heads of {head}": (
-            head, {"task": "mqar-shuffled", "pairs": (count,), "task_options": {"query_order": order}},
-        )
+
+def _recall(orders: tuple[str, ...], pairs: tuple[int, ...], heads: tuple[int, ...]) -> tuple[Mapping[str, Plain], ...]:
+    return tuple(
+        {"task": "mqar-shuffled", "query_order": order, "pairs": count, "head_dim": head}
         for order, count, head in itertools.product(orders, pairs, heads)
-    }  # fmt: skip
+    )
 
 
-_SMALL: dict[str, Any] = {
+_SMALL: dict[str, Plain] = {
     "vocab_size": 64, "width": 32, "heads": 2, "layers": 2, "steps": 200, "batch_size": 32, "test_examples": 512,
     "evaluations": 1, "initializer_range": 0.05,
 }  # fmt: skip
-_FULL: dict[str, Any] = {
+_FULL: dict[str, Plain] = {
     "vocab_size": 512, "width": 128, "heads": 2, "layers": 2, "steps": 2000, "batch_size": 64, "test_examples": 2048,
     "evaluations": 1, "initializer_range": 0.02,
 }  # fmt: skip
@@ -118,18 +137,14 @@ SIZES = {
             ),
             "regression": TaskSize(
                 shared=_SMALL,
-                columns={
-                    "8 inputs, 16 examples, noise 0.25": (
-                        16, {"task": "regression", "pairs": (16,), "task_options": {"inputs": 8, "noise": 0.25}},
-                    )
-                },
+                columns=({"task": "regression", "inputs": 8, "pairs": 16, "noise": 0.25, "head_dim": 16},),
                 rates=(3e-3, 1e-2), seeds=(0, 1),
             ),
             "tracking": TaskSize(
-                shared=_SMALL, columns={"s3, 16 tokens": (16, {"task": "s3", "pairs": (16,)})}, rates=(3e-3, 1e-2),
-                seeds=(0, 1),
+                shared=_SMALL, columns=({"task": "s3", "pairs": 16, "head_dim": 16},), rates=(3e-3, 1e-2), seeds=(0, 1),
             ),
         },
+        own=TaskSize(shared=_SMALL, columns=({"pairs": 4, "head_dim": 16},), rates=(3e-3, 1e-2), seeds=(0, 1)),
         language=LanguageSize(
             model={"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "tie_word_embeddings": True},
             training={
@@ -150,31 +165,27 @@ SIZES = {
             "mqar": TaskSize(
                 # Few enough words that softmax attention learns 8 pairs of them in these steps.
                 shared={**_FULL, "vocab_size": 128, "initializer_range": 0.05},
-                columns={
-                    **_recall(("shuffled",), (8, 32), (16, 32)),
-                    **_recall(("ordered",), (32,), (16, 32)),
-                },
+                columns=(*_recall(("shuffled",), (8, 32), (16, 32)), *_recall(("ordered",), (32,), (16, 32))),
                 rates=(1e-3, 3e-3),
                 seeds=(0, 1),
             ),
             "regression": TaskSize(
                 shared=_FULL,
-                columns={
-                    f"16 inputs, 64 examples, noise {noise}": (
-                        32, {"task": "regression", "pairs": (64,), "task_options": {"inputs": 16, "noise": noise}},
-                    )
-                    for noise in (0.0, 0.5)
-                },
+                columns=tuple(
+                    {"task": "regression", "inputs": 16, "pairs": 64, "noise": noise, "head_dim": 32} for noise in (0.0, 0.5)
+                ),
                 rates=(1e-3, 3e-3), seeds=(0, 1, 2),
             ),
             "tracking": TaskSize(
                 shared=_FULL,
-                columns={
-                    f"{task}, 32 tokens": (32, {"task": task, "pairs": (32,)}) for task in ("parity", "s3", "s5")
-                },
+                columns=tuple({"task": task, "pairs": 32, "head_dim": 32} for task in ("parity", "s3", "s5")),
                 rates=(1e-3, 3e-3), seeds=(0, 1, 2),
             ),
         },
+        own=TaskSize(
+            shared=_FULL, columns=({"pairs": 8, "head_dim": 16}, {"pairs": 32, "head_dim": 16}), rates=(1e-3, 3e-3),
+            seeds=(0, 1),
+        ),
         language=LanguageSize(
             model={"hidden_size": 512, "num_hidden_layers": 5, "num_heads": 8, "tie_word_embeddings": True},
             training={

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fastweights.checks import check_choice, check_number
 from fastweights.kinds import checked
+
+from .entries import Entry
 
 __all__ = ["Standing", "places"]
 
@@ -24,7 +24,7 @@ class Standing:
         tied: whether it is tied with another mixer.
     """
 
-    row: Mapping[str, Any]
+    entry: Entry
     mean: float
     spread: float | None
     place: int | None
@@ -32,35 +32,34 @@ class Standing:
 
 
 @checked
-def places(rows: Sequence[Mapping[str, Any]], better: str, resolution: float | None = None) -> list[Standing]:
-    """The rows of one column, the best first.
+def places(entries: Sequence[Entry], better: str, resolution: float | None = None) -> list[Standing]:
+    """The mixers of one column, the best first.
 
-    Two rows are tied where the ranges of their seeds overlap, or lie no further apart than the smaller range is wide. Two rows
-    with a single seed are tied within `resolution`; where that is None nothing is known about such rows, and no row has a place.
+    Two are tied where the ranges of their seeds overlap, or lie no further apart than the smaller range is wide. Two with a
+    single seed are tied within `resolution`; where that is None nothing is known about such mixers, and none has a place.
 
     Args:
-        rows: each with `values`, one per seed.
+        entries: each with a finite value of a seed at least.
         better: "higher" or "lower".
     """
     check_choice("better", better, ("higher", "lower"))
     if resolution is not None:
         check_number("resolution", resolution, low=0)
     sign = -1.0 if better == "higher" else 1.0
-    means = [statistics.fmean(row["values"]) for row in rows]
-    ranges = [_range(row["values"], resolution or 0.0) for row in rows]
-    known = resolution is not None or all(len(row["values"]) > 1 for row in rows)
+    ranges = [_range(entry.values, resolution or 0.0) for entry in entries]
+    known = resolution is not None or all(len(entry.values) > 1 for entry in entries)
 
-    def apart(one: int, other: int) -> bool:
+    def are_apart(one: int, other: int) -> bool:
         (_, end), (start, _) = sorted((ranges[one], ranges[other]))
         return start - end > min(high - low for low, high in (ranges[one], ranges[other]))
 
     found = []
-    for one in sorted(range(len(rows)), key=lambda place: sign * means[place]):
-        others = [other for other in range(len(rows)) if other != one]
-        ahead = sum(sign * means[other] < sign * means[one] and apart(one, other) for other in others)
-        tied = any(not apart(one, other) for other in others)
-        spread = max(rows[one]["values"]) - min(rows[one]["values"]) if len(rows[one]["values"]) > 1 else None
-        found.append(Standing(rows[one], means[one], spread, 1 + ahead if known else None, tied and known))
+    for one, entry in sorted(enumerate(entries), key=lambda numbered: sign * numbered[1].mean):
+        others = [other for other in range(len(entries)) if other != one]
+        ahead = sum(sign * entries[other].mean < sign * entry.mean and are_apart(one, other) for other in others)
+        tied = any(not are_apart(one, other) for other in others)
+        spread = max(entry.values) - min(entry.values) if len(entry.values) > 1 else None
+        found.append(Standing(entry, entry.mean, spread, 1 + ahead if known else None, tied and known))
     return found
 
 

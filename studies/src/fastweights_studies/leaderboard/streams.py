@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..experiments.draws import Draws
+from ..claims.draws import Draws
 
 __all__ = ["LAST_PART", "ROWS", "STREAMS", "Stream", "StreamKind", "exact_answers"]
 

@@ -1,89 +1,157 @@
-"""Parts that train small models on generated tasks: recall, regression, state tracking. `fastweights recall` trains
-them."""
+"""Parts that train small models on generated tasks: recall, regression, state tracking, and tasks of a user's own.
+`fastweights recall` trains them."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from fastweights.files import file_name
 from fastweights.layers import MixerChoice
+from fastweights.results import RecallResult
 from fastweights.training import RecallExperiment
-from fastweights.training.objectives import objective_of
-from fastweights.training.rate_search import RateSearch, search_rates
+from fastweights.training.recall.objectives import objective_of
 
+from ..origin import find_origin
+from ..rate_search import RateSearch, search_rates
+from ..record import Plain, Row
+from .board import Board
+from .entries import EXACT, Entry
 from .matching import Matched, Matching
-from .record import Board, joined_origins, measured_here, row_key
+from .part import BoardPart, Column
 from .request import Request
-from .sizes import TaskSize
+from .sizes import SIZES, TaskSize
 
-__all__ = ["matched", "run_tasks"]
+__all__ = ["TaskPart", "match_mixer"]
+
+FEWEST_TESTED = 512  # sequences
 
 
-def run_tasks(part: str, size: TaskSize, request: Request) -> Board:
-    """Train every mixer of the request in every column: the first seed at all learning rates, the others at its best one.
+@dataclass(frozen=True, kw_only=True)
+class TaskPart(BoardPart):
+    """A part whose columns are tasks at one difficulty and one size of state.
 
-    A run that has ended is never trained again, nor a mixer whose row on the board has these seeds; the board has the rows whose
-    seeds have all ended.
+    Attributes:
+        columns: how the title of a column is made of its parameters.
     """
-    board = Board.opened(request.output, part, request.size, size.setting())
-    seeds = request.seeds or size.seeds
-    entries = {
-        (column, choice.label): matched(size, column, choice)
-        for column in size.columns
-        for choice in request.mixers
-        if board.rows.get(row_key(column, choice.label), {}).get("seeds") != list(seeds)
+
+    columns: str = "{pairs} pairs, heads of {head_dim}"
+
+    trained = True
+    marks_learning = True
+
+    def setting(self, size: str) -> list[Column]:
+        task = SIZES[size].task(self.name)
+        return [Column(parameters=column, setting=task.setting()) for column in task.columns]
+
+    def name_column(self, parameters: Mapping[str, Plain]) -> str:
+        return self.columns.format(**parameters)
+
+    def cost(self, size: str) -> str:
+        return SIZES[size].cost.get(self.name, "not estimated")
+
+    def trainings(self, request: Request) -> int:
+        task = SIZES[request.size].task(self.name)
+        return len(task.columns) * (len(task.rates) + len(request.seeds or task.seeds) - 1)
+
+    def run(self, request: Request) -> Path:
+        """Train every mixer of the request in every column: the first seed at all learning rates, the others at its best one.
+
+        A run that has ended is never trained again, nor a mixer of whose seeds the board has rows in a column. The board has the
+        mixers whose seeds have all ended.
+        """
+        size, board = SIZES[request.size].task(self.name), self.board(request)
+        seeds = request.seeds or size.seeds
+        there = {(entry.column, entry.label): entry for entry in self.entries(self.counted(board.rows, request.size))}
+        entries = {}
+        for column in self.setting(request.size):
+            title = self.name_column(column.parameters)
+            for choice in request.mixers:
+                entry = there.get((title, choice.label))
+                if entry is None or entry.seeds != seeds:
+                    name = f"{file_name(title)}/{file_name(choice.label)}"
+                    entries[name] = (column, match_mixer(size, column.parameters, choice), entry)
+        experiments = {
+            name: RecallExperiment(
+                **size.experiment(column.parameters), mixers=(mixer.choice,), intermediate_size=mixer.intermediate_size,
+                learning_rates=size.rates, seeds=seeds, device=request.device,
+            )
+            for name, (column, mixer, _) in entries.items()
+        }  # fmt: skip
+        folders = {name: request.trainings / f"{self.name}-{request.size}" / name for name in entries}
+        searches, failure = search_rates(
+            experiments, folders, workers=request.processes(), reporter=request.reporter, imports=request.imports
+        )
+        for name, (column, mixer, entry) in entries.items():
+            search = searches.get(name)
+            if search is not None and len(search.chosen) == len(seeds):
+                self._add(board, entry, self._rows(column, mixer, seeds, search, request))
+        if failure is not None:
+            raise failure
+        return board.path
+
+    def _add(self, board: Board, before: Entry | None, rows: Sequence[Row]) -> None:
+        """Put the rows of a mixer in a column on the board. First seeds that were there, with the same numbers, stay as they
+        are, with when and where they were measured."""
+        if before is None:
+            board.add(rows)
+            return
+        values = [(row.seed, row.value) for row in rows if row.measure == self.value]
+        same = values[: len(before.seeds)] == list(zip(before.seeds, before.values))
+        kept, old = (before.rows, before.seeds) if same else ((), ())
+        board.add([*kept, *(row for row in rows if row.seed not in old)], instead_of=before.rows)
+
+    def _rows(
+        self, column: Column, mixer: Matched, seeds: Sequence[int], search: RateSearch, request: Request
+    ) -> list[Row]:
+        origin = find_origin(request.device)
+        rows = []
+        for seed, chosen in zip(seeds, search.chosen, strict=True):
+            trained = search.grid if seed == seeds[0] else [chosen]
+            found = {self.value: chosen.counted_value, EXACT: chosen.best_error}
+            rows += [
+                Row(
+                    task=self.name, measure=measure, unit="1", column=column.parameters, mixer=mixer.choice.name,
+                    options=mixer.given, run={**column.setting, **_facts(mixer, chosen, trained)}, seed=seed, value=value,
+                    origin=origin,
+                )
+                for measure, value in found.items()
+                if value is not None
+            ]  # fmt: skip
+        return rows
+
+    def guesses(self, entry: Entry) -> bool:
+        """Within three standard errors of guessing over the sequences of a test, or within 2% of the error of predicting zero."""
+        chance = entry.run["chance"]
+        assert isinstance(chance, float)
+        if self.better == "lower":
+            return entry.mean >= 0.98 * chance
+        return entry.mean <= chance + 3 * math.sqrt(chance * (1 - chance) / FEWEST_TESTED)
+
+
+def _facts(mixer: Matched, chosen: RecallResult, trained: Iterable[RecallResult]) -> dict[str, Plain]:
+    """What a row says of the model and its training. trained: every training of the seed."""
+    trained = list(trained)
+    return {
+        **mixer.facts(),
+        "learning_rate": chosen.run["learning_rate"],
+        "parameters": chosen.parameters,
+        "state": chosen.state_size,
+        "chance": chosen.chance_level,
+        "undertrained": chosen.undertrained,
+        "trainings": len(trained),
+        "diverged": sum(one.diverged for one in trained),
     }
-    experiments, folders = {}, {}
-    for (column, label), mixer in entries.items():
-        name = f"{column}/{label}"
-        experiments[name] = RecallExperiment(
-            **size.shared, **size.columns[column][1], mixers=(mixer.choice,), intermediate_size=mixer.intermediate_size,
-            learning_rates=size.rates, seeds=seeds, device=request.device,
-        )  # fmt: skip
-        folders[name] = request.trainings / f"{part}-{request.size}" / file_name(column) / file_name(label)
-    searches, failure = search_rates(
-        experiments, folders, workers=request.processes(), reporter=request.reporter, imports=request.imports
-    )
-    for (column, label), mixer in entries.items():
-        search = searches.get(f"{column}/{label}")
-        if search is not None and len(search.chosen) == len(seeds):
-            key = row_key(column, label)
-            board.add(key, _with_origins(board.rows.get(key), _row(column, mixer, seeds, search, request.device)))
-    if failure is not None:
-        raise failure
-    return board
 
 
-def matched(size: TaskSize, column: str, choice: MixerChoice) -> Matched:
+def match_mixer(size: TaskSize, column: Mapping[str, Plain], choice: MixerChoice) -> Matched:
     """The mixer in the size in which it takes part in a column."""
-    head, fields = size.columns[column]
-    (run,) = RecallExperiment(**size.shared, **fields, mixers=(choice,), learning_rates=size.rates[:1]).runs()
+    (run,) = RecallExperiment(**size.experiment(column), mixers=(choice,), learning_rates=size.rates[:1]).runs()
     config = run.model_config()
     model = {
         "vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "num_hidden_layers": config.num_hidden_layers,
         "num_heads": config.num_heads, "tie_word_embeddings": config.tie_word_embeddings,
     }  # fmt: skip
-    return Matching(model, head, objective_of(run.make_task()).build).of(choice)
-
-
-def _row(column: str, mixer: Matched, seeds: Sequence[int], search: RateSearch, device: str) -> dict[str, Any]:
-    grid, runs = search
-    exact = [run.best_error for run in runs if run.best_error is not None]
-    return {
-        "column": column, "mixer": mixer.choice.label, "options": dict(mixer.choice.options), "seeds": list(seeds),
-        "values": [run.counted_value for run in runs], "learning rate": runs[0].run["learning_rate"],
-        "undertrained": any(run.undertrained for run in runs), "diverged": sum(run.diverged for run in (*grid, *runs[1:])),
-        "runs": len(grid) + len(runs) - 1, "chance": runs[0].chance_level,
-        "exact": statistics.fmean(exact) if exact else None, "parameters": runs[0].parameters,
-        "state": runs[0].state_size, "grows": mixer.grows, "intermediate size": mixer.intermediate_size,
-        "seconds": round(sum(run.wall_seconds for run in (*grid, *runs[1:])), 1), "measured": measured_here(device),
-    }  # fmt: skip
-
-
-def _with_origins(before: Mapping[str, Any] | None, row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row; its first seeds keep when and where they were measured if the board had them."""
-    if before is None or any(row[name][: len(before["seeds"])] != before[name] for name in ("seeds", "values")):
-        return row
-    return {**row, **joined_origins(before, row["measured"])}
+    return Matching(model, int(column["head_dim"]), objective_of(run.make_task()).build).of(choice)  # type: ignore[arg-type]

@@ -3,15 +3,16 @@ choose the same ones."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from fastweights_studies.measure.environment import write_json
+from fastweights.files import write_bytes
 
 FILE = "CHOSEN_TESTS"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    write_json(Path(os.environ[FILE]), [item.nodeid for item in session.items])
+    write_bytes(Path(os.environ[FILE]), json.dumps([item.nodeid for item in session.items]).encode())

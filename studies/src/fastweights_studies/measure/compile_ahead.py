@@ -1,9 +1,10 @@
 """Compile kernels for Hopper on a machine without a GPU, so that a rented GPU does not wait for them.
 
-    python -m fastweights_studies.measure.compile_ahead --into runs/kernels --ops gka,rls --sizes 4,2048,8,128,128
-    python -m fastweights_studies.measure.compile_ahead --into runs/kernels --training "24 layers of vla" --decoding rls,vla --claims C24,C25
-    python -m fastweights_studies.measure.compile_ahead --into runs/kernels --leaderboard mqar,language --mixers gdn,vla
-    python -m fastweights_studies.measure.compile_ahead --into runs/kernels --tests tests/gpu/test_large_tensors.py
+Commands, each `python -m fastweights_studies.measure.compile_ahead --into runs/kernels` with these options:
+    --ops gka,rls --sizes 4,2048,8,128,128
+    --training "24 layers of vla" --decoding rls,vla --claims C24,C25
+    --leaderboard mqar,language --mixers gdn,vla
+    --tests tests/gpu/test_large_tensors.py
 
 On the machine with the GPU, after the folder was copied there:
 
@@ -30,7 +31,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -123,14 +124,23 @@ def one_of_each(config: Any) -> Any:
     )
 
 
+def trained_models() -> dict[str, tuple[Any, int]]:
+    """By title, the models of training_steps.py and 24 layers of every mixer, with sequences per step."""
+    from fastweights.layers import MIXERS
+    from fastweights_studies.measure.models import Model
+    from fastweights_studies.measure.training_steps import COMPARISONS, LAYERS_BATCH
+
+    found = {model.title: (model, LAYERS_BATCH) for model in (Model(mixer=name) for name in MIXERS)}
+    return found | {model.title: (model, one.batch) for one in COMPARISONS for model in (one.model, one.base)}
+
+
 def compile_training(name: str) -> None:
     import torch
 
     from fastweights.models import FastWeightsForCausalLM
-    from fastweights_studies.measure.training_steps import COMPARISONS, LAYERS_BATCH, configuration
 
-    batch = next((one.batch for one in COMPARISONS if name in (one.model, one.base)), LAYERS_BATCH)
-    model = FastWeightsForCausalLM(one_of_each(configuration(name))).train()
+    asked, batch = trained_models()[name]
+    model = FastWeightsForCausalLM(one_of_each(asked.configuration())).train()
     ids = torch.zeros(batch, 2048, dtype=torch.long)
     with without_products():
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -144,7 +154,7 @@ def compile_decoding(mixer: str) -> None:
     from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
     from fastweights_studies.measure.decode_table import BATCHES, REPLAYS
 
-    model = FastWeightsForCausalLM(FastWeightsConfig(mixer=mixer, num_hidden_layers=1)).to(torch.bfloat16).eval()
+    model = FastWeightsForCausalLM(FastWeightsConfig(mixer=mixer, num_hidden_layers=1)).bfloat16().eval()
     layer = model.model.layers[0].mixer
     with torch.no_grad(), without_products():
         for batch in BATCHES:
@@ -163,9 +173,10 @@ def compiled_trainings(owner: str) -> Iterator[None]:
 
     The code inside ends with the first call that begins trainings.
     """
-    from fastweights.training import rate_search
     from fastweights.training.language import together
-    from fastweights_studies.experiments import trained
+    from fastweights_studies.claims import trained
+
+    from .. import rate_search
 
     found: dict[str, Any] = {}
 
@@ -193,13 +204,14 @@ def compiled_trainings(owner: str) -> Iterator[None]:
 
 
 def compile_claim(name: str) -> None:
-    from fastweights_studies.experiments import trained
-    from fastweights_studies.experiments.claim import Conditions
-    from fastweights_studies.experiments.ledger import claims_of
+    from fastweights_studies.claims import trained
+    from fastweights_studies.claims.claim import Conditions
+    from fastweights_studies.claims.ledger import claims_of
 
     claim = next((one for one in claims_of() if one.name == name), None)
     if claim is None:
         raise SystemExit(f"--claims must name claims of the papers, got {name}")
+    assert claim.measure is not None
     with compiled_trainings(name), mock.patch.object(trained, "passes_over_text", lambda run: 0.0):
         claim.measure(Conditions(seeds=claim.seeds[:1]))
 
@@ -219,8 +231,8 @@ def compile_leaderboard(mixer: str, *parts: str) -> None:
 
 
 def compile_recall(run: Any) -> None:
-    from fastweights.training.batches import training_batches
-    from fastweights.training.train import Training
+    from fastweights.training.recall.batches import training_batches
+    from fastweights.training.recall.train import Training
 
     training = Training(run)
     ends = [0, *training.ends]
@@ -262,7 +274,7 @@ def compile_tests(path: str) -> None:
     run_tests(path, compiling_only)
 
 
-WORK = {
+WORK: dict[str, Callable[..., None]] = {
     "op": compile_op, "training": compile_training, "decoding": compile_decoding, "claim": compile_claim,
     "leaderboard": compile_leaderboard, "tests": compile_tests,
 }  # fmt: skip
@@ -307,11 +319,12 @@ def place(folder: Path) -> int:
 
 def main() -> None:
     from fastweights.layers import MIXERS
+    from fastweights_studies.leaderboard.language import LanguagePart
     from fastweights_studies.leaderboard.parts import PARTS
+    from fastweights_studies.leaderboard.trainings import TaskPart
     from fastweights_studies.measure.judge.cases import CASES
-    from fastweights_studies.measure.training_steps import COMPARISONS, LAYERS
 
-    trained = [name for name, part in PARTS.items() if part.kind in ("task", "language")]
+    trained = [name for name, part in PARTS.items() if isinstance(part, (TaskPart, LanguagePart))]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, help="folder for the kernels")
     parser.add_argument("--ops", default="", help="of kernels.py, comma-separated")
@@ -352,15 +365,12 @@ def main() -> None:
     for option, names, known in (
         ("--ops", given["op"], CASES), ("--decoding", given["decoding"], MIXERS),
         ("--leaderboard", given["part"], trained), ("--mixers", given["mixer"], MIXERS),
-        (
-            "--training", asked.training,
-            [name for one in COMPARISONS for name in (one.model, one.base)] + [LAYERS + mixer for mixer in MIXERS],
-        ),
+        ("--training", asked.training, trained_models()),
     ):  # fmt: skip
         unknown = sorted(set(names) - set(known))
         if unknown:
             parser.error(f"{option} names {', '.join(unknown)}; choose from {', '.join(dict.fromkeys(known))}")
-    wanted = [("op", (name, sizes)) for name in given["op"] for sizes in asked.sizes]
+    wanted: list[tuple[str, tuple[str, ...]]] = [("op", (name, sizes)) for name in given["op"] for sizes in asked.sizes]
     wanted += [(kind, (name,)) for kind in ("decoding", "claim") for name in given[kind]]
     wanted += [("leaderboard", (mixer, *given["part"])) for mixer in given["mixer"]]
     wanted += [("training", (name,)) for name in asked.training]

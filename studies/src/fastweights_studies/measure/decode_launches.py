@@ -1,8 +1,11 @@
 """How many kernels a decoding step of every mixer launches. They are recorded in place of being run, so no GPU is needed.
 
-    python -m fastweights_studies.measure.decode_launches               one token of a layer, as captured steps of generate() read it
-    python -m fastweights_studies.measure.decode_launches --pool        in a pool of states, as vLLM reads it
-    python -m fastweights_studies.measure.decode_launches --mixers pla  with the names of the kernels
+    python -m fastweights_studies.measure.decode_launches
+        one token of a layer, as captured steps of generate() read it
+    python -m fastweights_studies.measure.decode_launches --pool
+        in a pool of states, as vLLM reads it
+    python -m fastweights_studies.measure.decode_launches --mixers pla
+        with the names of the kernels
 
 Counted are the launches of our kernels, and one launch for every PyTorch op that computes or copies numbers. PyTorch may launch
 more for one op (a matrix product that is split, say). An op that waits for the device is marked: it cannot be part of a CUDA

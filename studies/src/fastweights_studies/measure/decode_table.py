@@ -1,9 +1,10 @@
 """Tokens per second of decoding with every memory of the registry, beside softmax attention whose context grows.
 
-    python -m fastweights_studies.measure.decode_table --compile          compile the kernels of all rows, many processes at a time
-    python -m fastweights_studies.measure.decode_table                    time the rows that the result file lacks
-    python -m fastweights_studies.measure.decode_table --mixers gdn,softmax --batches 1,64 --again
-    python -m fastweights_studies.measure.decode_table --mixers mine --import my_layers.py  a mixer of one's own
+Commands, each `python -m fastweights_studies.measure.decode_table` with these options:
+    --compile                               compile the kernels of all rows, many processes at a time
+    (none)                                  time the rows that the result file lacks
+    --mixers gdn,softmax --batches 1,64 --again
+    --mixers mine --import my_layers.py     a mixer of one's own
 
 24 layers of width 1024, 8 heads of 128, bfloat16, random weights. Timed is the captured step of `generate()` alone, by CUDA
 events over replays, after as many steps with random tokens as fill a memory. The context of softmax attention is slots full of
@@ -17,20 +18,20 @@ import argparse
 import gc
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fastweights.layers import MIXERS, LayerCache, build_mixer
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.decoding import DecodeSteps
-from fastweights_studies.measure.environment import describe, kept_rows, parse_with_mixers, write_json
+from fastweights_studies.measure.environment import describe, find_gpu, parse_with_mixers
 from fastweights_studies.measure.judge.timing import Milliseconds
+from fastweights_studies.measure.rows import Value, find_rows, make_rows, name_file, replace_rows
 from fastweights_studies.places import RESULTS
 
+TASK = "decode_table"
 LAYERS = 24
 BATCHES = (1, 8, 64)
 CONTEXTS = (2048, 16384, 131072)  # of softmax attention
@@ -67,9 +68,8 @@ def captured(model: FastWeightsForCausalLM, layers: list[LayerCache], batch: int
     return steps
 
 
-def measure(model: FastWeightsForCausalLM, batch: int, context: int | None) -> dict[str, Any]:
-    """One row. The state counts what a sequence's memories hold, in bytes."""
-    begin = time.perf_counter()
+def measure(model: FastWeightsForCausalLM, batch: int, context: int | None) -> dict[str, Value]:
+    """Of one column. The state counts what a sequence's memories hold."""
     layers = caches_of(model, batch, context)
     state = sum(x.numel() * x.element_size() for layer in layers for x in layer.memory.values()) // batch
     steps = captured(model, layers, batch)
@@ -84,10 +84,7 @@ def measure(model: FastWeightsForCausalLM, batch: int, context: int | None) -> d
     events[-1].record()
     events[-1].synchronize()
     spread = Milliseconds.of([a.elapsed_time(b) for a, b in zip(events, events[1:])])
-    return {
-        "step, ms": list(spread), "tokens/s": batch / spread.median * 1e3,
-        "state, bytes per sequence": state, "measured in s": time.perf_counter() - begin,
-    }  # fmt: skip
+    return {"step_ms": spread, "tokens_per_second": batch / spread.median * 1e3, "state_bytes": state}
 
 
 @torch.no_grad()
@@ -95,7 +92,7 @@ def built(mixer: str, layers: int = LAYERS) -> FastWeightsForCausalLM:
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = FastWeightsForCausalLM(FastWeightsConfig(mixer=mixer, num_hidden_layers=layers))
-    return model.to(torch.bfloat16).eval()
+    return model.bfloat16().eval()
 
 
 def wanted(mixer: str, batches: list[int]) -> list[tuple[int, int | None]]:
@@ -110,10 +107,6 @@ def check_constant(mixer: str) -> None:
         raise SystemExit(
             f"--mixers names {mixer}, whose state grows; of such mixers only {', '.join(GROWING)} are timed"
         )
-
-
-def name_of(mixer: str, batch: int, context: int | None) -> str:
-    return f"{mixer}, batch {batch}" + ("" if context is None else f", context {context}")
 
 
 def fits(mixer: str, batch: int, context: int | None) -> bool:
@@ -161,19 +154,18 @@ def main() -> None:
         else:
             compile_all(mixers, batches, arguments.imports)
         return
-    path, device, rows = kept_rows(arguments.results, "decode-table", "rows")
-    measured = describe()
+    device = find_gpu()
+    path, origin = name_file(arguments.results, "decode-table", device), describe(device)
+    there = {(row.mixer, row.column["batch"], row.column["context"]) for row in find_rows(path)}
     for mixer in mixers:
-        missing = [one for one in wanted(mixer, batches) if arguments.again or name_of(mixer, *one) not in rows]
+        missing = [one for one in wanted(mixer, batches) if arguments.again or (mixer, *one) not in there]
         model = built(mixer) if missing else None
         for batch, context in missing:
-            name = name_of(mixer, batch, context)
             assert model is not None
-            row: dict[str, Any] = {"mixer": mixer, "batch": batch, "context": context}
-            row |= measure(model, batch, context) if fits(mixer, batch, context) else {"refused": "does not fit"}
-            rows[name] = {**row, "measured": measured}
-            print(f"{name}: {row.get('step, ms', [row.get('refused')])[0]}", flush=True)
-            write_json(path, {**describe(), "device": device, "layers": LAYERS, "rows": rows})
+            found = measure(model, batch, context) if fits(mixer, batch, context) else {"fits": False}
+            column = {"batch": batch, "context": context, "layers": LAYERS}
+            replace_rows(path, make_rows(TASK, origin, found, mixer=mixer, column=column))
+            print(f"{mixer}, batch {batch}, context {context}: {found.get('step_ms', 'does not fit')}", flush=True)
             gc.collect()
             torch.cuda.empty_cache()
 

@@ -1,9 +1,10 @@
 """Recall of 4 pairs at the defaults of `fastweights recall` by every mixer, with other first values by mamba2 and palimpsa-m, and
 with other sizes by attention.
 
-    python -m fastweights_studies.measure.first_values        writes studies/results/first_values.json
+    python -m fastweights_studies.measure.first_values
 
-Runs that have ended stay in the folder of --runs: an interrupted command continues when it is given again.
+Writes studies/results/first_values.json. Runs that have ended stay in the folder of --runs: an interrupted command continues
+when it is given again.
 """
 
 from __future__ import annotations
@@ -18,34 +19,35 @@ from rich.console import Console
 from fastweights.layers import MIXERS, MixerChoice, PalimpsaM, register_mixer
 from fastweights.layers.options import one_of, option
 from fastweights.layers.palimpsa_m import PalimpsaMOptions
-from fastweights.results import RecallResult
-from fastweights.training import RecallExperiment, run_recall_parts
-from fastweights.training.progress import reporter_for
-from fastweights_studies.measure.environment import write_json
+from fastweights.training import RecallExperiment, RecallRun, run_recall_parts
+from fastweights.training.progress import RunsProgress
+from fastweights_studies.measure.environment import describe
+from fastweights_studies.measure.recall import setting_column
+from fastweights_studies.measure.rows import make_rows, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Row
 
+TASK = "first_values"
 RESULT = RESULTS / "first_values.json"
 BUILT_IN = tuple(MIXERS)
 # What a layer with Mamba-2's skip, D = 1, is given beside it.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "D = 0 (the default)": {"skip_init": 0.0},
-    "filters normal": {"conv_init": "normal"},
-}
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {"skip_init": 0.0}, {"conv_init": "normal"})
+# What other first decays are drawn from: the attribute of `decay`, and its least and largest value.
 RANGES = {
-    "A in [0, 1]": ("rates", (0.0, 1.0)),
-    "dt in [.01, .1]": ("steps", (0.01, 0.1)),
-    "dt in [.1, 1]": ("steps", (0.1, 1.0)),
+    "rates_to_1": ("rates", (0.0, 1.0)),
+    "steps_to_0.1": ("steps", (0.01, 0.1)),
+    "steps_to_1": ("steps", (0.1, 1.0)),
 }
 INITIALIZER_RANGES = (0.02, 0.1)
 SKIP = {"skip_init": 1.0}
 BOTH = ("mamba2", "palimpsa-m")
+WITH_RANGES = {f"{mixer}-ranges": mixer for mixer in BOTH}
 SLOW = ("mamba2", "palimpsa-m", "vla", "vla-softmax")  # again with another seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherRangesOptions(PalimpsaMOptions):
-    drawn: str = option("A in [0, 1]", one_of(*RANGES))
+    drawn: str = option("rates_to_1", one_of(*RANGES))
 
 
 class OtherRanges(PalimpsaM):
@@ -65,42 +67,58 @@ class OtherRanges(PalimpsaM):
 
 
 def register_ranges() -> None:
-    for mixer in BOTH:
+    for name, mixer in WITH_RANGES.items():
         register_mixer(
-            f"{mixer}-ranges", layer=OtherRanges, options=MIXERS[mixer].options, summary=f"{mixer} with other first decays",
+            name, layer=OtherRanges, options=MIXERS[mixer].options, summary=f"{mixer} with other first decays",
             equation=MIXERS[mixer].equation, source="this file", state=MIXERS[mixer].state,
         )  # fmt: skip
 
 
 def variants(mixer: str) -> list[MixerChoice]:
-    """The mixer with each change; its label is "mixer: change"."""
-    ranges = [MixerChoice(f"{mixer}-ranges", {**SKIP, "drawn": name}, f"{mixer}: {name}") for name in RANGES]
-    return [MixerChoice(mixer, {**SKIP, **own}, f"{mixer}: {name}") for name, own in OPTIONS.items()] + ranges
+    """The mixer with each change."""
+    ranges = [MixerChoice(f"{mixer}-ranges", {**SKIP, "drawn": name}) for name in RANGES]
+    return [MixerChoice(mixer, {**SKIP, **own}) for own in OPTIONS] + ranges
 
 
 def experiments() -> dict[str, RecallExperiment]:
-    """The experiments by the name of their part of the result."""
+    """The experiments by the name of their folder."""
     made = {
-        "defaults of every mixer": RecallExperiment(mixers=BUILT_IN, pairs=(4,)),
-        "defaults of the slow ones": RecallExperiment(mixers=SLOW, pairs=(4,), seeds=(1,)),
+        "defaults": RecallExperiment(mixers=BUILT_IN, pairs=(4,)),
+        "defaults_again": RecallExperiment(mixers=SLOW, pairs=(4,), seeds=(1,)),
     }
     for layers, std in ((1, 0.05), (2, 0.02), (2, 0.1)):
-        made[f"attention, layers {layers}, initializer_range {std}"] = RecallExperiment(
+        made[f"attention_{layers}_layers_{std}"] = RecallExperiment(
             mixers=("softmax", "vla-softmax"), pairs=(4,), layers=layers, initializer_range=std
         )
     grid: dict[str, Any] = {"pairs": (4,), "learning_rates": (0.003,), "seeds": (0, 1)}
-    changed = tuple(choice for mixer in BOTH for choice in variants(mixer))
-    made["one change from skip_init 1"] = RecallExperiment(mixers=changed, **grid)
+    made["one_change"] = RecallExperiment(mixers=tuple(one for mixer in BOTH for one in variants(mixer)), **grid)
     for std in INITIALIZER_RANGES:
-        choices = tuple(MixerChoice(mixer, SKIP, f"{mixer}: initializer_range {std}") for mixer in BOTH)
-        made[f"initializer_range {std}, skip_init 1"] = RecallExperiment(mixers=choices, initializer_range=std, **grid)
+        choices = tuple(MixerChoice(mixer, SKIP) for mixer in BOTH)
+        made[f"first_weights_{std}"] = RecallExperiment(mixers=choices, initializer_range=std, **grid)
     return made
 
 
-def row(result: RecallResult) -> dict[str, Any]:
-    accuracy = None if result.accuracy is None else round(result.accuracy, 4)
-    run = {name: result.run[name] for name in ("learning_rate", "seed")}
-    return {"mixer": result.mixer, **run, "accuracy": accuracy}
+def describe_layer(choice: MixerChoice) -> tuple[str, dict[str, Any]]:
+    """The mixer and the options that a row has; other first decays as the range of what is drawn."""
+    options = dict(choice.options)
+    if choice.name not in WITH_RANGES:
+        return choice.name, options
+    attribute, limits = RANGES[options.pop("drawn")]
+    return WITH_RANGES[choice.name], {**options, attribute: list(limits)}
+
+
+def make_accuracy_rows(run: RecallRun, accuracy: float | None, origin: Origin) -> list[Row]:
+    mixer, options = describe_layer(run.choice)
+    return make_rows(
+        TASK,
+        origin,
+        {"accuracy": accuracy},
+        mixer=mixer,
+        options=options,
+        column=setting_column(run),
+        run={"learning_rate": run.learning_rate},
+        seed=run.seed,
+    )
 
 
 def main() -> None:
@@ -109,19 +127,16 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/first_values"))
     arguments = parser.parse_args()
     parts = experiments()
-    folders = {name: arguments.runs / str(number) for number, name in enumerate(parts)}
-    found = run_recall_parts(parts, folders, reporter=reporter_for(Console(stderr=True), 300), log_every=300)
-    first = found["defaults of every mixer"][0]
-    made = {(tuple(x.versions.items()), x.machine["cpu"]): x for results in found.values() for x in results}
-    content = {
-        "what": "accuracy on 4 pairs; guessing among the values shown gives .25; see docs/rules.md, first values that learn",
-        "settings": {
-            name: value for name, value in first.run.items() if name not in ("mixer", "learning_rate", "seed")
-        },
-        "measured with": [{**result.versions, **result.machine} for result in made.values()],
-        **{name: [row(result) for result in results] for name, results in found.items()},
-    }
-    write_json(arguments.output, content)
+    folders = {name: arguments.runs / name for name in parts}
+    found = run_recall_parts(parts, folders, reporter=RunsProgress(Console(stderr=True), 300), log_every=300)
+    origin = describe()
+    rows = [
+        row
+        for name, experiment in parts.items()
+        for run, result in zip(experiment.runs(), found[name], strict=True)
+        for row in make_accuracy_rows(run, result.accuracy, origin)
+    ]
+    replace_rows(arguments.output, rows)
 
 
 if __name__ in ("__main__", "__mp_main__"):  # the latter in worker processes

@@ -1,6 +1,6 @@
 """Times of what surrounds every memory layer: the short convolution with SiLU and L2 norm, and the gated RMSNorm.
 
-    python -m fastweights_studies.measure.fused                                  both ops in bfloat16
+    python -m fastweights_studies.measure.fused    both ops in bfloat16
     python -m fastweights_studies.measure.fused --only convolution --dtype float32
 
 Beside our kernels stand the PyTorch forms and, where they are installed, the same by flash-linear-attention (its convolution
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,15 @@ from torch import Tensor
 
 from fastweights.ops.gated_norm import gated_rms_norm
 from fastweights.ops.short_convolution import short_convolution
-from fastweights_studies.measure.environment import describe, file_suffix, write_json
+from fastweights_studies.measure.environment import describe, find_gpu
 from fastweights_studies.measure.judge.timing import Ceilings, as_graph, interleaved
+from fastweights_studies.measure.rows import make_rows, name_file, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Plain, Row
 
 SIZES = {op: ((4, 2048), (1, 32768), (64, 1)) for op in ("convolution", "norm")}
+TASK = "fused"
+RESULTS_OF = {"convolution": ("y", "dx", "dweight"), "norm": ("y", "dx", "dgate", "dweight")}  # that have errors
 CHANNELS, HEAD, WIDTH = 1024, 128, 4
 # RMS of the difference over RMS of the result.
 BUDGET = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-5}
@@ -102,7 +106,7 @@ def floor(op: str, inputs: list[Tensor], backward: bool, bandwidth: float) -> fl
 
 def measure(op: str, batch: int, length: int, dtype: torch.dtype, repeats: int, bandwidth: float) -> dict[str, Any]:
     ours: Call = convolution if op == "convolution" else norm
-    calls = {"ours": ours, "torch": partial(ours, backend="torch"), **peers(op)}
+    calls: dict[str, Call] = {"ours": ours, "torch": partial(ours, backend="torch"), **peers(op)}
     inputs, dy = draw(op, batch, length, dtype)
     found = {
         who: errors(call, partial(ours, backend="torch"), inputs, dy) for who, call in calls.items() if who != "torch"
@@ -122,6 +126,31 @@ def measure(op: str, batch: int, length: int, dtype: torch.dtype, repeats: int, 
             "graph": interleaved({who: as_graph(work) for who, work in works.items()}, repeats),
         }
     return row
+
+
+def make_fused_rows(
+    op: str, batch: int, length: int, dtype: str, found: Mapping[str, Any], origin: Origin
+) -> list[Row]:
+    """Errors, floors and times, by who computes: None is ours."""
+    shared: dict[str, Plain] = {"op": op, "batch": batch, "length": length, "channels": CHANNELS, "dtype": dtype}
+    rows = []
+    for who, of_results in found["errors"].items():
+        for result, error in zip(RESULTS_OF[op], of_results, strict=True):
+            column = {**shared, "peer": None if who == "ours" else who, "result": result}
+            rows += make_rows(TASK, origin, {"error": error}, column=column)
+    for stage in ("forward", "forward_backward"):
+        if stage in found:
+            part = found[stage]
+            rows += make_rows(TASK, origin, {f"{stage}_floor_ms": part["floor_ms"]}, column=shared)
+            for replayed, kind in ((True, "graph"), (False, "eager")):
+                for who, spread in part[kind].items():
+                    column = {**shared, "peer": None if who == "ours" else who, "replayed": replayed}
+                    rows += make_rows(TASK, origin, {f"{stage}_ms": spread}, column=column)
+    return rows
+
+
+def measured_at_one_size(row: Row) -> Hashable:
+    return row.task, *(row.column.get(name) for name in ("op", "batch", "length", "dtype"))
 
 
 def show(name: str, row: Mapping[str, Any]) -> None:
@@ -148,20 +177,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--output", type=Path, default=None)
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("the kernels are measured on a CUDA device, and this machine has none")
+    device = find_gpu()
     dtype, bandwidth = getattr(torch, arguments.dtype), Ceilings.measure().bandwidth
-    device = torch.cuda.get_device_name()
     print(f"{device}: copy {bandwidth / 1e12:.2f} TB/s, {CHANNELS} channels, heads of {HEAD}, {arguments.dtype}")
-    started, rows = time.time(), {}
+    started, origin = time.time(), describe(device)
+    output = arguments.output or name_file(RESULTS, "fused", device)
+    replace_rows(output, make_rows("ceilings", origin, {"copy_bytes_per_second": bandwidth}))
     for op in [arguments.only] if arguments.only else SIZES:
         for batch, length in SIZES[op]:
-            name = f"{op} {batch}x{length}"
-            rows[name] = measure(op, batch, length, dtype, arguments.repeats, bandwidth)
-            show(name, rows[name])
-    output = arguments.output or RESULTS / f"fused-{file_suffix(device)}.json"
-    content = {**describe(), "device": device, "dtype": arguments.dtype, "copy_bandwidth": bandwidth, "rows": rows}
-    write_json(output, content)
+            found = measure(op, batch, length, dtype, arguments.repeats, bandwidth)
+            show(f"{op} {batch}x{length}", found)
+            rows = make_fused_rows(op, batch, length, arguments.dtype, found, origin)
+            replace_rows(output, rows, measured_at_one_size)
     print(f"written to {output} after {time.time() - started:.0f} s")
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,13 @@ import torch
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.decoding import DecodeSteps
-from fastweights_studies.measure.environment import describe, kept_rows, write_json
+from fastweights_studies.measure.environment import describe, find_gpu
+from fastweights_studies.measure.rows import Value, make_rows, name_file, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Row
 
+TASK = "generate"
+LAYERS = 24
 NEW = 128
 RATE = 790e12  # of bfloat16 products on an H200, measured back to back (operations per second)
 LONG = 16384
@@ -40,7 +43,7 @@ def seconds(work: Any) -> float:
 
 def per_token(model: FastWeightsForCausalLM, ids: torch.Tensor, replayed: bool, repeats: int) -> tuple[float, float]:
     """Seconds per token after the first, and of the whole call over its tokens."""
-    options = {"do_sample": False, "disable_compile": not replayed, "eos_token_id": None}
+    options: dict[str, Any] = {"do_sample": False, "disable_compile": not replayed, "eos_token_id": None}
 
     def call(new: int) -> float:
         return seconds(lambda: model.generate(ids, max_new_tokens=new, min_new_tokens=new, **options))
@@ -59,28 +62,47 @@ def step_alone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> float:
     if not steps.serve(ids[:, -1:], cache.layers, ids.shape[1]) or steps.graph is None:
         return float("nan")
     steps.graph.replay()
-    return seconds(lambda: [steps.graph.replay() for _ in range(50)]) / 50
+    graph = steps.graph
+
+    def replay() -> None:
+        for _ in range(50):
+            graph.replay()
+
+    return seconds(replay) / 50
 
 
 @torch.no_grad()
-def measure(mixer: str, batches: list[int], prompt: int, repeats: int) -> dict[str, Any]:
+def measure(mixer: str, batches: list[int], prompt: int, repeats: int) -> list[tuple[int, int, dict[str, Value]]]:
+    """Batches, tokens of the prompt, and what was measured with them."""
     torch.manual_seed(0)
-    model = FastWeightsForCausalLM(FastWeightsConfig(mixer=mixer)).to("cuda", torch.bfloat16).eval()
+    with torch.device("cuda"):
+        model = FastWeightsForCausalLM(FastWeightsConfig(mixer=mixer)).bfloat16().eval()
     parameters = sum(p.numel() for p in model.parameters())
-    row: dict[str, Any] = {"parameters": parameters, "state": model.state_size(prompt), "prompt": prompt}
+    found: list[tuple[int, int, dict[str, Value]]] = []
     for batch in batches:
         ids = torch.randint(model.config.vocab_size, (batch, prompt), device="cuda")
         token, whole = per_token(model, ids, True, repeats)
         called, _ = per_token(model, ids, False, 1)
-        row[f"batch {batch}"] = {
-            "ms per token": token * 1e3, "all, ms per token": whole * 1e3, "step, ms": step_alone(model, ids) * 1e3,
-            "without a graph, ms per token": called * 1e3, "tokens/s": batch / token,
-        }  # fmt: skip
+        values: dict[str, Value] = {
+            "token_ms": token * 1e3,
+            "token_of_whole_call_ms": whole * 1e3,
+            "step_ms": step_alone(model, ids) * 1e3,
+            "token_without_graph_ms": called * 1e3,
+            "tokens_per_second": batch / token,
+            "parameters": parameters,
+            "state_size": model.state_size(prompt),
+        }
+        found.append((batch, prompt, values))
     ids = torch.randint(model.config.vocab_size, (1, LONG), device="cuda")
     times = [seconds(lambda: model(ids, use_cache=True, logits_to_keep=1)) for _ in range(4)]
     body = parameters - 2 * model.lm_head.weight.numel()
-    row[f"prefill of {LONG}"] = {"ms": min(times) * 1e3, "share of the rate": 2 * body * LONG / min(times) / RATE}
-    return row
+    share = 2 * body * LONG / min(times) / RATE
+    return [*found, (1, LONG, {"prefill_ms": min(times) * 1e3, "prefill_share_of_rate": share})]
+
+
+def make_generate_rows(mixer: str, batch: int, prompt: int, values: dict[str, Value], origin: Origin) -> list[Row]:
+    column = {"batch": batch, "prompt": prompt, "layers": LAYERS, "new": 0 if "prefill_ms" in values else NEW}
+    return make_rows(TASK, origin, values, mixer=mixer, column=column)
 
 
 def main() -> None:
@@ -91,14 +113,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    path, device, rows = kept_rows(arguments.results, "generate", "mixers")
+    device, batches = find_gpu(), [int(batch) for batch in arguments.batches.split(",")]
+    path = name_file(arguments.results, "generate", device)
     for mixer in arguments.mixers.split(","):
-        row = measure(
-            mixer, [int(batch) for batch in arguments.batches.split(",")], arguments.prompt, arguments.repeats
-        )
-        rows[mixer] = {**row, "measured": describe()}
-        print(f"{mixer}: {json.dumps(row)}", flush=True)
-        write_json(path, {**describe(), "device": device, "mixers": rows})
+        found, origin = measure(mixer, batches, arguments.prompt, arguments.repeats), describe(device)
+        for batch, prompt, values in found:
+            print(f"{mixer}, batch {batch}, prompt {prompt}: {values}", flush=True)
+            replace_rows(path, make_generate_rows(mixer, batch, prompt, values, origin))
         gc.collect()
         torch.cuda.empty_cache()
 

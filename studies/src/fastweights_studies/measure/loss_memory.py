@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ def ordinary(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy((hidden @ weight.mT).float(), target, reduction="sum")
 
 
-LOSSES = {"all logits": ordinary, "chunked": summed_cross_entropy}
+LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "all logits": ordinary,
+    "chunked": summed_cross_entropy,
+}
 
 
 def draw(tokens: int, hidden: int, vocabulary: int, dtype: str, device: str) -> tuple[Tensor, Tensor, Tensor]:

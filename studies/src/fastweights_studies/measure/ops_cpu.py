@@ -5,8 +5,10 @@ glibc hands large buffers back to the system at every call and gets them again a
 up to a third of the time and is not the op's. So the script starts itself again with an allocator that keeps what is freed
 (`ALLOCATOR`), for both sides; `--system-allocator` measures without.
 
-    python -m fastweights_studies.measure.ops_cpu                         every op, writes studies/results/ops_cpu.json
-    python -m fastweights_studies.measure.ops_cpu --only delta_rule,mesa  ops whose name begins so; writes with --output only
+    python -m fastweights_studies.measure.ops_cpu
+        every op, writes studies/results/ops_cpu.json
+    python -m fastweights_studies.measure.ops_cpu --only delta_rule,mesa
+        ops whose name begins so; writes with --output only
 """
 
 from __future__ import annotations
@@ -18,16 +20,21 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fastweights.testing import CASES, OpInputs
-from fastweights_studies.measure.environment import describe, write_json
+from fastweights_studies.measure.environment import describe
+from fastweights_studies.measure.rows import Value, make_rows, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Plain, Row
 
+TASK = "ops_cpu"
 RESULT = RESULTS / "ops_cpu.json"
+THREADS = 2
 SIZES = {"batch": 2, "time": 2048, "heads": 4, "key": 64, "value": 64}
 GROWTH = (1024, 8192)
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
@@ -63,16 +70,16 @@ def resident_kilobytes(field: str) -> int:
 
 
 def peak_of(name: str, queue: Any) -> None:
-    torch.set_num_threads(2)
+    torch.set_num_threads(THREADS)
     forward_backward(name, draw(name, **{**MEMORY, "time": 64}), "torch")  # libraries and buffers that stay
     inputs = draw(name, **MEMORY)
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
     before = resident_kilobytes("VmRSS")
     forward_backward(name, inputs, "torch")
-    queue.put((resident_kilobytes("VmHWM") - before) / 1024)
+    queue.put(1024 * (resident_kilobytes("VmHWM") - before))
 
 
-def peak_megabytes(name: str) -> float | None:
+def peak_bytes(name: str) -> int | None:
     """What forward + backward adds to the process's memory at its peak, in a process of its own; None where the system
     does not tell."""
     if not Path("/proc/self/clear_refs").exists():
@@ -86,7 +93,7 @@ def peak_megabytes(name: str) -> float | None:
     return result
 
 
-def measure(name: str, repeats: int) -> dict[str, Any]:
+def measure(name: str, repeats: int) -> dict[str, Value]:
     inputs = draw(name, **SIZES)
     error = difference(name, inputs)  # warms both up as well
     if not error < 1e-3:
@@ -101,10 +108,26 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
         "difference": error,
         "torch_ms": 1e3 * statistics.median(chunked),
         "reference_ms": 1e3 * statistics.median(reference),
-        "speedup": statistics.median(reference) / statistics.median(chunked),
-        "growth_8x": statistics.median(longs) / statistics.median(shorts),
-        "peak_mb": peak_megabytes(name),
+        "growth": statistics.median(longs) / statistics.median(shorts),
+        "peak_bytes": peak_bytes(name),
     }
+
+
+def make_op_rows(op: str, values: Mapping[str, Value], keeps_freed: bool, origin: Origin) -> list[Row]:
+    """The rows of an op: times at SIZES, growth from the first to the last of GROWTH, and memory at MEMORY."""
+    shared: dict[str, Plain] = {"op": op, "threads": THREADS, "keeps_freed": keeps_freed}
+    columns: dict[str, dict[str, Plain]] = {
+        name: {**shared, **SIZES} for name in ("difference", "torch_ms", "reference_ms")
+    }
+    columns["growth"] = {**shared, **SIZES, "time": GROWTH[-1], "from_time": GROWTH[0]}
+    columns["peak_bytes"] = {**shared, **MEMORY}
+    return [
+        row for name, value in values.items() for row in make_rows(TASK, origin, {name: value}, column=columns[name])
+    ]
+
+
+def measured_with_an_op(row: Row) -> Hashable:
+    return row.task, row.column["op"]
 
 
 def main() -> None:
@@ -120,7 +143,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.system_allocator and not ALLOCATOR.keys() <= os.environ.keys():
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ALLOCATOR})
-    torch.set_num_threads(2)
+    torch.set_num_threads(THREADS)
     names = [name for name in CASES if name.startswith(tuple(arguments.only.split(",")))]
     if not names:
         raise SystemExit(f"--only {arguments.only!r} matches none of: {', '.join(CASES)}")
@@ -128,26 +151,22 @@ def main() -> None:
     print(
         f"{'op':36s} {'torch ms':>9s} {'reference':>10s} {'speedup':>8s} {'8x T':>6s} {'peak MB':>8s} {'difference':>11s}"
     )
-    rows = {}
+    rows, origin, keeps_freed = [], describe(), ALLOCATOR.items() <= os.environ.items()
     for name in names:
-        row = rows[name] = measure(name, arguments.repeats)
+        found = measure(name, arguments.repeats)
+        rows += make_op_rows(name, found, keeps_freed, origin)
+        chunked, reference, growth, peak, error = (
+            math.nan if found[what] is None else float(found[what])  # type: ignore[arg-type]
+            for what in ("torch_ms", "reference_ms", "growth", "peak_bytes", "difference")
+        )
         print(
-            f"{name:36s} {row['torch_ms']:9.1f} {row['reference_ms']:10.0f} {row['speedup']:8.1f} "
-            f"{row['growth_8x']:6.2f} {row['peak_mb'] or math.nan:8.0f} {row['difference']:11.1e}",
+            f"{name:36s} {chunked:9.1f} {reference:10.0f} {reference / chunked:8.1f} "
+            f"{growth:6.2f} {peak / 2**20:8.0f} {error:11.1e}",
             flush=True,
         )
     output = arguments.output or (None if arguments.only else RESULT)
     if output is not None:
-        allocator = {name: os.environ.get(name) for name in ALLOCATOR}
-        content = {
-            **describe(),
-            "allocator": allocator,
-            "sizes": SIZES,
-            "growth": GROWTH,
-            "memory": MEMORY,
-            "ops": rows,
-        }
-        write_json(output, content)
+        replace_rows(output, rows, measured_with_an_op)
         print(f"written to {output}")
 
 

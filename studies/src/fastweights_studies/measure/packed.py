@@ -1,7 +1,9 @@
 """What it costs that the lengths of packed sequences change from call to call, as they do in training.
 
-    python -m fastweights_studies.measure.packed    forward and backward of every op with kernels, at the judged sizes
-    python -m fastweights_studies.measure.packed --tolerance 1.1  exit code 1 where changing lengths take more than 1.1 times as long
+    python -m fastweights_studies.measure.packed
+        forward and backward of every op with kernels, at the judged sizes
+    python -m fastweights_studies.measure.packed --tolerance 1.1
+        exit code 1 where changing lengths take more than 1.1 times as long
 
 On a CUDA device: time of eager calls by events, the device's part and the host's. Without one: processor time around the kernels,
 which are replaced by nothing. Calls with one cu_seqlens that stays and with a new one for every call take turns; each column is
@@ -13,18 +15,24 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fastweights_studies.measure.environment import describe, file_suffix, write_json
-from fastweights_studies.measure.host_time import NAMES, without_kernels
+from fastweights_studies.measure.environment import describe
 from fastweights_studies.measure.judge.cases import CASES, Case, Sizes
+from fastweights_studies.measure.judge.host import without_kernels
+from fastweights_studies.measure.judge.records import sizes_column
+from fastweights_studies.measure.rows import make_rows, name_file, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Row
 
+TASK = "packed"
+NAMES = list(CASES)
 SIZES = ("1,8192,8,128,128", "1,8192,16,128,128", "1,32768,8,128,128")
 ON_CPU = ("1,256,2,64,64",)  # nothing is computed
 SEQUENCES, CALLS, TURNS = 16, 20, 15
@@ -51,8 +59,8 @@ def elapsed(work: Callable[[], object], device: str) -> float:
     return begin.elapsed_time(end)
 
 
-def measure(case: Case, inputs: Mapping[str, Tensor], sizes: Sizes, device: str) -> dict[str, float]:
-    """Milliseconds per call, forward and backward."""
+def measure(case: Case, inputs: Mapping[str, Tensor], sizes: Sizes, device: str) -> dict[bool, float]:
+    """Milliseconds per call, forward and backward, by whether lengths change."""
     do = torch.randn_like(inputs["v"])
     same = random_edges(sizes.T, device, 0)
 
@@ -62,13 +70,29 @@ def measure(case: Case, inputs: Mapping[str, Tensor], sizes: Sizes, device: str)
 
     for _ in range(3):
         call(same)
-    found: dict[str, list[float]] = {"unchanging": [], "changing": []}
+    found: dict[bool, list[float]] = {False: [], True: []}
     for turn in range(TURNS):
         new = [random_edges(sizes.T, device, 1 + turn * CALLS + n) for n in range(CALLS)]
-        for name, edges in (("unchanging", [same] * CALLS), ("changing", new)):
-            found[name].append(elapsed(lambda edges=edges: [call(e) for e in edges], device) / CALLS)
-    medians = {f"{name}_ms": statistics.median(values) for name, values in found.items()}
-    return {**medians, "ratio": medians["changing_ms"] / medians["unchanging_ms"]}
+        for changing, edges in ((False, [same] * CALLS), (True, new)):
+            found[changing].append(elapsed(partial(run_all, call, edges), device) / CALLS)
+    return {changing: statistics.median(values) for changing, values in found.items()}
+
+
+def run_all(call: Callable[[Tensor], None], edges: Sequence[Tensor]) -> None:
+    for one in edges:
+        call(one)
+
+
+def make_packed_rows(op: str, sizes: Sizes, on_gpu: bool, found: Mapping[bool, float], origin: Origin) -> list[Row]:
+    """One row for lengths that stay, and one for lengths that change. Without a GPU they are of the host alone."""
+    column = {"op": op, **sizes_column(sizes), "sequences": SEQUENCES, "kernels": on_gpu}
+    return [
+        row
+        for changing, milliseconds in found.items()
+        for row in make_rows(
+            TASK, origin, {"forward_backward_ms": milliseconds}, column={**column, "changing": changing}
+        )
+    ]
 
 
 def main() -> None:
@@ -79,18 +103,21 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind = torch.cuda.get_device_name() if device == "cuda" else "host time, kernels taken out"
-    rows: dict[str, dict[str, float]] = {}
-    with nullcontext() if device == "cuda" else without_kernels():
+    on_gpu, worse = device == "cuda", []
+    origin = describe(torch.cuda.get_device_name() if on_gpu else None)
+    output = arguments.output or name_file(RESULTS, "packed", origin.device if on_gpu else "cpu")
+    with nullcontext() if on_gpu else without_kernels():
         for name in arguments.only.split(","):
-            for text in arguments.sizes or (SIZES if device == "cuda" else ON_CPU):
+            for text in arguments.sizes or (SIZES if on_gpu else ON_CPU):
                 sizes, case = Sizes.read(text), CASES[name]
-                row = measure(case, case.draw(sizes, torch.bfloat16, device, 0), sizes, device)
-                rows[f"{name} {text}"] = row
-                print(f"{name:12s} {text:20s} " + "  ".join(f"{what} {x:.4f}" for what, x in row.items()), flush=True)
-    output = arguments.output or RESULTS / f"packed-{'cpu' if device == 'cpu' else file_suffix(kind)}.json"
-    write_json(output, {**describe(), "device": kind, "sequences": SEQUENCES, "rows": rows})
-    worse = [key for key, row in rows.items() if row["ratio"] > arguments.tolerance]
+                found = measure(case, case.draw(sizes, torch.bfloat16, device, 0), sizes, device)
+                replace_rows(output, make_packed_rows(name, sizes, on_gpu, found, origin))
+                ratio = found[True] / found[False]
+                print(
+                    f"{name:12s} {text:20s} {found[False]:.4f} ms, changing {found[True]:.4f}, ratio {ratio:.4f}",
+                    flush=True,
+                )
+                worse += [f"{name} {text}"] if ratio > arguments.tolerance else []
     print(f"{len(worse)} over {arguments.tolerance}: {', '.join(worse) or 'none'}; written to {output}")
     raise SystemExit(1 if worse else 0)
 

@@ -2,15 +2,16 @@
 of as many tokens. Every op in every form that its declaration lists, and every mixer; float32, the shortest time of one
 processor, both rows in turn.
 
-    python -m fastweights_studies.measure.packed_documents                all, writes studies/results/packed_documents.json
-    python -m fastweights_studies.measure.packed_documents --only delta_rule,gdn  names that begin so; writes with --output only
-    python -m fastweights_studies.measure.packed_documents --before FILE  with the ratios of an earlier result file beside its own
+Commands, each `python -m fastweights_studies.measure.packed_documents` with these options:
+    (none)                    all, writes studies/results/packed_documents.json
+    --only delta_rule,gdn     names that begin so; writes with --output only
+    --before FILE             with the rows of an earlier result file beside its own, marked in `run`
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +21,12 @@ from torch import Tensor
 
 from fastweights.layers import MIXERS, build_mixer
 from fastweights.testing import CASES
-from fastweights_studies.measure.environment import describe, write_json
+from fastweights_studies.measure.environment import describe
+from fastweights_studies.measure.rows import find_rows, make_rows, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Row
 
+TASK = "packed_documents"
 RESULT = RESULTS / "packed_documents.json"
 LONG, SHORT = 4096, 1024
 HEADS, CHANNELS = 4, 32
@@ -30,7 +34,7 @@ LONGEST = 10.0  # seconds, after which a call is not repeated
 Call = Callable[[Tensor | None], Tensor]
 
 
-def of_op(name: str) -> Call:
+def call_op(name: str) -> Call:
     case = CASES[name]
     sizes = {"batch": 1, "time": LONG + SHORT, "heads": HEADS, "key": CHANNELS, "value": CHANNELS}
     inputs = case.draw(**sizes, dtype=torch.float32).map(lambda x: x.requires_grad_())
@@ -38,7 +42,7 @@ def of_op(name: str) -> Call:
     return lambda cu_seqlens: case(inputs, cu_seqlens=cu_seqlens, **options)[0]
 
 
-def of_mixer(name: str) -> Call:
+def call_mixer(name: str) -> Call:
     layer = build_mixer(name, hidden_size=HEADS * CHANNELS, num_heads=HEADS)
     x = torch.randn(1, LONG + SHORT, HEADS * CHANNELS, requires_grad=True)
     return lambda cu_seqlens: layer(x, cu_seqlens=cu_seqlens)
@@ -53,17 +57,35 @@ def seconds(call: Call, cu_seqlens: Tensor | None, backward: bool) -> float:
     return time.process_time() - start
 
 
-def measure(call: Call, repeats: int) -> dict[str, float]:
+def measure(call: Call, repeats: int) -> dict[bool, dict[str, float]]:
+    """Milliseconds of one row and of packed documents, by pass."""
     documents = torch.tensor([0, *range(LONG, LONG + SHORT + 1)])
     seconds(call, documents[:2] * (LONG + SHORT) // LONG, True)  # buffers that stay
-    found = {}
+    found: dict[bool, dict[str, float]] = {False: {}, True: {}}
     for what, backward in (("forward", False), ("training", True)):
         pairs: list[tuple[float, float]] = []
         while len(pairs) < repeats and sum(map(sum, pairs)) < LONGEST:
             pairs.append((seconds(call, None, backward), seconds(call, documents, backward)))
         row, packed = map(min, zip(*pairs))
-        found |= {f"{what}_row_ms": 1e3 * row, f"{what}_packed_ms": 1e3 * packed, f"{what}_ratio": packed / row}
+        found[False][f"{what}_ms"], found[True][f"{what}_ms"] = 1e3 * row, 1e3 * packed
     return found
+
+
+def make_document_rows(kind: str, name: str, found: dict[bool, dict[str, float]], origin: Origin) -> list[Row]:
+    """The rows of an op or mixer ("ops", "mixers"): of one row of tokens, and of packed documents."""
+    column = {"long": LONG, "short": SHORT, "heads": HEADS, "channels": CHANNELS}
+    subject = {"op": name} if kind == "ops" else {}
+    return [
+        row
+        for packed, values in found.items()
+        for row in make_rows(
+            TASK,
+            origin,
+            values,
+            mixer=name if kind == "mixers" else None,
+            column={**subject, **column, "packed": packed},
+        )
+    ]
 
 
 def main() -> None:
@@ -74,23 +96,24 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help=f"{RESULT.name} beside this script when all are measured")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    before = json.loads(arguments.before.read_text()) if arguments.before else None
-    rows: dict[str, dict[str, dict[str, float]]] = {}
-    for kind, names, make in (("ops", CASES, of_op), ("mixers", MIXERS, of_mixer)):
-        rows[kind] = {}
+    origin, rows = describe(), []
+    for kind, names, make in (("ops", CASES, call_op), ("mixers", MIXERS, call_mixer)):
         for name in names:
             if not name.startswith(tuple(arguments.only.split(","))):
                 continue
-            row = rows[kind][name] = measure(make(name), arguments.repeats)
+            found = measure(make(name), arguments.repeats)
+            rows += make_document_rows(kind, name, found, origin)
+            ratios = {what: found[True][what] / found[False][what] for what in found[True]}
             print(
-                f"{name:44s} forward {row['forward_packed_ms']:8.0f} ms, {row['forward_ratio']:5.2f} of the time of one row; "
-                f"forward and backward {row['training_packed_ms']:8.0f} ms, {row['training_ratio']:5.2f} of it",
+                f"{name:44s} forward {found[True]['forward_ms']:8.0f} ms, {ratios['forward_ms']:5.2f} of the time of one row; "
+                f"forward and backward {found[True]['training_ms']:8.0f} ms, {ratios['training_ms']:5.2f} of it",
                 flush=True,
             )
     output = arguments.output or (None if arguments.only else RESULT)
     if output is not None:
-        sizes = {"long": LONG, "short": SHORT, "heads": HEADS, "channels": CHANNELS}
-        write_json(output, {**describe(), "sizes": sizes, **rows, **({"before": before} if before else {})})
+        earlier = find_rows(arguments.before) if arguments.before else []
+        rows += [dataclasses.replace(row, run={"before": True}) for row in earlier if not row.run]
+        replace_rows(output, rows)
         print(f"written to {output}")
 
 

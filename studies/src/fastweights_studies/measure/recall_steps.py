@@ -19,25 +19,26 @@ from typing import Any
 import torch
 
 from fastweights.training import RecallExperiment
-from fastweights.training.batches import training_batches
-from fastweights.training.train import Training
-from fastweights_studies.experiments.trained import VLA_SETTINGS, ZOOLOGY_SETTINGS
-from fastweights_studies.measure.environment import describe, file_suffix, write_json
+from fastweights.training.recall.batches import training_batches
+from fastweights.training.recall.train import Training
+from fastweights_studies.claims.trained import VLA_SETTINGS, ZOOLOGY_SETTINGS
+from fastweights_studies.measure.environment import describe, find_gpu
+from fastweights_studies.measure.rows import make_rows, name_file, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Row
 
+TASK = "recall_step"
 SETTINGS = {"vla": (VLA_SETTINGS, 24), "zoology": (ZOOLOGY_SETTINGS, 64)}
 WARM, PARTS = 10, 4
 
 
-def trainings(setting: str, mixer: str, steps: int) -> dict[str, tuple[Training, Iterator[Any]]]:
-    """The same training with graphs and without."""
+def trainings(setting: str, mixer: str, steps: int) -> dict[bool, tuple[Training, Iterator[Any]]]:
+    """The same training with graphs and without, by whether it is replayed."""
     settings, pairs = SETTINGS[setting]
     grid = {"pairs": (pairs,), "mixers": (mixer,), "seeds": (0,), "learning_rates": (1e-3,)}
     whole = WARM + PARTS * steps
     run = RecallExperiment(**{**settings, **grid, "steps": whole, "evaluations": 1, "device": "cuda"}).runs()[0]
-    return {
-        name: (Training(run, uses_graphs=name == "graphs"), training_batches(run, 0)) for name in ("graphs", "launches")
-    }
+    return {replayed: (Training(run, uses_graphs=replayed), training_batches(run, 0)) for replayed in (True, False)}
 
 
 def take(training: Training, batches: Iterator[Any], steps: int) -> float:
@@ -50,15 +51,34 @@ def take(training: Training, batches: Iterator[Any], steps: int) -> float:
     return (time.perf_counter() - begin) / steps * 1e3
 
 
-def measure(setting: str, mixer: str, steps: int) -> dict[str, list[float]]:
+def measure(setting: str, mixer: str, steps: int) -> dict[bool, list[float]]:
     sides = trainings(setting, mixer, steps)
     for side in sides.values():
         take(*side, WARM)
-    times: dict[str, list[float]] = {name: [] for name in sides}
+    times: dict[bool, list[float]] = {replayed: [] for replayed in sides}
     for part in range(PARTS):
-        for name, side in sides.items():
-            times[name].append(take(*side, steps - (part == PARTS - 1)))  # the last step would be followed by the test
+        for replayed, side in sides.items():
+            times[replayed].append(
+                take(*side, steps - (part == PARTS - 1))
+            )  # the last step would be followed by the test
     return times
+
+
+def make_step_rows(setting: str, mixer: str, times: dict[bool, list[float]], origin: Origin) -> list[Row]:
+    """One row per part of a training."""
+    return [
+        row
+        for replayed, parts in times.items()
+        for part, milliseconds in enumerate(parts)
+        for row in make_rows(
+            TASK,
+            origin,
+            {"step_ms": milliseconds},
+            mixer=mixer,
+            column={"setting": setting, "replayed": replayed},
+            run={"part": part},
+        )
+    ]
 
 
 def main() -> None:
@@ -68,17 +88,14 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     torch.use_deterministic_algorithms(True, warn_only=True)  # as the workers of `fastweights recall` do
-    rows: dict[str, Any] = {}
-    device = torch.cuda.get_device_name()
+    device = find_gpu()
+    path, origin = name_file(given.results, "recall-steps", device), describe(device)
     for setting in SETTINGS:
         for mixer in given.mixers.split(","):
-            times = rows[f"{setting}, {mixer}"] = measure(setting, mixer, given.steps)
-            best = {name: min(found) for name, found in times.items()}
-            print(
-                f"{setting:8} {mixer:12} graphs {best['graphs']:.2f} ms, launches {best['launches']:.2f} ms", flush=True
-            )
-            content = {**describe(), "device": device, "ms per step": rows}
-            write_json(given.results / f"recall-steps-{file_suffix(device)}.json", content)
+            times = measure(setting, mixer, given.steps)
+            graphs, launches = (min(times[replayed]) for replayed in (True, False))
+            print(f"{setting:8} {mixer:12} graphs {graphs:.2f} ms, launches {launches:.2f} ms", flush=True)
+            replace_rows(path, make_step_rows(setting, mixer, times, origin))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Whether the kernels give the same bits in every call: gradients of many calls with the same inputs, compared on a CUDA device.
 
-    python -m fastweights_studies.measure.repeatability                       every op with kernels, 300 calls at two sizes
+    python -m fastweights_studies.measure.repeatability    every op with kernels, 300 calls at two sizes
     python -m fastweights_studies.measure.repeatability --only gdn-write --calls 1000
 
 A result that differs from call to call is a race: a missing barrier, or a copy into memory that is still read. Several of these
@@ -14,11 +14,15 @@ from pathlib import Path
 
 import torch
 
-from fastweights_studies.measure.environment import describe, file_suffix, write_json
-from fastweights_studies.measure.host_time import NAMES
+from fastweights_studies.measure.environment import describe, find_gpu
 from fastweights_studies.measure.judge.cases import CASES, Sizes
+from fastweights_studies.measure.judge.records import measured_with_an_op, sizes_column
+from fastweights_studies.measure.rows import make_rows, name_file, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Row
 
+TASK = "repeatability"
+NAMES = list(CASES)
 SIZES = ("1,8192,8,128,128", "4,2048,8,128,128")
 
 
@@ -41,6 +45,17 @@ def differing_calls(name: str, sizes: Sizes, calls: int, seed: int) -> dict[str,
     return found
 
 
+def make_call_rows(op: str, sizes: Sizes, calls: int, seed: int, found: dict[str, int], origin: Origin) -> list[Row]:
+    """How many results differ between calls, and for each of these in how many calls it does."""
+    shared = {"op": op, **sizes_column(sizes), "calls": calls}
+    rows = make_rows(TASK, origin, {"differing_results": len(found)}, column=shared, seed=seed)
+    for result, count in found.items():
+        rows += make_rows(
+            TASK, origin, {"differing_calls": count}, column={**shared, "result": f"d{result}"}, seed=seed
+        )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(NAMES), help=f"ops, of {', '.join(NAMES)}")
@@ -48,17 +63,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("races show on a CUDA device, and this machine has none")
-    device = torch.cuda.get_device_name()
-    rows = {}
+    device, differs = find_gpu(), False
+    output, origin = arguments.output or name_file(RESULTS, "repeatability", device), describe(device)
     for name in arguments.only.split(","):
-        for sizes in SIZES:
-            rows[f"{name} {sizes}"] = differing_calls(name, Sizes.read(sizes), arguments.calls, arguments.seed)
-            print(f"{name:12s} {sizes:20s} {rows[f'{name} {sizes}'] or 'the same in every call'}", flush=True)
-    output = arguments.output or RESULTS / f"repeatability-{file_suffix(device)}.json"
-    write_json(output, {**describe(), "device": device, "calls": arguments.calls, "seed": arguments.seed, "rows": rows})
-    raise SystemExit(1 if any(rows.values()) else 0)
+        for text in SIZES:
+            sizes = Sizes.read(text)
+            found = differing_calls(name, sizes, arguments.calls, arguments.seed)
+            differs |= bool(found)
+            print(f"{name:12s} {text:20s} {found or 'the same in every call'}", flush=True)
+            rows = make_call_rows(name, sizes, arguments.calls, arguments.seed, found, origin)
+            replace_rows(output, rows, measured_with_an_op)
+    raise SystemExit(1 if differs else 0)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,16 @@ from fastweights.data.text.shards import ShardWriter, token_dtype, write_manifes
 from fastweights.models import preset
 from fastweights.private_torch import import_compiler
 from fastweights.training.language import LanguageRun
-from fastweights.training.language.folder import LanguageFolder, is_main_process, world_size
+from fastweights.training.language.folder import LanguageFolder
 from fastweights.training.language.model import build_model, model_config
+from fastweights.training.language.processes import is_main_process, world_size
 from fastweights.training.language.trainer import LanguageTrainer
-from fastweights_studies.measure.environment import describe, kept_rows, write_json
+from fastweights_studies.measure.environment import describe, find_gpu
+from fastweights_studies.measure.rows import Value, find_rows, make_rows, name_file, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Plain, Row, select
 
+TASK = "scaling"
 WAYS: dict[str, dict[str, Any]] = {
     "DDP": {},
     "FSDP2": {"fsdp": True},
@@ -55,7 +59,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 WARM = 12  # steps: in the first ten DDP waits for the GPU, to note how long its parts take
 LONGEST_DOCUMENT = 4096  # tokens
-ROW = "row.json"  # in the folder of a training: what was measured
+FOUND = "found.json"  # in the folder of a training: what was measured
 
 
 class StepTimes(TrainerCallback):
@@ -89,14 +93,14 @@ def write_text(folder: Path, vocabulary: int, tokens: int) -> None:
         writer, left = ShardWriter(folder, split, dtype), tokens
         while left > 0:
             length = min(left, int(draws.integers(1, LONGEST_DOCUMENT)))
-            writer.append(draws.integers(vocabulary, size=length))
+            writer.append(draws.integers(vocabulary, size=length).tolist())
             left -= length
         splits[split] = writer.finished()
     write_manifest(folder, dtype=dtype, splits=splits, text="random")
 
 
-def train(run: LanguageRun, text: Path) -> dict[str, Any] | None:
-    """One process of a training; the row in the main process."""
+def train(run: LanguageRun, text: Path) -> dict[str, float | None] | None:
+    """One process of a training; what was measured in the main process."""
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -111,10 +115,14 @@ def train(run: LanguageRun, text: Path) -> dict[str, Any] | None:
     steps, tokens = run.max_steps - WARM, world_size() * run.batch_size * run.length
     seconds = times.ended - times.warm
     return {
-        "parameters": parameters, "processes": world_size(), "tokens per step": tokens, "steps": steps,
-        "step, ms": 1e3 * seconds / steps, "tokens/s": steps * tokens / seconds, "first step, s": times.first,
-        "memory, GiB": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
-    }  # fmt: skip
+        "parameters": parameters,
+        "tokens_per_step": tokens,
+        "steps": steps,
+        "step_ms": 1e3 * seconds / steps,
+        "tokens_per_second": steps * tokens / seconds,
+        "first_step_s": times.first,
+        "memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+    }
 
 
 @contextmanager
@@ -141,7 +149,7 @@ def launched(processes: int, fields: Mapping[str, Any], text: Path) -> Iterator[
                     process.wait()
                 if process.returncode:
                     raise subprocess.CalledProcessError(process.returncode, command)
-                return json.loads(Path(folder, ROW).read_text())
+                return json.loads(Path(folder, FOUND).read_text())
 
             try:
                 yield row
@@ -157,20 +165,33 @@ def work(settings: Path, text: Path) -> None:
     run = LanguageRun(**json.loads(settings.read_text()))
     row = train(run, text)
     if row is not None:
-        write_json(Path(run.output, ROW), row)
+        Path(run.output, FOUND).write_text(json.dumps(row))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def trainings(gpus: Sequence[int], ways: Sequence[str]) -> dict[str, tuple[int, dict[str, Any]]]:
-    """By name: processes and settings."""
-    found: dict[str, tuple[int, dict[str, Any]]] = {}
-    for count in gpus:
-        if count == 1:
-            found["1 GPU"] = 1, {}
-        else:
-            found |= {f"{count} GPUs, {way}": (count, WAYS[way]) for way in ways}
-    return found
+def trainings(gpus: Sequence[int], ways: Sequence[str]) -> list[tuple[int, str | None]]:
+    """GPUs of every training, and the way of several."""
+    return [one for count in gpus for one in ([(1, None)] if count == 1 else [(count, way) for way in ways])]
+
+
+def make_training_rows(
+    preset: str, gpus: int, way: str | None, batch: int, length: int, values: Mapping[str, Value], origin: Origin
+) -> list[Row]:
+    """The rows of a training with `batch` rows of `length` tokens per GPU and step."""
+    column: dict[str, Plain] = {"preset": preset, "gpus": gpus, "way": way, "batch": batch, "length": length}
+    return make_rows(TASK, origin, values, column=column, options=WAYS[way] if way else {})
+
+
+def share_of_one_gpu(rows: Iterable[Row], column: Mapping[str, Plain]) -> float | None:
+    """Tokens per second of each GPU of a training over those of one GPU alone, with as much to do per GPU; None where it was
+    not measured."""
+    speeds = list(select(rows, task=TASK, measure="tokens_per_second"))
+    alone = select(speeds, column={**column, "gpus": 1, "way": None})
+    together = select(speeds, column=column)
+    if not alone or not together or alone[0].value is None or together[0].value is None:
+        return None
+    return together[0].value / (int(column["gpus"]) * alone[0].value)  # type: ignore[arg-type]
 
 
 def check_gpus(gpus: Sequence[int], there: int) -> None:
@@ -201,8 +222,8 @@ def main() -> None:
         raise SystemExit(f"--ways must name some of {', '.join(WAYS)}, got {arguments.ways}")
     check_gpus(gpus, torch.cuda.device_count())
     steps = WARM + arguments.steps
-    path, device, rows = kept_rows(arguments.results, "scaling", "trainings")
-    of_preset = rows.setdefault(arguments.preset, {})
+    device = find_gpu()
+    path = name_file(arguments.results, "scaling", device)
     failed = []
     with tempfile.TemporaryDirectory() as text, ExitStack() as trained:
         per_process = arguments.batch * (arguments.length + 1)
@@ -212,29 +233,28 @@ def main() -> None:
             "max_steps": steps, "checkpoint_every": steps, "log_every": steps, "precision": "bf16",
         }  # fmt: skip
         chosen = trainings(gpus, ways)
-        rows_of = {
-            name: trained.enter_context(launched(count, {**fields, **settings}, Path(text)))
-            for name, (count, settings) in chosen.items()
+        begun = {
+            (count, way): trained.enter_context(launched(count, {**fields, **(WAYS[way] if way else {})}, Path(text)))
+            for count, way in chosen
         }
-        for name, (count, settings) in chosen.items():
+        for count, way in chosen:
+            name = f"{count} GPUs, {way}" if way else "1 GPU"
             try:
-                row = rows_of[name](arguments.limit)
+                found = begun[count, way](arguments.limit)
             except subprocess.SubprocessError as error:
                 print(f"{name:27} failed: {error}", flush=True)
                 failed.append(name)
                 continue
-            alone = row if count == 1 else of_preset.get("1 GPU")
-            # A row of an earlier run may be of another batch.
-            same = alone is not None and count * alone["tokens per step"] == row["tokens per step"]
-            share = row["tokens/s"] / (count * alone["tokens/s"]) if same else None
-            of_preset[name] = {**row, "settings": settings, "share of one GPU": share, "measured": describe()}
+            size = arguments.batch, arguments.length
+            rows = make_training_rows(arguments.preset, count, way, *size, found, describe(device))
+            replace_rows(path, rows)
+            share = share_of_one_gpu(find_rows(path), rows[0].column)
             print(
-                f"{name:27} {row['step, ms']:7.1f} ms  {row['tokens/s'] / 1e3:7.1f} k tokens/s  "
-                f"{row['memory, GiB']:5.1f} GiB  first step {row['first step, s']:.1f} s"
+                f"{name:27} {found['step_ms']:7.1f} ms  {found['tokens_per_second'] / 1e3:7.1f} k tokens/s  "
+                f"{found['memory_bytes'] / 2**30:5.1f} GiB  first step {found['first_step_s']:.1f} s"
                 + (f"  {share:.2f} of one GPU each" if share else ""),
                 flush=True,
             )
-            write_json(path, {**describe(), "device": device, "trainings": rows})
     if failed:
         raise SystemExit(f"{len(failed)} of {len(chosen)} trainings failed: {'; '.join(failed)}")
 

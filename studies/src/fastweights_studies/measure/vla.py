@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fastweights.ops import variational_linear_attention
-from fastweights_studies.measure.environment import describe, file_suffix, write_json
-from fastweights_studies.measure.judge.timing import Work, as_graph, interleaved
+from fastweights_studies.measure.environment import describe, find_gpu
+from fastweights_studies.measure.judge.timing import Milliseconds, Work, as_graph, interleaved
+from fastweights_studies.measure.rows import Value, make_rows, name_file, replace_rows
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Plain, Row
 
+TASK = "vla"
 HEADS, CHANNELS, LOOP_LENGTH, PERIOD, REFRESH, RIDGE, EPS = 8, 64, 4096, 20, 1e-3, 0.1, 1e-4
 SOFTMAX = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -63,7 +66,8 @@ def by_tokens(q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
 
 
 def memory(tokens: dict[str, Tensor], period: int | None) -> Tensor:
-    return variational_linear_attention(**tokens, ridge=RIDGE, refresh_every=period, refresh=REFRESH, eps=EPS)[0]
+    q, k, v, u = (tokens[name] for name in "qkvu")
+    return variational_linear_attention(q, k, v, u, ridge=RIDGE, refresh_every=period, refresh=REFRESH, eps=EPS)[0]
 
 
 def softmax(backend: SDPBackend, tokens: dict[str, Tensor]) -> Tensor:
@@ -84,19 +88,33 @@ def graphs(works: dict[str, Work]) -> dict[str, Work]:
     return found
 
 
-def measure(length: int, repeats: int) -> dict[str, Any]:
+def measure(length: int, repeats: int) -> dict[str, Milliseconds]:
+    """By what computes: softmax attention's backends, ours as it is and refreshed."""
     tokens = draw(length)
     works: dict[str, Work] = {name: partial(softmax, backend, tokens) for name, backend in SOFTMAX.items()}
-    works |= {"vla": partial(memory, tokens, None), "vla refreshed": partial(memory, tokens, PERIOD)}
-    return {name: found._asdict() for name, found in interleaved(graphs(works), repeats).items()}
+    works |= {"vla": partial(memory, tokens, None), "vla_refreshed": partial(memory, tokens, PERIOD)}
+    return interleaved(graphs(works), repeats)
 
 
-def measure_loop(repeats: int) -> dict[str, Any]:
+def measure_loop(repeats: int) -> tuple[dict[str, Milliseconds], float]:
+    """Times of the loop and of ours, and the relative difference of their results."""
     tokens = draw(LOOP_LENGTH)
     exact, ours = by_tokens(**tokens), memory(tokens, PERIOD).float()
-    works = {"loop": partial(by_tokens, **tokens), "vla refreshed": as_graph(partial(memory, tokens, PERIOD))}
-    found: dict[str, Any] = {name: times._asdict() for name, times in interleaved(works, repeats).items()}
-    return {**found, "difference": float((ours - exact).norm() / exact.norm())}
+    works: dict[str, Work] = {
+        "loop": partial(by_tokens, **tokens),
+        "vla_refreshed": as_graph(partial(memory, tokens, PERIOD)),
+    }
+    return interleaved(works, repeats), float((ours - exact).norm() / exact.norm())
+
+
+def make_vla_rows(length: int, found: Mapping[str, Value], origin: Origin, loop: bool = False) -> list[Row]:
+    """Rows by what computes. loop: of the run in which the loop was timed, where ours is timed once more."""
+    column: dict[str, Plain] = {"length": length, "heads": HEADS, "channels": CHANNELS, "beside_loop": loop}
+    return [
+        row
+        for by, value in found.items()
+        for row in make_rows(TASK, origin, {"forward_ms": value}, column={**column, "by": by})
+    ]
 
 
 @torch.no_grad()
@@ -106,18 +124,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--output", type=Path, default=None)
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("the kernels are measured on a CUDA device, and this machine has none")
-    device, started, rows = torch.cuda.get_device_name(), time.time(), {}
+    device, started = find_gpu(), time.time()
+    output, origin = arguments.output or name_file(RESULTS, "vla", device), describe(device)
     for length in map(int, arguments.lengths.split(",")):
-        rows[str(length)] = row = measure(length, arguments.repeats)
-        print(f"{length:6d} " + "  ".join(f"{who} {one['median']:.3f} ms" for who, one in row.items()), flush=True)
-    loop = measure_loop(2)
-    ratio = loop["loop"]["median"] / loop["vla refreshed"]["median"]
-    print(f"loop over {LOOP_LENGTH} tokens {loop['loop']['median']:.0f} ms, {ratio:.0f} times as long, "
-          f"difference {loop['difference']:.1e}", flush=True)  # fmt: skip
-    output = arguments.output or RESULTS / f"vla-{file_suffix(device)}.json"
-    write_json(output, {**describe(), "device": device, "rows": rows, "loop": loop})
+        found = measure(length, arguments.repeats)
+        print(f"{length:6d} " + "  ".join(f"{by} {one.median:.3f} ms" for by, one in found.items()), flush=True)
+        replace_rows(output, make_vla_rows(length, found, origin))
+    loop, difference = measure_loop(2)
+    ratio = loop["loop"].median / loop["vla_refreshed"].median
+    print(
+        f"loop over {LOOP_LENGTH} tokens {loop['loop'].median:.0f} ms, {ratio:.0f} times as long, "
+        f"difference {difference:.1e}",
+        flush=True,
+    )
+    rows = make_vla_rows(LOOP_LENGTH, loop, origin, loop=True)
+    rows += make_rows(TASK, origin, {"difference_from_loop": difference}, column={"length": LOOP_LENGTH})
+    replace_rows(output, rows)
     print(f"written to {output} after {time.time() - started:.0f} s")
 
 

@@ -10,15 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fastweights.layers import MIXERS
-from fastweights_studies.experiments import PAPERS, STATUSES, ClaimRecord, find_claim
+from fastweights_studies.claims import PAPERS, STATUSES, ClaimRecord, find_claim
 from fastweights_studies.leaderboard import PARTS, SIZES, Part, part_rows
-from fastweights_studies.leaderboard.tables import columns_of
+from fastweights_studies.leaderboard.entries import EXACT
+from fastweights_studies.leaderboard.measured import ReadPart
+from fastweights_studies.measure.models import FLA, Model
 from fastweights_studies.pages import claims, evidence
 from fastweights_studies.pages.evidence import RESULTS
-from fastweights_studies.pages.performance_text import least_to_most, table
+from fastweights_studies.pages.rendering import Page, least_to_most, table
+from fastweights_studies.pages.results import read_measured
 from fastweights_studies.places import DOCS
 
-PAGE = DOCS / "choosing.md"
+COMMAND = "fastweights_studies.pages.choosing"
 COLUMNS = {
     "mqar": "shuffled, 32 pairs, heads of 16", "regression": "16 inputs, 64 examples, noise 0.5", "tracking": "s3, 32 tokens",
     "language": "held out",
@@ -68,42 +71,42 @@ def speed(name: str, batch: int, results: Path, context: int | None = None) -> s
     return "–" if found is None else f"{found:,.0f}"
 
 
-def step_ratio(name: str, results: Path) -> tuple[str, str] | None:
-    """Time of a training step over that of the model beside it, run in the same way, and this model's name: of 24 layers
-    compiled by blocks and replayed where there are any, as `fastweights train` runs them, and of several the newest.
+def step_ratio(name: str, results: Path) -> tuple[float, Model] | None:
+    """Time of a training step over that of the model beside it, run in the same way, and this model: of 24 layers compiled by
+    blocks and replayed where there are any, as `fastweights train` runs them, and of several the newest.
 
     Hybrids do not count: their ratio is that of one of their mixers, and says nothing about the other. Nor do models of
     flash-linear-attention, which docs/performance.md compares.
     """
     found = [
-        (
-            way(step["model"]) == "compiled by blocks, replayed",
-            way(step["model"]) == "replayed",
-            step["measured"]["time"],
-            *step["beside"],
-        )
-        for step in evidence.training_steps(name, results)
-        if step["beside"]
-        and way(step["model"]) == way(step["beside"][0])
-        and evidence.mixers_of_model(step["model"]) == {name}
-        and "flash-linear-attention" not in step["beside"][0]
+        (step, base)
+        for step, base in evidence.training_steps(name, results)
+        if base is not None
+        and step.model.way == base.model.way
+        and step.model.mixers() == {name}
+        and FLA not in (step.model.library, base.model.library)
     ]
     if not found:
         return None
-    *_, base, ratio = max(found)
-    shown = base.partition(", ")[0].removeprefix("24 layers of ")
-    return f"{ratio:.2f}", shown + " (eager)" * (not way(base))
+    step, base = max(found, key=lambda pair: (*way_rank(pair[0].model), pair[0].origin.date))
+    return evidence.ratio_of(step, base), base.model
 
 
-def coded(model: str) -> str:
-    """The name of a model as code, what stands behind it in parentheses as text."""
-    name, space, rest = model.partition(" (")
-    return f"`{name}`{space}{rest}"
+def way_rank(model: Model) -> tuple[bool, bool]:
+    """The more, the nearer a model is run to what `fastweights train` does."""
+    return model.way == ("blocks", True), model.replayed and not model.compiled
 
 
-def way(model: str) -> str:
-    """How a model of the training steps is run: compiled, replayed."""
-    return model.partition(", ")[2]
+def step_cell(name: str, results: Path) -> str:
+    """A training step relative to that of the named model, and whether both were called eagerly."""
+    if name == "gdn":
+        return "1"
+    found = step_ratio(name, results)
+    if found is None:
+        return "–"
+    ratio, base = found
+    eager = " (eager)" * (base.way == (None, False))
+    return f"{ratio:.2f} of `{base.preset or base.mixer}`{eager}"
 
 
 def number_in(cell: str) -> str:
@@ -139,10 +142,10 @@ def in_tasks(name: str, results: Path, but: str = "") -> str:
 
 def seeds(part: str, column: str, results: Path) -> str:
     """How many seeds the rows of a column have, or that a measurement was run once."""
-    if PARTS[part].kind == "read":
+    if isinstance(PARTS[part], ReadPart):
         return "one run"
-    rows = part_rows(PARTS[part], "full", results / "leaderboard", results)
-    counts = sorted({len(row["values"]) for row in rows if row["column"] == column and row["values"]})
+    entries = PARTS[part].entries(part_rows(PARTS[part], "full", results / "leaderboard", results))
+    counts = sorted({len(entry.values) for entry in entries if entry.column == column and entry.values})
     return "one seed" if counts == [1] else f"{least_to_most(counts)} seeds"
 
 
@@ -185,12 +188,11 @@ def mechanisms(results: Path) -> str:
     boards = {part: evidence.board(part, results) for part in COLUMNS}
     rows = []
     for mechanism, name in MECHANISMS.items():
-        step = step_ratio(name, results)
         rows.append(
             [
                 mechanism, f"`{name}`", *(boards[part].get(column, {}).get(name, "–") for part, column in COLUMNS.items()),
                 lowest(name, boards["mqar"]), decoding(name, results),
-                "1" if name == "gdn" else f"{step[0]} of {coded(step[1])}" if step else "–",
+                step_cell(name, results),
             ]
         )  # fmt: skip
     text = """One memory stands for each mechanism. No measurement chose it, and its numbers show where it is poor. The columns
@@ -232,7 +234,7 @@ def unknown_keys(results: Path) -> list[str]:
     sizes = [records[size].measurement for size in ("own-2", "own-2-cuda") if size in records]
 
     def means(name: str, by: str) -> list[float]:
-        return [size.mean(f"{name}: AUROC of new keys by {by}") for size in sizes]
+        return [size.mean("new_keys_auroc", name, score=by) for size in sizes]
 
     def ranked(name: str, by: str) -> str:
         return ", at the larger size ".join(f"{mean:.3f}" for mean in means(name, by))
@@ -258,13 +260,11 @@ def all_memories(results: Path) -> str:
     rows = []
     for name in MIXERS:
         state = evidence.layer(name).state_size(2048)
-        step = step_ratio(name, results)
         grows = state != evidence.layer(name).state_size(2047)
-        ratio = "1" if name == "gdn" else f"{step[0]} of {coded(step[1])}" if step else "–"
         measured = [speed(name, batch, results, 2048 if grows else None) for batch in (1, 64)]
         rows.append(
             [
-                f"`{name}`", f"{state / 1e3:,.0f}", *measured, ratio,
+                f"`{name}`", f"{state / 1e3:,.0f}", *measured, step_cell(name, results),
                 recall(name, results), evidence.kernels(name),
             ]
         )  # fmt: skip
@@ -286,8 +286,8 @@ def boards(results: Path) -> str:
     """One column of each trained part of the leaderboard at full size."""
     columns = [evidence.board(part, results).get(column, {}) for part, column in COLUMNS.items()]
     lines = [[f"`{name}`", *(found.get(name, "–") for found in columns)] for name in MIXERS]
-    regression = part_rows(PARTS["regression"], "full", results / "leaderboard", results)
-    exact = next((f"{row['exact']:.3f}" for row in regression if row["column"] == COLUMNS["regression"]), "–")
+    regression = PARTS["regression"].entries(part_rows(PARTS["regression"], "full", results / "leaderboard", results))
+    exact = next((f"{entry.of(EXACT)[0]:.3f}" for entry in regression if entry.column == COLUMNS["regression"]), "–")
     text = f"""Equal state and equal parameters, the same data and grid of learning rates; numbers without ± are of one seed, so
 small differences mean nothing. Recall and state tracking: accuracy. Regression: squared error; exact ridge regression has
 {exact}. Language: perplexity, with the place in parentheses, = for a tie. Marks: \\* still learning (not marked for language
@@ -330,20 +330,19 @@ def gaps(results: Path) -> str:
         ),
         *([f"Decoding speed: {which(undecoded)}."] if undecoded else []),
         *([f"Training steps of whole models: {which(untimed)}."] if untimed else []),
-        f"Training steps on other GPUs than {devices('training-steps-', results)}, decoding on others than "
-        f"{devices('decode-table-', results)}.",
+        f"Training steps on other GPUs than {devices('training-steps', 'training_step', results)}, decoding on others than "
+        f"{devices('decode-table', 'decode_table', results)}.",
     ]
     return "## Not measured yet\n\n" + "".join(f"- {item}\n" for item in items)
 
 
 def missing_of(part: Part, results: Path) -> str:
     """A trained part of the leaderboard and how much of its full size is missing; empty where nothing is."""
-    rows = part_rows(part, "full", results / "leaderboard", results)
-    if not rows:
+    found = len(part.entries(part_rows(part, "full", results / "leaderboard", results)))
+    if not found:
         return part.name
-    columns = SIZES["full"].tasks[part.name].columns if part.kind == "task" else columns_of(rows)
-    wanted = len(columns) * len(MIXERS)
-    return f"{part.name} ({wanted - len(rows)} of {wanted} numbers)" if len(rows) < wanted else ""
+    wanted = len(part.setting("full")) * len(MIXERS)
+    return f"{part.name} ({wanted - found} of {wanted} numbers)" if found < wanted else ""
 
 
 def which(missing: list[str]) -> str:
@@ -354,9 +353,9 @@ def which(missing: list[str]) -> str:
     return listed if names is missing else f"all but {listed}" if there else "all"
 
 
-def devices(prefix: str, results: Path) -> str:
-    """The GPUs that result files are from."""
-    found = sorted({content["device"] for content in evidence.contents(prefix, results)})
+def devices(file: str, task: str, results: Path) -> str:
+    """The GPUs that rows are from."""
+    found = sorted({row.origin.device for row in read_measured(file, task, results)})
     return " and ".join(found) or "none"
 
 
@@ -374,6 +373,8 @@ def render(results: Path = RESULTS) -> str:
     )
 
 
+PAGE = Page(DOCS / "choosing.md", render, COMMAND)
+
+
 if __name__ == "__main__":
-    PAGE.write_text(render())
-    print(f"written to {PAGE}")
+    PAGE.write()

@@ -6,19 +6,17 @@ python -m fastweights_studies.pages.claims
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from fastweights_studies.experiments import PAPERS, SOURCES, STATUSES, Claim, ClaimRecord, claims_of, load_records
-from fastweights_studies.experiments.tables import numbers_text
-from fastweights_studies.pages.performance_text import table
+from fastweights_studies.claims import PAPERS, SOURCES, STATUSES, Claim, ClaimRecord, claims_of, load_records
+from fastweights_studies.claims.tables import name_undertrained, number_lines
+from fastweights_studies.pages.rendering import table
 from fastweights_studies.places import RESULTS, ROOT
 
 RESULTS = RESULTS / "claims"
 PAGE = ROOT / "docs" / "claims.md"
 MEASURED = STATUSES[:3]
-RATE = "learning rate of "  # begins the name of such a number
 NOTED = "†"
 LONG = 140  # characters of a reason that is shown in parts
 
@@ -55,15 +53,15 @@ def status(claim: Claim, records: Mapping[str, ClaimRecord]) -> str:
     return records[claim.name].status if claim.name in records else "not resolved"
 
 
-def reason(claim: Claim, records: Mapping[str, ClaimRecord]) -> str:
-    """The numbers that decided, or what is needed for some."""
+def list_reasons(claim: Claim, records: Mapping[str, ClaimRecord]) -> list[str]:
+    """The numbers that decided, or what is needed for some. A long reason is shown in parts."""
     if claim.name in records:
-        return records[claim.name].reason
+        record = records[claim.name]
+        return [record.reason] if len(record.reason) < LONG else record.statements
     if claim.needs:
-        return f"needs {claim.needs}"
-    return (
-        f"not run yet; `fastweights reproduce {claim.name}{' --device cuda' * (claim.device == 'cuda')}`: {claim.cost}"
-    )
+        return [f"needs {claim.needs}"]
+    device = " --device cuda" * (claim.device == "cuda")
+    return [f"not run yet; `fastweights reproduce {claim.name}{device}`: {claim.cost}"]
 
 
 def caution(claim: Claim, records: Mapping[str, ClaimRecord], note: str | None = None) -> str:
@@ -73,11 +71,11 @@ def caution(claim: Claim, records: Mapping[str, ClaimRecord], note: str | None =
     note: in place of the claim's.
     """
     record = records.get(claim.name)
-    if record is None or not record.numbers:
+    if record is None or not record.rows:
         return ""
     fewer = f"{len(record.seeds)} of {len(claim.seeds)} seeds" if len(record.seeds) < len(claim.seeds) else ""
     one = "one seed" if claim.device == "cuda" and len(claim.seeds) == 1 and "one seed" not in record.reason else ""
-    learning = "some trainings were still learning" if record.undertrained else ""
+    learning = "some trainings were still learning" if name_undertrained(claim, record.measurement) else ""
     found = "; ".join(filter(None, (fewer, one, learning, claim.seen, claim.note if note is None else note)))
     return f" (**{found}**)" if found else ""
 
@@ -93,7 +91,7 @@ def overview(records: Mapping[str, ClaimRecord]) -> str:
                     f"[{claim.name}](#{claim.name.lower()})",
                     PAPERS[claim.paper],
                     escaped(claim.says),
-                    "<br>".join(map(escaped, statements(reason(claim, records))))
+                    "<br>".join(map(escaped, list_reasons(claim, records)))
                     + caution(claim, records, mark(claim, records)),
                 ]
                 for claim in claims
@@ -120,16 +118,6 @@ def notes(claims: Iterable[Claim], records: Mapping[str, ClaimRecord]) -> str:
     return "".join(f"\n{NOTED} {', '.join(names)}: {note}.\n" for note, names in found.items())
 
 
-def statements(text: str) -> list[str]:
-    """The parts of a long reason, which semicolons or readings separate; a short one is a single part. What begins without a
-    subject stays with the part before."""
-    if len(text) < LONG:
-        return [text]
-    if "first weights 0.05: " in text:
-        return re.split(r"; (?=first weights |with convolutions: )", text)
-    return re.split(r"; (?![^(]*\)|with |without |VLA by )", text)
-
-
 def section(claim: Claim, records: Mapping[str, ClaimRecord]) -> str:
     record = records.get(claim.name)
     lines = [
@@ -138,16 +126,14 @@ def section(claim: Claim, records: Mapping[str, ClaimRecord]) -> str:
         f"- Paper: {claim.printed}",
         *facts(claim, records),
     ]
-    if record is not None and record.numbers:
-        lines.append("\n" + numbers_table(record))
+    if record is not None and record.rows:
+        lines.append("\n" + numbers_table(claim, record))
     return "\n".join(lines) + "\n"
 
 
-def numbers_table(record: ClaimRecord) -> str:
-    """Every number with its range over the seeds. A learning rate stands in the line of what was trained with it."""
-    names = [name for name in record.numbers if not rate_of(name)]
-    rates = {rate_of(name): numbers_text(record, name)[0] for name in record.numbers if rate_of(name)}
-    lines = [[escaped(name), *numbers_text(record, name), rates.get(name, "")] for name in names]
+def numbers_table(claim: Claim, record: ClaimRecord) -> str:
+    """Every number with its range over the seeds, and the learning rate of what was trained for it."""
+    lines = [[escaped(name), *cells] for name, *cells in number_lines(claim, record.measurement)]
     head = ["number", "mean", "smallest", "largest", "learning rate"]
     if not any(any(line[2:4]) for line in lines):
         head[1] = "value"
@@ -159,11 +145,6 @@ def chosen(cells: Sequence[str], places: Iterable[int]) -> list[str]:
     return [cells[place] for place in places]
 
 
-def rate_of(name: str) -> str:
-    """What was trained with the learning rate that a number is; empty for other numbers."""
-    return name.removeprefix(RATE) if name.startswith(RATE) else ""
-
-
 def facts(claim: Claim, records: Mapping[str, ClaimRecord]) -> list[str]:
     """What was declared and what was found, as items of a list."""
     declared = [f"- Setting: {claim.setting}", f"- Expected: {claim.expectation}", f"- Rule: {claim.rule}"]
@@ -173,7 +154,7 @@ def facts(claim: Claim, records: Mapping[str, ClaimRecord]) -> list[str]:
 def outcome(claim: Claim, records: Mapping[str, ClaimRecord]) -> list[str]:
     """What was found, and when and where, as items of a list."""
     record = records.get(claim.name)
-    first, *more = statements(reason(claim, records))
+    first, *more = list_reasons(claim, records)
     found, warned = f"- Found: **{status(claim, records)}**", caution(claim, records)
     lines = (
         [f"{found}{warned}", f"    - {first}", *(f"    - {one}" for one in more)]
@@ -182,13 +163,15 @@ def outcome(claim: Claim, records: Mapping[str, ClaimRecord]) -> list[str]:
     )
     if record is None:
         return lines
-    if record.undertrained:
-        every = set(record.undertrained) >= {name for name in record.numbers if not rate_of(name)}
-        lines.append(f"- Still learning at the end of training: {'all' if every else '; '.join(record.undertrained)}")
-    place = record.machine.get("gpu") or record.machine["cpu"]
-    where = record.origin or f"{place}, torch {record.versions['torch']}, fastweights {record.versions['fastweights']}"
+    learning = name_undertrained(claim, record.measurement)
+    if learning:
+        every = set(learning) >= {line.name for line in number_lines(claim, record.measurement)}
+        lines.append(f"- Still learning at the end of training: {'all' if every else '; '.join(learning)}")
+    origin = record.origin
+    here = f"{origin.device}, torch {origin.versions['torch']}, fastweights {origin.versions['fastweights']}"
+    where = "; ".join(record.sources()) or here
     seeds = f"seed{'s' * (len(record.seeds) > 1)} {', '.join(map(str, record.seeds))}; " if len(claim.seeds) > 1 else ""
-    lines.append(f"- Measured {record.time[:10]}, {seeds}{record.seconds:.0f} s: `{record.command}`. {where}")
+    lines.append(f"- Measured {record.origin.date[:10]}, {seeds}{record.seconds:.0f} s: `{record.command}`. {where}")
     return lines
 
 

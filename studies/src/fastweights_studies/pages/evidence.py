@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fastweights import ops
 from fastweights.layers import MIXERS, Mixer, build_mixer
-from fastweights.models import PRESETS, preset
-from fastweights.ops.framework.spec import spec_of
-from fastweights_studies.experiments import Claim, ClaimRecord, claims_of, find_claim, load_records
+from fastweights.training import RecallExperiment
+from fastweights_studies.claims import Claim, ClaimRecord, claims_of, find_claim, load_records
 from fastweights_studies.leaderboard import PARTS, part_rows, table_of
-from fastweights_studies.leaderboard.tables import columns_of
+from fastweights_studies.leaderboard.entries import columns_of
+from fastweights_studies.measure.judge.records import sizes_in
+from fastweights_studies.measure.models import Step, read_steps
+from fastweights_studies.measure.recall import setting_column
 from fastweights_studies.pages import claims, own_results
-from fastweights_studies.pages.performance_text import anchor
+from fastweights_studies.pages.rendering import anchor
+from fastweights_studies.pages.results import read_measured, value_of
 from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Plain, Row, select
 
-TRAINED = [name for name, part in PARTS.items() if part.kind in ("task", "language", "needle")]  # of the leaderboard
+TRAINED = [name for name, part in PARTS.items() if part.trained]  # of the leaderboard
 WIDTH, HEADS = 1024, 8  # of the layers that pages describe, as in the decoding table
 
 # The ops of a layer, for its section in docs/rules.md; those of its preconditioner beside them.
@@ -90,60 +92,45 @@ def kernels(name: str) -> str:
     found = rules_of(name)
     if not found:
         return "torch's"
-    return "yes" if all("triton" in spec_of(getattr(ops, op)).backends for op in found) else "no"
+    return "yes" if all("triton" in getattr(ops, op).spec.backends for op in found) else "no"
 
 
-@cache
-def contents(prefix: str, results: Path = RESULTS) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(results.glob(f"{prefix}*"))]
-
-
-def decoding(name: str, results: Path = RESULTS) -> list[tuple[str, dict[str, Any]]]:
-    """Device and row of the decoding table, one per number of sequences and context."""
-    return [
-        (content["device"], row)
-        for content in contents("decode-table-", results)
-        for row in content["rows"].values()
-        if row["mixer"] == name
-    ]
+def decoding(name: str, results: Path = RESULTS) -> list[Row]:
+    """The speeds of the decoding table, one per number of sequences and context, and where a context does not fit."""
+    rows = read_measured("decode-table", "decode_table", results)
+    return [row for row in select(rows, mixer=name) if row.measure in ("tokens_per_second", "fits")]
 
 
 def speed(name: str, batch: int, context: int | None = None, results: Path = RESULTS) -> float | None:
     """Tokens per second of decoding; None where nothing was measured."""
-    rows = [row for _, row in decoding(name, results) if (row["batch"], row["context"]) == (batch, context)]
-    return rows[0].get("tokens/s") if rows else None
+    return value_of(decoding(name, results), "tokens_per_second", column={"batch": batch, "context": context})
+
+
+def training_steps(name: str, results: Path = RESULTS) -> list[tuple[Step, Step | None]]:
+    """Measured steps of models with this mixer, each with that of the model in the same run that it was compared with."""
+    return [
+        (step, beside)
+        for base, model in read_steps(read_measured("training-steps", "training_step", results))
+        for step, beside in [(base, None), *([(model, base)] if model.model != base.model else [])]
+        if name in step.model.mixers()
+    ]
+
+
+def ratio_of(step: Step, base: Step) -> float:
+    return step.values["step_ms"] / base.values["step_ms"]
 
 
 @cache
-def mixers_of_model(model: str) -> set[str]:
-    """The mixers of a model of the training steps: a preset, or "24 layers of NAME"; how it is compiled stands behind a comma."""
-    model = model.split(", ")[0]
-    if model.partition(" layers of ")[1]:
-        return {model.rpartition(" ")[2]}
-    if model not in PRESETS:
-        return set()
-    return {mixer for mixer, _ in preset(model).mixers()}
-
-
-def training_steps(name: str, results: Path = RESULTS) -> list[dict[str, Any]]:
-    """Measured steps of models with this mixer, beside the model in the same run that they were compared with."""
-    found = []
-    for content in contents("training-steps-", results):
-        for row in content["comparisons"].values():
-            base, *_ = row["models"]
-            for model, measured in row["models"].items():
-                if name in mixers_of_model(model):
-                    ratio = measured["step, ms"][0] / row["models"][base]["step, ms"][0]
-                    beside = None if model == base else (base, ratio)
-                    found.append({"model": model, "beside": beside, "device": content["device"], **row, **measured})
-    return found
+def recall_defaults() -> dict[str, Plain]:
+    """The setting of `fastweights recall` with 4 pairs, as columns have it."""
+    return setting_column(RecallExperiment(mixers=("linear",), pairs=(4,)).runs()[0])
 
 
 def first_recall(name: str, results: Path = RESULTS) -> float | None:
     """Accuracy on 4 pairs at the defaults of recall, seed 0, at the better rate."""
-    (content,) = contents("first_values.json", results)
-    found = [row["accuracy"] for row in content["defaults of every mixer"] if row["mixer"] == name and row["seed"] == 0]
-    return max(found, default=None)
+    rows = read_measured("first_values", "first_values", results)
+    found = select(rows, mixer=name, options={}, seed=0, column=recall_defaults())
+    return max((row.value for row in found if row.value is not None), default=None)
 
 
 @cache
@@ -152,8 +139,8 @@ def board(part: str, results: Path = RESULTS) -> dict[str, dict[str, str]]:
     a mixer that is measured at several contexts it is the best number."""
     rows = part_rows(PARTS[part], "full", results / "leaderboard", results)
     found: dict[str, dict[str, str]] = {}
-    for column in columns_of(rows):
-        _, lines = table_of(PARTS[part], "full", [row for row in rows if row["column"] == column], ())
+    for column in columns_of(PARTS[part].entries(rows)):
+        _, lines = table_of(PARTS[part], "full", [row for row in rows if PARTS[part].title(row) == column], ())
         found[column] = {}
         for name, *_, cell in lines:
             if not name.startswith("*"):  # the exact regression, which is no mixer
@@ -163,14 +150,21 @@ def board(part: str, results: Path = RESULTS) -> dict[str, dict[str, str]]:
 
 def op_times(name: str, results: Path = RESULTS) -> list[tuple[str, str, float, float | None]]:
     """Device, size, and ms of a forward and backward of the op alone, ours and the peer's; for ops called as the mixer."""
-    found = []
-    for content in contents("kernels-nvidia", results):
-        for key, row in content["rows"].items():
-            op, _, size = key.partition(" ")
-            part = row.get("forward_backward", {}).get("graph", {})
-            if op == name and "ours" in part:
-                found.append((content["device"], size, part["ours"][0], part.get("fla", [None])[0]))
-    return found
+    rows = select(
+        read_measured("kernels", "kernels", results),
+        measure="forward_backward_ms",
+        column={"op": name, "replayed": True},
+    )
+    return [
+        (
+            row.origin.device,
+            str(sizes_in(row.column)),
+            row.value,
+            value_of(rows, row.measure, column={**row.column, "peer": "fla"}),
+        )
+        for row in select(rows, column={"peer": None})
+        if row.value is not None
+    ]
 
 
 @cache

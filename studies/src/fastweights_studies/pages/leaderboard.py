@@ -6,26 +6,30 @@ python -m fastweights_studies.pages.leaderboard
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fastweights.analysis.plot_style import save_figure
 from fastweights.layers import MIXERS
 from fastweights_studies.leaderboard import PARTS, SIZES, Part, part_rows, places, table_of
-from fastweights_studies.leaderboard.record import origins
+from fastweights_studies.leaderboard.cells import LEARNING, MARKS, READ, TIES, UNMARKED
+from fastweights_studies.leaderboard.entries import EXACT, Entry
+from fastweights_studies.leaderboard.measured import ReadPart
+from fastweights_studies.leaderboard.needle import FOUND, NeedlePart
+from fastweights_studies.leaderboard.part import BoardPart
 from fastweights_studies.leaderboard.rules import GRID, LEFT_OUT, SAME_RULE
 from fastweights_studies.leaderboard.streams import STREAMS
-from fastweights_studies.leaderboard.tables import LEARNING, MARKS, NOT_RUN, READ, TIES, UNMARKED
-from fastweights_studies.leaderboard.terminal import cost_of
-from fastweights_studies.leaderboard.untrained import EXPECTATIONS, SEEDS, Found
+from fastweights_studies.leaderboard.tables import NOT_RUN
+from fastweights_studies.leaderboard.trainings import TaskPart
+from fastweights_studies.leaderboard.untrained import ERROR, EXPECTATIONS, INFINITE, SEEDS, Found, gates_of
 from fastweights_studies.leaderboard.untrained import SIZES as CHANNELS
 from fastweights_studies.measure.environment import digest
 from fastweights_studies.pages.leaderboard_figures import draw_parts, draw_rules
-from fastweights_studies.pages.performance_text import least_to_most, table
+from fastweights_studies.pages.rendering import least_to_most, table
 from fastweights_studies.places import RESULTS, ROOT
+from fastweights_studies.record import Row, select
 
 FOLDER = RESULTS / "leaderboard"
 DOCS = ROOT / "docs"
@@ -88,7 +92,7 @@ models alone are trained again, and their time is not in the estimate.
 
 A mixer of your own joins every part by its name. The printed table shows it beside the results that the library comes with, those
 of this page, and a line says where these were measured; they are not copied into the output folder. Speed and memory are read
-from what the benchmarks have measured on a GPU; for a mixer that they lack, the second command prints those that measure it. The
+from what these scripts have measured on a GPU; for a mixer that they lack, the second command prints those that measure it. The
 rules without training take a rule that `register_rule` declares ([own_rule.md](own_rule.md#compare-it)).
 
     fastweights leaderboard mqar regression --mixers mine --import my_layers.py
@@ -108,26 +112,21 @@ def commands() -> str:
     """What runs the parts, with the estimated cost."""
     rows = []
     for part in PARTS.values():
-        if part.kind == "read":
-            rows.append([part.name, "", cost_of(part, "full")])
-        elif part.kind == "rules":
-            rows.append([part.name, f"`fastweights leaderboard rules`, {cost_of(part, 'small')}", ""])
+        if isinstance(part, BoardPart):
+            full = f"`fastweights leaderboard {part.name} --device cuda`, {part.cost('full')}" if part.trained else ""
+            rows.append([part.name, f"`fastweights leaderboard {part.name}`, {part.cost('small')}", full])
         else:
-            small = f"`fastweights leaderboard {part.name}`, {cost_of(part, 'small')}"
-            rows.append(
-                [part.name, small, f"`fastweights leaderboard {part.name} --device cuda`, {cost_of(part, 'full')}"]
-            )
+            rows.append([part.name, "", part.cost("full")])
     return table(["part", "small size", "full size, on a GPU"], rows)
 
 
-def where(rows: Sequence[Mapping[str, Any]]) -> str:
+def list_origins(rows: Iterable[Row]) -> str:
     """Machines, versions and dates of rows."""
     found = sorted(
         {
-            f"{origin['machine']}, torch {origin['torch']}, {origin['time'][:10]}"
-            + (f" ({origin['file']})" if "file" in origin else "")
+            f"{row.origin.device}, torch {row.origin.versions['torch']}, {row.origin.date[:10]}"
+            + (f" ({row.run['file']})" if "file" in row.run else "")
             for row in rows
-            for origin in origins(row)
         }
     )
     return f"Measured on {'; '.join(found)}.\n" if found else ""
@@ -136,25 +135,25 @@ def where(rows: Sequence[Mapping[str, Any]]) -> str:
 SOURCES = {"python": "the default corpus", "pytorch": "PyTorch's source text, each read once"}
 
 
-def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]] = ()) -> str:
+def describe_setting(part: Part, size: str, entries: Sequence[Entry], models: Sequence[Entry]) -> str:
     """Sizes and training of a part, in a line.
 
-    rows: those there are, of which some may lack seeds. trained: of needles, the rows of the language models.
+    entries: those there are, of which some may lack seeds. models: of needles, the entries of the language models.
     """
-    counts = sorted({len(row["values"]) for row in rows})
-    if part.kind == "task":
-        task = SIZES[size].tasks[part.name]
+    counts = sorted({len(entry.values) for entry in entries})
+    if isinstance(part, TaskPart):
+        task = SIZES[size].task(part.name)
         one = task.shared
         words = f"{one['vocab_size']} words, " if part.name == "mqar" else ""
         return (
             f"{words}{one['layers']} layers of width {one['width']}, {one['heads']} heads, initial weights of standard deviation "
             f"{one['initializer_range']:g}, {one['steps']:,} steps of {one['batch_size']} sequences, learning rates "
-            f"{numbers(task.rates)}, {seeds(counts, task.seeds)}.\n"
+            f"{join_numbers(task.rates)}, {seeds(counts, task.seeds)}.\n"
         )
     language = SIZES[size].language
     model, training = language.model, language.training
-    if part.kind == "needle" and rows:
-        seeded = f". {asked(rows, trained)}"
+    if isinstance(part, NeedlePart) and entries:
+        seeded = f". {describe_asked(entries, models)}"
     else:
         seeded = (
             f", {seeds(counts[-1:], language.seeds)}. A mixer takes more seeds only if another one is within "
@@ -163,18 +162,18 @@ def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]], trained: S
     return (
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, {model['num_heads']} heads, "
         f"{language.vocabulary:,} tokens in the vocabulary, {training['max_steps']:,} steps of {training['batch_size']} rows "
-        f"of {training['length']:,} tokens of {SOURCES[language.source]}, learning rates {numbers(language.rates)}"
+        f"of {training['length']:,} tokens of {SOURCES[language.source]}, learning rates {join_numbers(language.rates)}"
         f"{seeded}.\n"
     )
 
 
-def asked(rows: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> str:
+def describe_asked(entries: Sequence[Entry], models: Sequence[Entry]) -> str:
     """The seeds of the models that were asked for needles, and whether there are others."""
-    counts = sorted({len(row["values"]) for row in rows})
-    trained_of = {row["mixer"]: len(row["values"]) for row in trained}
-    others = any(trained_of.get(row["mixer"], 0) > len(row["values"]) for row in rows)
-    models = "the model of the first seed alone" if counts == [1] else f"the models of {least_to_most(counts)} seeds"
-    return f"Asked of {models}" + "; those of the other seeds were not asked" * others
+    counts = sorted({len(entry.values) for entry in entries})
+    trained = {entry.label: len(entry.values) for entry in models}
+    others = any(trained.get(entry.label, 0) > len(entry.values) for entry in entries)
+    which = "the model of the first seed alone" if counts == [1] else f"the models of {least_to_most(counts)} seeds"
+    return f"Asked of {which}" + "; those of the other seeds were not asked" * others
 
 
 def seeds(counts: Sequence[int], wanted: Sequence[int]) -> str:
@@ -184,23 +183,29 @@ def seeds(counts: Sequence[int], wanted: Sequence[int]) -> str:
     return f"{least_to_most(counts)} of {len(wanted)} seeds so far"
 
 
-def numbers(values: Sequence[float]) -> str:
+def join_numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
 def section(part: Part, size: str, folder: Path, measurements: Path) -> str:
+    """What the page says of a part at a size."""
     rows = part_rows(part, size, folder, measurements)
-    trained = part_rows(PARTS["language"], size, folder, measurements) if part.kind == "needle" else []
-    read = part.kind == "read"
-    title = f"### {part.name}" + f", {size} size" * (not read)
-    says = f"{part.says[0].upper()}{part.says[1:]}."
-    better = "" if read else f" {part.measure[0].upper()}{part.measure[1:]}: {part.better} is better."
-    about = f"{says}{better}\n" if read else f"{says}{better}\n\nSetting: {setting(part, size, rows, trained)}"
+    entries, models, found = part.entries(rows), [], ""
+    title, about = f"### {part.name}", f"{part.says[0].upper()}{part.says[1:]}."
+    if isinstance(part, NeedlePart):
+        models = part.models.entries(part_rows(part.models, size, folder, measurements))
+        found = describe_found(entries)
+    if part.trained:
+        title += f", {size} size"
+        about += f" {part.measure[0].upper()}{part.measure[1:]}: {part.better} is better.\n"
+        about += f"\nSetting: {describe_setting(part, size, entries, models)}"
+    else:
+        about += "\n"
     if not rows:
         return f"{title}\n\n{about}\n**Not run.**\n"
     head, lines = table_of(part, size, rows, OWN)
     left_out = [line[0] for line in lines if set(line[1:]) <= {"", NOT_RUN}]
-    lost = {row["mixer"] for row in trained if not row["values"]}  # all trainings of its language model diverged
+    lost = {entry.label for entry in models if not entry.values}  # all trainings of its language model diverged
     missing = "".join(
         f"\n{why}: {', '.join(f'`{name}`' for name in names)}.\n"
         for why, names in {
@@ -212,16 +217,17 @@ def section(part: Part, size: str, folder: Path, measurements: Path) -> str:
         if names
     )
     shown = cells([line for line in lines if line[0] not in left_out])
-    said = needles_found(rows) if part.kind == "needle" else ""
-    return f"{title}\n\n{about}{said}\n{table(head, shown)}{missing}\n{where(rows)}"
+    return f"{title}\n\n{about}{found}\n{table(head, shown)}{missing}\n{list_origins(rows)}"
 
 
-def needles_found(rows: Sequence[Mapping[str, Any]]) -> str:
+def describe_found(entries: Sequence[Entry]) -> str:
     """How many of the hidden numbers the models say, at the length at which a mixer says most."""
+    if not entries:
+        return ""
     found: dict[str, float] = {}
-    for row in rows:
-        found[row["mixer"]] = max(found.get(row["mixer"], 0.0), statistics.fmean(row["found"]))
-    some = [f"`{mixer}` {part:.0%}" for mixer, part in sorted(found.items(), key=lambda one: -one[1]) if part]
+    for entry in entries:
+        found[entry.label] = max(found.get(entry.label, 0.0), statistics.fmean(entry.of(FOUND)))
+    some = [f"`{mixer}` {share:.0%}" for mixer, share in sorted(found.items(), key=lambda one: -one[1]) if share]
     if some:
         others = "; none by the others" * (len(some) < len(found))
         return f"\nNumbers found, at the best length: {', '.join(some)}{others}.\n"
@@ -233,14 +239,15 @@ def needles_found(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def render(folder: Path = FOLDER, measurements: Path = RESULTS) -> str:
     """The page of the leaderboard."""
-    trained = [part for part in PARTS.values() if part.kind in ("task", "language", "needle")]
+    trained = [part for part in PARTS.values() if part.trained]
+    read = [part for part in PARTS.values() if isinstance(part, ReadPart)]
     marks = "".join(f"- {' '.join([mark, *ADDED.get(mark, ())])}\n" for mark in MARKS).replace("*", "\\*")
     parts = [
         f"{INTRODUCTION}{FAIRNESS}{marks}",
         "## Full size\n",
         *(section(part, "full", folder, measurements) for part in trained),
-        f"## Speed and memory\n\nRead from what `benchmarks/` has measured. {READ}\n",
-        *(section(part, "full", folder, measurements) for part in PARTS.values() if part.kind == "read"),
+        f"## Speed and memory\n\nRead from what the scripts in `studies/src/fastweights_studies/measure` have measured. {READ}\n",
+        *(section(part, "full", folder, measurements) for part in read),
         "## Small size\n\nWhat two cores can train. It shows that the parts run, and which memories learn a short task "
         "quickly. It ranks no memory.\n",
         "![Results of the small size](images/leaderboard.png)\n",
@@ -281,32 +288,43 @@ LIMITS = """## Limits
 """
 
 
-def distances(rows: Sequence[Mapping[str, Any]], stream: str) -> str:
-    """A table: distance (and error) of every rule by size, the nearest at 16 channels first."""
-    own = [row for row in rows if row["stream"] == stream]
-    sizes = sorted({row["size"] for row in own})
-    by = {(row["rule"], row["size"]): row for row in own}
-
-    def mean(row: Mapping[str, Any], what: str) -> float:
-        return statistics.fmean(1e9 if x is None else x for x in row[what])
-
+def distances(rows: Sequence[Row], stream: str) -> str:
+    """A table: distance (and error) of every rule by channels, the nearest at 16 channels first."""
+    by = {
+        (entry.label, channels_of(entry)): entry
+        for entry in PARTS["rules"].entries(select(rows, column={"stream": stream}))
+    }
+    sizes = sorted({channels for _, channels in by})
+    middle = sizes[min(1, len(sizes) - 1)]
+    rules = dict.fromkeys(rule for rule, _ in by)
     lines = []
-    for rule in sorted(
-        dict.fromkeys(row["rule"] for row in own),
-        key=lambda rule: mean(by[rule, sizes[min(1, len(sizes) - 1)]], "distance"),
-    ):
+    for rule in sorted(rules, key=lambda rule: by[rule, middle].mean):
         cells = []
-        for size in sizes:
-            row = by[rule, size]
-            values = row["distance"]
-            spread = "" if None in values or len(values) < 2 else f" ±{written((max(values) - min(values)) / 2)}"
-            cells.append(f"{written(mean(row, 'distance'))}{spread}; {written(mean(row, 'error'))}")
-        middle = by[rule, sizes[min(1, len(sizes) - 1)]]
-        gates = ", ".join(f"{name} {value:g}" for name, value in middle["gates"].items()) or "none"
-        lines.append([f"`{rule}`", f"{middle['state']:,}", *cells, gates])
-    exact = [statistics.fmean(next(row for row in own if row["size"] == size)["exact error"]) for size in sizes]
+        for channels in sizes:
+            entry = by[rule, channels]
+            values = entry.values
+            spread = "" if INFINITE in values or len(values) < 2 else f" ±{written((max(values) - min(values)) / 2)}"
+            cells.append(f"{written(entry.mean)}{spread}; {written(error_of(entry))}")
+        gates = ", ".join(f"{name} {value:g}" for name, value in gates_of(by[rule, middle]).items()) or "none"
+        lines.append([f"`{rule}`", f"{by[rule, middle].count('state'):,}", *cells, gates])
+    exact = [
+        statistics.fmean(
+            row.value or 0.0 for row in select(rows, measure=EXACT, column={"stream": stream, "channels": channels})
+        )
+        for channels in sizes
+    ]
     lines.insert(0, ["*exact least squares*", "", *(f"0; {written(x)}" for x in exact), ""])
-    return table(["rule", "state, d = 16", *(f"d = {size}" for size in sizes), "gates at d = 16"], lines)
+    return table(["rule", "state, d = 16", *(f"d = {channels}" for channels in sizes), "gates at d = 16"], lines)
+
+
+def channels_of(entry: Entry) -> int:
+    return int(entry.rows[0].column["channels"])  # type: ignore[arg-type]
+
+
+def error_of(entry: Entry) -> float:
+    """The mean distance of a rule from the truth."""
+    errors = [row.value for row in entry.rows if row.measure == ERROR]
+    return statistics.fmean(INFINITE if error is None else error for error in errors)
 
 
 def written(x: float) -> str:
@@ -318,13 +336,13 @@ def render_untrained(folder: Path = FOLDER) -> str:
     rows = rules_rows(folder)
     if not rows:
         return f"{UNTRAINED}\n**Not run.**\n"
-    found = Found(rows)
+    found = Found(PARTS["rules"].entries(rows))
     outcomes = [(expectation.says, expectation.came_out(found)) for expectation in EXPECTATIONS]
     met = sum(came for _, came in outcomes)
     streams = [[f"`{kind.name}`", kind.says] for kind in STREAMS.values()]
     same = "; ".join(f"`{name}` is `{rule}`" for name, rule in SAME_RULE.items())
     left = "; ".join(f"`{name}` {why}" for name, why in LEFT_OUT.items())
-    grid = "; ".join(f"{name} {numbers(values)}" for name, values in GRID.items())
+    grid = "; ".join(f"{name} {join_numbers(values)}" for name, values in GRID.items())
     outcomes.sort(key=lambda outcome: outcome[1])
     parts = [
         UNTRAINED,
@@ -351,43 +369,50 @@ def render_untrained(folder: Path = FOLDER) -> str:
             for kind in STREAMS.values()
         ),
         LIMITS,
-        where(rows),
+        list_origins(rows),
     ]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-def nearest(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rules in the first place, by stream and size."""
+def nearest(rows: Sequence[Row]) -> str:
+    """The rules in the first place, by stream and channels."""
+    columns: dict[tuple[str, int], list[Entry]] = {}
+    for entry in PARTS["rules"].entries(rows):
+        columns.setdefault((str(entry.rows[0].column["stream"]), channels_of(entry)), []).append(entry)
     lines = []
-    for stream, size in dict.fromkeys((row["stream"], row["size"]) for row in rows):
-        own = [row for row in rows if (row["stream"], row["size"]) == (stream, size)]
-        small = [row for row in own if row["state"] <= size * (size + 1)]
-        lines.append([stream, str(size), first_place(own), first_place(small)])
+    for (stream, channels), own in columns.items():
+        small = [entry for entry in own if entry.count("state") <= channels * (channels + 1)]
+        lines.append([stream, str(channels), first_place(own), first_place(small)])
     return table(["stream", "d", "of all", "of d (d + 1) numbers at most"], lines)
 
 
-def first_place(rows: Sequence[Mapping[str, Any]]) -> str:
+def first_place(entries: Sequence[Entry]) -> str:
     """The rules of the first place, with the distance of the nearest."""
-    columns = [{**row, "values": [1e9 if x is None else x for x in row["distance"]]} for row in rows]
-    first = [one for one in places(columns, "lower") if one.place == 1]
-    names = ", ".join(f"`{one.row['rule']}`" for one in first)
+    first = [one for one in places(entries, "lower") if one.place == 1]
+    names = ", ".join(f"`{one.entry.label}`" for one in first)
     return f"{names} ({written(first[0].mean)})"
 
 
-def rules_rows(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    path = folder / "rules-cpu.json"
-    return list(json.loads(path.read_bytes())["rows"].values()) if path.exists() else []
+def rules_rows(folder: Path = FOLDER) -> list[Row]:
+    return part_rows(PARTS["rules"], "small", folder, RESULTS)
 
 
-def drawn_rows(folder: Path = FOLDER) -> dict[str, list[dict[str, Any]]]:
+def drawn_rows(folder: Path = FOLDER) -> dict[str, list[Row]]:
     """The rows of the figure of the leaderboard, by part."""
     return {name: part_rows(PARTS[name], "small", folder, RESULTS) for name in DRAWN}
 
 
+def digest_rows(rows: Iterable[Row]) -> str:
+    """A checksum of rows, which the figure of them keeps."""
+    return digest([dataclasses.asdict(row) for row in rows])
+
+
 def draw(folder: Path = FOLDER, figures: Mapping[str, Path] = FIGURES) -> None:
     rows, rules = drawn_rows(folder), rules_rows(folder)
-    save_figure(draw_parts(rows), figures["leaderboard"], digest(rows), DPI)
-    save_figure(draw_rules(rules), figures["untrained"], digest(rules), DPI)
+    entries = {name: PARTS[name].entries(own) for name, own in rows.items()}
+    drawn = [row for own in rows.values() for row in own]
+    save_figure(draw_parts(entries), figures["leaderboard"], digest_rows(drawn), DPI)
+    save_figure(draw_rules(PARTS["rules"].entries(rules)), figures["untrained"], digest_rows(rules), DPI)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from fastweights.layers.description import described_options
 from fastweights.layers.registry import mixer_spec
 from fastweights_studies.leaderboard import PARTS
 from fastweights_studies.pages import claims, evidence
-from fastweights_studies.pages.performance_text import anchor, number, table
+from fastweights_studies.pages.rendering import anchor, escape_cell, number, table
 from fastweights_studies.places import DOCS
 
 RULES_PAGE = DOCS / "rules.md"
@@ -21,10 +21,6 @@ DEPARTURE = re.compile(r"((?:`[\w.-]+`, )*`[\w.-]+`): (.+)")
 
 def names() -> list[str]:
     return list(MIXERS)
-
-
-def escaped(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def heading_of(op: str, text: str) -> str:
@@ -54,7 +50,7 @@ def facts(name: str) -> str:
     spec = mixer_spec(name, {})
     one = f"`fastweights.layers.{spec.layer.__name__}`"
     rows = [
-        ["source", escaped(spec.source)],
+        ["source", escape_cell(spec.source)],
         ["state", spec.state],
         ["cost", spec.cost or "not stated"],
         ["class", f"[{one}](../reference/layers.md)"],
@@ -87,7 +83,7 @@ def shapes(name: str) -> str:
 
 def options(name: str) -> str:
     rows = [
-        [f"`{option.name}`", f"`{option.default or 'required'}`", escaped(option.meaning)]
+        [f"`{option.name}`", f"`{option.default or 'required'}`", escape_cell(option.meaning)]
         for option in described_options(mixer_spec(name, {}))
     ]
     return table(["option", "default", "meaning"], rows)
@@ -108,10 +104,10 @@ def rule(name: str) -> str:
 
 def decoding(name: str) -> str:
     rows = []
-    for device, row in evidence.decoding(name):
-        context = "any" if row["context"] is None else f"{row['context']:,}"
-        speed = f"{row['tokens/s']:,.0f}" if "tokens/s" in row else row["refused"]
-        rows.append([device, str(row["batch"]), context, speed])
+    for row in evidence.decoding(name):
+        context = "any" if row.column["context"] is None else f"{row.column['context']:,}"
+        speed = f"{row.value:,.0f}" if row.measure == "tokens_per_second" else "does not fit"
+        rows.append([row.origin.device, str(row.column["batch"]), context, speed])
     if not rows:
         return "Decoding speed: not measured yet.\n"
     return "Tokens per second of decoding, 24 layers of width 1024 ([performance](../performance.md)):\n\n" + table(
@@ -121,10 +117,11 @@ def decoding(name: str) -> str:
 
 def training(name: str) -> str:
     rows = []
-    for step in evidence.training_steps(name):
-        beside = f"{step['beside'][1]:.2f} of `{step['beside'][0]}`" if step["beside"] else ""
-        tokens = f"{step['batch']} x {step['length']:,}"
-        rows.append([f"`{step['model']}`", tokens, number(step["step, ms"][0]), beside, step["device"]])
+    for step, base in evidence.training_steps(name):
+        beside = "" if base is None else f"{evidence.ratio_of(step, base):.2f} of `{base.model.title}`"
+        tokens = f"{step.batch} x {step.length:,}"
+        ms = number(step.values["step_ms"])
+        rows.append([f"`{step.model.title}`", tokens, ms, beside, step.origin.device])
     ops = [[f"({size})", number(ours), number(peer), device] for device, size, ours, peer in evidence.op_times(name)]
     steps = table(["model", "tokens per step", "ms per step", "time of a step", "device"], rows)
     times = table(["(B, T, H, K, V)", "ms", "flash-linear-attention, ms", "device"], ops)
@@ -171,7 +168,7 @@ def claims_table(name: str) -> str:
         [
             f"[{claim.name}](../claims.md#{claim.name.lower()})",
             f"**{status}**{claims.mark(claim, records)}",
-            escaped(claim.says),
+            escape_cell(claim.says),
         ]
         for claim, status in about
     ]
@@ -187,7 +184,7 @@ def claims_table(name: str) -> str:
 def own_table(name: str) -> list[str]:
     """Results of our own in which the memory stands, as one block; none for other memories."""
     rows = [
-        [f"[{claim.name}](../{place})", *(f"**{size}**" if size else "–" for size in sizes), escaped(claim.says)]
+        [f"[{claim.name}](../{place})", *(f"**{size}**" if size else "–" for size in sizes), escape_cell(claim.says)]
         for claim, place, sizes in evidence.own_about(name)
     ]
     if not rows:
@@ -222,7 +219,7 @@ def render(name: str) -> str:
 
 
 def index() -> str:
-    rows = [[f"[`{name}`]({name}.md)", escaped(spec.summary), spec.state] for name, spec in MIXERS.items()]
+    rows = [[f"[`{name}`]({name}.md)", escape_cell(spec.summary), spec.state] for name, spec in MIXERS.items()]
     text = "# Memories\n\n[Pick a memory](../choosing.md) compares them. State: numbers per sequence and layer.\n"
     return f"{text}\n{table(['name', 'what it is', 'state'], rows)}"
 

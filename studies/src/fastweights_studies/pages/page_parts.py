@@ -7,46 +7,58 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
-import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fastweights.layers import MIXERS, build_mixer, probe
-from fastweights_studies.pages.performance_text import table
+from fastweights.results import RecallSummary, load_results, summarize
+from fastweights_studies.leaderboard import PARTS as BOARDS
+from fastweights_studies.leaderboard import part_rows
+from fastweights_studies.measure import ops_cpu
+from fastweights_studies.measure.models import FLA, Model, Step, read_steps
+from fastweights_studies.measure.scaling import share_of_one_gpu
+from fastweights_studies.pages.evidence import recall_defaults, speed
+from fastweights_studies.pages.rendering import Page, list_item, replace_part, share, table
+from fastweights_studies.pages.results import read_measured, value_of
 from fastweights_studies.places import RESULTS, ROOT
+from fastweights_studies.record import Plain, Row, select
 
 README, CPU, RULES = ROOT / "README.md", ROOT / "docs" / "cpu.md", ROOT / "docs" / "rules.md"
-COMMAND = "python -m fastweights_studies.pages.page_parts"
-WIDTH = 130  # of a line of text
-REPLAYED = ", compiled by blocks, replayed"
-# Mixers of the training steps, by the names that the benchmark has for them.
+COMMAND = "fastweights_studies.pages.page_parts"
+# Models of the training steps that the README compares with gdn, as it names them.
 COMPARED = {
-    "pgdn": "`pgdn`", "kda": "`kda`", "rls": "`rls`", "lattice-encode": "`lattice` (encode)", "gka": "`gka`", "vla": "`vla`",
-    "palimpsa-d": "`palimpsa-d`",
-}  # fmt: skip
+    "`pgdn`": Model(mixer="pgdn"),
+    "`kda`": Model(mixer="kda"),
+    "`rls`": Model(mixer="rls"),
+    "`lattice` (encode)": Model(mixer="lattice", options={"objective": "encode"}),
+    "`gka`": Model(mixer="gka"),
+    "`vla`": Model(mixer="vla"),
+    "`palimpsa-d`": Model(mixer="palimpsa-d"),
+}
 # Mixers of the README's sentence on recall.
 RECALLED = ("linear", "deltanet", "pgdn", "rls", "gdn", "mesa", "gka", "vla", "kda", "mamba2")
+H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
 
 
 def result(name: str, results: Path) -> Any:
+    """A file in the format of the command that wrote it."""
     return json.loads((results / f"{name}.json").read_bytes())
 
 
-def item(text: str) -> str:
-    """An item of a list; no line breaks inside code."""
-    whole = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)
-    filled = textwrap.fill(whole, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
-    return filled.replace("\0", " ") + "\n"
+def on_device(rows: tuple[Row, ...], device: str) -> list[Row]:
+    return [row for row in rows if row.origin.device == device]
 
 
-def share(x: float) -> str:
-    """Two digits of a number below 1."""
-    return f"{x:.2f}".removeprefix("0")
+def needed(value: float | None) -> float:
+    """A number that a sentence cannot do without."""
+    if value is None:
+        raise ValueError("a row that the page needs is missing in the results")
+    return value
 
 
 def layers(results: Path) -> str:
@@ -75,72 +87,101 @@ def measured(results: Path) -> str:
 
 
 def decoding(results: Path) -> str:
-    rows = result("decode-table-nvidia-h200", results)["rows"]
-    prompt = result("generate-nvidia-h200", results)["mixers"]["gdn"]["prefill of 16384"]["ms"]
+    prompts = select(on_device(read_measured("generate", "generate", results), H200), mixer="gdn")
+    (prompt,) = select(prompts, measure="prefill_ms", column={"batch": 1})
+    rate = int(prompt.column["prompt"]) / needed(prompt.value) * 1e3  # type: ignore[arg-type]
 
-    def speed(row: str) -> str:
-        tokens = rows[row]["tokens/s"]
+    def shown(mixer: str, batch: int, context: int | None = None) -> str:
+        tokens = needed(speed(mixer, batch, context, results))
         return f"{round(tokens, -1 if tokens < 1000 else -2):,.0f}"
 
     def softmax(context: int) -> str:
-        one, many = (f"softmax, batch {batch}, context {context}" for batch in (1, 64))
-        if "refused" in rows[many]:
-            return f"{speed(one)} at {context:,} (64 sequences do not fit)"
-        return f"{speed(one)} and {speed(many)} at {context:,}"
+        one = shown("softmax", 1, context)
+        if speed("softmax", 64, context, results) is None:
+            return f"{one} at {context:,} (64 sequences do not fit)"
+        return f"{one} and {shown('softmax', 64, context)} at {context:,}"
 
-    text = item(
-        f"Decoding with 24 layers of width 1024, the captured step alone: `gdn` generates {speed('gdn, batch 1')} tokens per "
-        f"second for one sequence and {speed('gdn, batch 64')} for 64, at every context length. Softmax attention generates "
+    text = list_item(
+        f"Decoding with 24 layers of width 1024, the captured step alone: `gdn` generates {shown('gdn', 1)} tokens per "
+        f"second for one sequence and {shown('gdn', 64)} for 64, at every context length. Softmax attention generates "
         f"{softmax(2048)} tokens of context, {softmax(16384)}, and {softmax(131072)}. `gdn` reads a prompt at "
-        f"{round(16384 / prompt * 1e3, -4):,.0f} tokens per second."
+        f"{round(rate, -4):,.0f} tokens per second."
     )
     picture = "![Tokens per second against the context, for 1, 8 and 64 sequences](docs/images/decode-nvidia-h200.png)"
     return f"{text}\n{picture}\n\n"
 
 
-def trainings(results: Path) -> str:
-    steps = result("training-steps-nvidia-h200", results)["comparisons"]
-    alone, beside = (
-        result(f"transformers-models-{where}", results)["models"]["qwen3_next"]["times"]["training step"][
-            "times faster"
-        ]
-        for where in ("nvidia-h200", "and-fla-nvidia-h100-80gb-hbm3")
+def times_faster(model: str, phase: str, fla: bool, results: Path) -> float:
+    """Of a phase of a model of transformers after `accelerate()`: of the medians over all turns."""
+    rows = read_measured("transformers-models", "transformers", results)
+    without, with_ours = (
+        statistics.median(
+            needed(row.value)
+            for row in select(
+                rows,
+                measure="phase_ms",
+                column={"model": model, "phase": phase, "fla": fla, "accelerated": accelerated},
+            )
+        )
+        for accelerated in (False, True)
     )
-    gpus = result("scaling-nvidia-h100-80gb-hbm3", results)["trainings"]["gdn-1b"]
-    ddp, fsdp = (share(gpus[f"2 GPUs, {way}"]["share of one GPU"]) for way in ("DDP", "FSDP2"))
+    return without / with_ours
 
-    def step(comparison: str, model: str) -> float:
-        return float(steps[comparison]["models"][model]["step, ms"][0])
 
-    def ratio(comparison: str) -> str:
-        return f"{steps[comparison]['step of the base']:.2f}"
+def trainings(results: Path) -> str:
+    steps = read_steps(on_device(read_measured("training-steps", "training_step", results), H200))
+    scaled = on_device(read_measured("scaling", "scaling", results), H100)
 
-    compared = [f"24 layers of {name}{REPLAYED}" for name in COMPARED]
-    gdn = statistics.median(step(one, f"24 layers of gdn{REPLAYED}") for one in compared)
-    eager = step("24 layers of gdn, replayed", "24 layers of gdn")
-    first, *others, last = (f"{ratio(one)} with {shown}" for one, shown in zip(compared, COMPARED.values()))
+    def find(model: Model) -> tuple[Step, Step]:
+        """The step of a model, and that of its base in the same run."""
+        return next((step, base) for base, step in steps if step.model == model)
+
+    def ms(step: Step) -> float:
+        return step.values["step_ms"]
+
+    def ratio(model: Model) -> str:
+        step, base = find(model)
+        return f"{ms(step) / ms(base):.2f}"
+
+    def trained(model: Model) -> Model:
+        """As `fastweights train` runs it on one GPU."""
+        return model.run(compiled="blocks", replayed=True)
+
+    def of_one_gpu(way: str) -> str:
+        column: dict[str, Plain] = {"preset": "gdn-1b", "gpus": 2, "way": way, "batch": 8, "length": 2048}
+        return share(needed(share_of_one_gpu(scaled, column)))
+
+    gdn = Model(mixer="gdn")
+    replayed_gdn = statistics.median(ms(find(trained(model))[1]) for model in COMPARED.values())
+    _, eager = find(gdn.run(compiled=None, replayed=True))
+    first, *others, last = (f"{ratio(trained(model))} with {shown}" for shown, model in COMPARED.items())
     first = first.replace(" with", " times as long with")
-    gated = f"24 layers of gated gdn{REPLAYED}"
-    peer = "24 layers of flash-linear-attention's gdn"
-    theirs, their_eager = step(gated, f"{peer}, compiled, replayed"), step("24 layers of gated gdn", peer)
+    gated = Model(mixer="gdn", options={"output_gate": "silu"})
+    ours, theirs = find(trained(gated))
+    our_eager, their_eager = find(gated)
+    assert theirs.model.library == FLA == their_eager.model.library
+    alone, beside = (times_faster("qwen3_next", "training_step", fla, results) for fla in (False, True))
+    palimpsa, hybrid = (
+        (Model(preset=f"palimpsa-d-{size}") for size in ("760m", "170m")),
+        Model(preset="gka-hybrid-2.8b"),
+    )
+    large, small = map(ratio, palimpsa)
     return "".join(
         map(
-            item,
+            list_item,
             [
-                f"A training step with 24 layers takes {gdn:.0f} ms with `gdn`, compiled by blocks and replayed as a CUDA graph, "
-                "as in `fastweights train` on one GPU; a step of `fastweights train` also reads packed documents and clips "
-                f"gradients ([how](docs/train.md#what-a-step-does)). Called eagerly it takes {eager:.0f} ms. Compiled and "
-                f"replayed, it takes {', '.join([first, *others])} and {last}.",
-                f"Two H100 train the 1B preset of `gdn`. With DDP each GPU processes {ddp} of the tokens per second of one GPU "
-                f"alone, with FSDP2 {fsdp} ([how](docs/train.md#on-several-gpus)).",
-                f"With an output gate, compiled by blocks and replayed, `gdn` takes {step(gated, gated):.0f} ms, where "
-                f"flash-linear-attention's model of that size takes {theirs:.0f} compiled and replayed in the same way. Called "
-                f"eagerly, in another run, it takes {step('24 layers of gated gdn', '24 layers of gated gdn'):.0f} ms and theirs "
-                f"{their_eager:.0f}.",
-                f"A training step of Palimpsa's 760M model takes {ratio('palimpsa-d-760m')} times as long as that of the same "
-                f"model with simple gated linear attention, and {ratio('palimpsa-d-170m')} times at 170M. A step of the 2.8B "
-                f"hybrid of softmax attention and Gated KalmaNet takes {ratio('gka-hybrid-2.8b')} times as long as that of the "
-                "same hybrid with `gdn`.",
+                f"A training step with 24 layers takes {replayed_gdn:.0f} ms with `gdn`, compiled by blocks and replayed as a "
+                "CUDA graph, as in `fastweights train` on one GPU; a step of `fastweights train` also reads packed documents and "
+                f"clips gradients ([how](docs/train.md#what-a-step-does)). Called eagerly it takes {ms(eager):.0f} ms. Compiled "
+                f"and replayed, it takes {', '.join([first, *others])} and {last}.",
+                f"Two H100 train the 1B preset of `gdn`. With DDP each GPU processes {of_one_gpu('DDP')} of the tokens per "
+                f"second of one GPU alone, with FSDP2 {of_one_gpu('FSDP2')} ([how](docs/train.md#on-several-gpus)).",
+                f"With an output gate, compiled by blocks and replayed, `gdn` takes {ms(ours):.0f} ms, where "
+                f"flash-linear-attention's model of that size takes {ms(theirs):.0f} compiled and replayed in the same way. "
+                f"Called eagerly, in another run, it takes {ms(our_eager):.0f} ms and theirs {ms(their_eager):.0f}.",
+                f"A training step of Palimpsa's 760M model takes {large} times as long as that of the same model with simple "
+                f"gated linear attention, and {small} times at 170M. A step of the 2.8B hybrid of softmax attention and Gated "
+                f"KalmaNet takes {ratio(hybrid)} times as long as that of the same hybrid with `gdn`.",
                 f"Four layers of Qwen3-Next's widths train {alone:.1f} times as fast after `accelerate()` as with transformers "
                 f"alone, on an H200, and {beside:.1f} times as fast as with flash-linear-attention installed, on an H100 "
                 "([docs/transformers.md](docs/transformers.md)).",
@@ -152,18 +193,19 @@ def trainings(results: Path) -> str:
 def recall_at_equal_state(results: Path) -> str:
     """The best mixer of one column of the leaderboard, and some others."""
     column = "shuffled, 32 pairs, heads of 16"
-    board = result("leaderboard/mqar-full", results)
-    rows = {row["mixer"]: row for row in board["rows"].values() if row["column"] == column}
-    steps, seeds = board["setting"]["shared"]["steps"], max(len(row["values"]) for row in rows.values())
-    means = {name: statistics.mean(row["values"]) for name, row in rows.items()}
+    part = BOARDS["mqar"]
+    rows = part_rows(part, "full", results / "leaderboard", results)
+    entries = {entry.label: entry for entry in part.entries(rows) if entry.column == column}
+    means = {name: entry.mean for name, entry in entries.items()}
     first = max(means, key=means.__getitem__)
     others = sorted((name for name in RECALLED if name != first), key=means.__getitem__, reverse=True)
     shown = ", ".join(f"{means[name]:.3f} with `{name}`" for name in others)
-    guessing, gpu = rows["softmax"]["chance"], rows[first]["measured"]["machine"].split()[1]
-    return item(
+    steps, seeds = entries[first].count("steps"), max(len(entry.values) for entry in entries.values())
+    guessing, gpu = entries["softmax"].run["chance"], entries[first].origins[0].device.split()[1]
+    return list_item(
         f"Recall of 32 shuffled pairs, with states of the size that linear attention has with two heads of 16 channels, after "
         f"{steps:,} steps on an {gpu} and with {'one seed' if seeds == 1 else f'at most {seeds} seeds'}: {means[first]:.3f} with "
-        f"`{first}`, the best of {len(rows)}, {shown}. Guessing "
+        f"`{first}`, the best of {len(entries)}, {shown}. Guessing "
         f"has {guessing:.3f}. The [leaderboard](docs/leaderboard.md) has other tasks and sizes, and marks those that were still "
         "learning."
     )
@@ -171,27 +213,28 @@ def recall_at_equal_state(results: Path) -> str:
 
 def recall(results: Path) -> str:
     """Accuracy of the defaults of `make recall`, pairs by mixers."""
-    rows = result("recall_default", results)["summary"]
-    mixers = list(dict.fromkeys(row["mixer"] for row in rows))
-    by = {(row["pairs"], row["mixer"]): row for row in rows}
+    found = {
+        (row.pairs, row.mixer): row for row in summarize(load_results(results / "commands" / "recall_default.json"))
+    }
+    mixers = list(dict.fromkeys(mixer for _, mixer in found))
     lines = [
         [
             str(pairs),
-            f"{by[pairs, mixers[0]]['chance']:.3f}",
-            *(accuracy(by[pairs, mixer]) for mixer in mixers),
+            f"{found[pairs, mixers[0]].chance:.3f}",
+            *(accuracy(found[pairs, mixer]) for mixer in mixers),
         ]
-        for pairs in dict.fromkeys(pairs for pairs, _ in by)
+        for pairs in dict.fromkeys(pairs for pairs, _ in found)
     ]
     return table(["pairs", "chance", *mixers], lines)
 
 
-def accuracy(row: Mapping[str, Any]) -> str:
-    return f"{row['accuracy']:.3f}" + " (loss still falling)" * row["undertrained"]
+def accuracy(row: RecallSummary) -> str:
+    return f"{row.accuracy:.3f}" + " (loss still falling)" * row.undertrained
 
 
 def language(results: Path) -> str:
     """Held-out perplexity of the models of `make lm`, for texts of the shortest and of the longest length."""
-    models = result("lm_default", results)
+    models = result("commands/lm_default", results)
     ends = [0, -1]
     lengths = [models[0]["perplexities"][end]["length"] for end in ends]
     rows = [
@@ -202,49 +245,67 @@ def language(results: Path) -> str:
 
 def ops(results: Path) -> str:
     """The chunkwise form of every op beside the sequential one."""
-    content = result("ops_cpu", results)
-    rows = [
-        [
-            f"`{name}`", f"{row['torch_ms']:.0f}", f"{row['reference_ms']:.0f}", f"{row['speedup']:.1f}",
-            f"{row['growth_8x']:.1f}", f"{row['peak_mb']:.0f}",
-        ]
-        for name, row in content["ops"].items()
-    ]  # fmt: skip
-    memory = f"peak MB at B={content['memory']['batch']}, T={content['memory']['time']}"
-    return table(["op and form", "chunkwise, ms", "in sequence, ms", "ratio", "time for 8 x T", memory], rows)
+    measured_rows, lines = read_measured("ops_cpu", "ops_cpu", results), []
+    for op in dict.fromkeys(str(row.column["op"]) for row in measured_rows):
+        own = select(measured_rows, column={"op": op})
+        chunked, reference, growth, peak = (
+            needed(value_of(own, what)) for what in ("torch_ms", "reference_ms", "growth", "peak_bytes")
+        )
+        lines.append(
+            [
+                f"`{op}`",
+                f"{chunked:.0f}",
+                f"{reference:.0f}",
+                f"{reference / chunked:.1f}",
+                f"{growth:.1f}",
+                f"{peak / 2**20:.0f}",
+            ]
+        )
+    memory = f"peak MB at B={ops_cpu.MEMORY['batch']}, T={ops_cpu.MEMORY['time']}"
+    return table(["op and form", "chunkwise, ms", "in sequence, ms", "ratio", "time for 8 x T", memory], lines)
+
+
+def interval(symbol: str, limits: Any) -> str:
+    low, high = (f"{x:g}".removeprefix("0") or "0" for x in limits)
+    return f"{symbol} in [{low}, {high}]"
+
+
+def describe_change(row: Row) -> str:
+    """What a row of first values changes beside a skip of 1, or that it is the default."""
+    default, options = recall_defaults(), dict(row.options)
+    if row.column["initializer_range"] != default["initializer_range"]:
+        return f"first weights of {row.column['initializer_range']:g}"
+    if options == {"skip_init": 0.0}:
+        return "D = 0 (the default)"
+    if options.get("conv_init") == "normal":
+        return "filters normal"
+    for attribute, symbol in (("rates", "A"), ("steps", "dt")):
+        if attribute in options:
+            return interval(symbol, options[attribute])
+    return "none"
 
 
 def first_values(results: Path) -> str:
     """Accuracy of two mixers after one change each, of two seeds."""
-    content = result("first_values", results)
-    changed = (
-        "one change from skip_init 1",
-        "initializer_range 0.02, skip_init 1",
-        "initializer_range 0.1, skip_init 1",
-    )
-    found: dict[str, dict[str, list[str]]] = {}
-    for row in (row for name in changed for row in content[name]):
-        mixer, _, change = row["mixer"].partition(": ")
-        cells = found.setdefault(change.replace("initializer_range", "first weights of"), {})
-        cells.setdefault(f"`{mixer}`", []).append(share(row["accuracy"]))
-    mixers = list(found["none"])
-    return table(
-        ["change", *mixers], [[change, *(" ".join(cells[one]) for one in mixers)] for change, cells in found.items()]
-    )
+    rows = [row for row in read_measured("first_values", "first_values", results) if "skip_init" in row.options]
+    mixers = list(dict.fromkeys(str(row.mixer) for row in rows))
+    lines = []
+    for change in dict.fromkeys(map(describe_change, rows)):
+        own = [row for row in rows if describe_change(row) == change]
+        cells = (" ".join(share(needed(row.value)) for row in select(own, mixer=mixer)) for mixer in mixers)
+        lines.append([change, *cells])
+    return table(["change", *(f"`{mixer}`" for mixer in mixers)], lines)
 
 
 def attention(results: Path) -> str:
     """Accuracy of softmax attention by layers, first weights and rate; the defaults are one of these settings."""
-    content = result("first_values", results)
-    default = content["settings"]
-    settings = {(str(default["layers"]), f"{default['initializer_range']:g}"): content["defaults of every mixer"]}
-    for name, rows in content.items():
-        if named := re.fullmatch(r"attention, layers (\d+), initializer_range (\S+)", name):
-            settings[named[1], named[2]] = rows
+    rows = select(read_measured("first_values", "first_values", results), mixer="softmax", options={}, seed=0)
     lines, rates = [], (0.003, 0.01)
-    for shape, rows in sorted(settings.items()):
-        found = {row["learning_rate"]: row["accuracy"] for row in rows if (row["mixer"], row["seed"]) == ("softmax", 0)}
-        lines.append([*shape, *(share(found[rate]) for rate in rates)])
+    settings = {(row.column["layers"], row.column["initializer_range"]) for row in rows}
+    for layers, std in sorted(settings):
+        own = select(rows, column={"layers": layers, "initializer_range": std})
+        cells = (share(needed(value_of(own, "accuracy", run={"learning_rate": rate}))) for rate in rates)
+        lines.append([str(layers), f"{std:g}", *cells])
     return table(["layers", "first weights", *(f"rate {rate:g}" for rate in rates)], lines)
 
 
@@ -257,23 +318,16 @@ PARTS: dict[Path, dict[str, Part]] = {
 
 
 def render(page: Path, results: Path = RESULTS) -> str:
-    """The page with its generated parts as the registry and the results have them.
-
-    Raises:
-        ValueError: the page lacks the marks of a part.
-    """
+    """The page with its generated parts as the registry and the results have them."""
     text = page.read_text()
     for name, part in PARTS[page].items():
-        begin, end = f"<!-- {name}: written by `{COMMAND}` -->", f"<!-- end of {name} -->"
-        marks = re.compile(rf"{re.escape(begin)}\n.*?{re.escape(end)}", re.DOTALL)
-        if not marks.search(text):
-            raise ValueError(f"{page.name} needs the lines {begin} and {end}")
-        written = f"{begin}\n\n{part(results)}\n{end}"
-        text = marks.sub(lambda _, written=written: written, text)
+        text = replace_part(text, name, part(results), COMMAND)
     return text
 
 
+PAGES = [Page(path, partial(render, path), COMMAND) for path in PARTS]
+
+
 if __name__ == "__main__":
-    for page in PARTS:
-        page.write_text(render(page))
-        print(f"written to {page}")
+    for page in PAGES:
+        page.write()

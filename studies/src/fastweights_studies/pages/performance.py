@@ -1,17 +1,24 @@
-"""Writes docs/performance.md from the result files of the kernel benchmarks, which are the only source of its numbers.
+"""Writes docs/performance.md from the result files of the measuring scripts, which are the only source of its numbers.
 
 python -m fastweights_studies.pages.performance
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from fastweights_studies.measure.judge.peers import GUARDED
+from fastweights_studies.measure.gpu_tests import Counts, GpuTests, read_tests
 from fastweights_studies.pages.decode_figure import draw
+from fastweights_studies.pages.performance_kernels import (
+    against_page,
+    checks_page,
+    fused_page,
+    name_base,
+    packed_page,
+    times_page,
+)
 from fastweights_studies.pages.performance_models import (
     decode_image,
     decode_page,
@@ -19,37 +26,14 @@ from fastweights_studies.pages.performance_models import (
     layers_page,
     steps_page,
 )
-from fastweights_studies.pages.performance_text import lines, number, origin, table
-from fastweights_studies.places import RESULTS, ROOT
+from fastweights_studies.pages.rendering import Page, short_commit, table
+from fastweights_studies.pages.results import read_measured, value_of
+from fastweights_studies.places import DOCS, RESULTS
+from fastweights_studies.record import Origin, Row, select
 
-PAGE = ROOT / "docs" / "performance.md"
-COUNTED = ("passed", "failed", "skipped")  # of the GPU tests
-STAGES = {"forward": "forward", "forward_backward": "forward + backward"}
+__all__ = ["PAGE", "draw_figures", "render"]
 
-OPS = {
-    "linear": "`linear_attention` without decay; peer `simple_gla`",
-    "simple_gla": "`linear_attention`, one decay per head; peer `simple_gla`",
-    "gla": "`linear_attention`, one decay per key channel; peer `gla`",
-    "deltanet": "`delta_rule` without decay; peer `delta_rule`",
-    "gdn": "`delta_rule`, one decay per head; peer `gated_delta_rule`",
-    "gdn-write": "`delta_rule`, one decay per head, a write key of its own; beside it with tied keys (read and written)",
-    "kda": "`delta_rule`, one decay per key channel; peer `kda`",
-    "pgdn": "`preconditioned_delta_rule`, one decay per head; peer `precond_gated_delta_rule`",
-    "pkda": "`preconditioned_delta_rule`, one decay per key channel; peer `precond_kda`, which also normalizes q and k",
-    "mesa": "`mesa`, 30 iterations; peer `mesa_net`",
-    "gka": "`gated_kalmanet`, 30 Chebyshev iterations; without a peer",
-    "longhorn-elementwise": "`elementwise_longhorn`, without a peer; its floor is 7 float32 operations per element and token, 14 "
-    "backwards",
-    "palimpsa": "`palimpsa`, without a peer; its floor is 9 float32 operations per element and token, 18 backwards",
-    **{
-        f"lattice-{objective}": f"`lattice`, objective {objective}, with a decay, without a peer. Its floor: float32 operations "
-        "at the full rate; decode is sequential in tokens"
-        for objective in ("decode", "encode", "similarity")
-    },
-    "ttt": "`output_normalized_ttt`; without a peer",
-    "vla": "`variational_linear_attention`, refresh every 20 tokens; without a peer",
-    "rls": "`recursive_least_squares` without decay; without a peer",
-}
+COMMAND = "fastweights_studies.pages.performance"
 
 INTRODUCTION = """# Performance on a GPU
 
@@ -71,317 +55,110 @@ for every op, and every mixer trains there ([gpu_tests.json](../studies/results/
 """
 
 
-def listed(errors: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {x:.1e}" for name, x in errors.items())
+@dataclass(frozen=True)
+class Script:
+    """The file that a script writes, the task of its rows, and the section that shows a device's rows."""
+
+    file: str
+    task: str
+    section: Callable[[Sequence[Row], str], str]
 
 
-def medians(part: Mapping[str, Any], kind: str) -> dict[str, float]:
-    return {who: spread[0] for who, spread in part[kind].items()}
+SCRIPTS = (
+    Script("training-steps", "training_step", steps_page),
+    Script("generate", "generate", generate_page),
+    Script("decode-table", "decode_table", decode_page),
+    Script("decode-layers", "decode_layer", layers_page),
+    Script("fused", "fused", fused_page),
+    Script("kernel-checks", "kernel_checks", checks_page),
+    Script("kernels-against", "kernels_against", against_page),
+    Script("packed", "packed", packed_page),
+)
 
 
-def compared(ours: float, peer: float | None) -> str:
-    return "–" if peer is None else f"{peer / ours:.2f}"
+def name_place(row: Row) -> str:
+    """The device of a row, or that it is of the host alone."""
+    return row.origin.device if row.column.get("kernels", True) else "host time, kernels taken out"
 
 
-def time_cells(part: Mapping[str, Any], mark: str = "") -> list[str]:
-    """Device ours, peer, peer / ours; eager the same."""
-    cells = []
-    for kind in ("graph", "eager"):
-        found = medians(part, kind)
-        peer = found.get("fla")
-        cells += [number(found["ours"]), number(peer) + (mark if peer else ""), compared(found["ours"], peer)]
-    return cells
+def by_device(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of every device; kernels that a CPU interprets have no performance."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.origin.device != "cpu":
+            found.setdefault(name_place(row), []).append(row)
+    return dict(sorted(found.items()))
 
 
-def floor_cells(part: Mapping[str, Any]) -> list[str]:
-    return [number(part["floor_ms"]), f"{part['floor_ms'] / medians(part, 'graph')['ours']:.0%}"]
+def by_run(rows: Sequence[Row]) -> Iterator[tuple[Origin, list[Row]]]:
+    """The rows of one commit, with their newest origin."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(short_commit(row.origin), []).append(row)
+    for own in found.values():
+        yield max((row.origin for row in own), key=lambda origin: origin.date), own
 
 
-def by_op(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Rows "<op> <size>" as op -> size -> row, in the order of OPS."""
-    found: dict[str, dict[str, Any]] = {op: {} for op in OPS}
-    for key, row in rows.items():
-        op, size = key.split(" ", 1)
-        found[op][size] = row
-    return {op: sizes for op, sizes in found.items() if sizes}
+def count_tests(counts: Counts) -> str:
+    return f"{counts.passed} passed, {counts.failed} failed, {counts.skipped} skipped"
 
 
-def op_section(op: str, sizes: Mapping[str, Any]) -> str:
-    rows, beside, refused = [], [], []
-    for size, row in sizes.items():
-        if size.startswith(("decode", "first call")):
-            continue
-        if "refused" in row:
-            refused.append(f"({size}): no time, {'; '.join(row['refused'])}.\n")
-            continue
-        for stage, title in STAGES.items():
-            part = row[stage]
-            mark = "†" if stage == "forward_backward" and op in GUARDED else ""
-            memory = part["peak_mb"]
-            rows.append(
-                [
-                    f"({size})", title, *time_cells(part, mark), number(medians(part, "graph").get("sdpa")),
-                    *(number(memory.get(who)) for who in ("ours", "fla")), *floor_cells(part),
-                ]
-            )  # fmt: skip
-            if "tied" in part["graph"]:
-                tied, ours = (medians(part, "graph")[who] for who in ("tied", "ours"))
-                cost = f"a write key of its own costs {ours / tied - 1:.1%}"
-                beside.append(f"- ({size}) {title}: {number(tied)} device time with tied keys; {cost}.")
-    if not rows and not refused:
-        return ""
-    head = [
-        "size", "pass", "device", "peer", "peer / ours", "eager", "peer", "peer / ours", "SDPA device", "MB", "peer MB",
-        "floor", "reached",
-    ]  # fmt: skip
-    return "\n".join([f"### {op}\n", f"{OPS[op]}.\n", *([table(head, rows)] if rows else []), *lines(beside), *refused])
+def checks_line(rows: Sequence[Row]) -> str:
+    passing = select(rows, measure="passes")
+    return f"{sum(bool(row.value) for row in passing)} of {len(passing)} combinations pass"
 
 
-def summary_section(ops: Mapping[str, Mapping[str, Any]]) -> str:
-    """Forward + backward at the first and the last of the sizes at which every op with a peer is timed."""
-    stage = "forward_backward"
-    timed = {
-        op: {size: row[stage] for size, row in sizes.items() if "fla" in row.get(stage, {}).get("graph", {})}
-        for op, sizes in ops.items()
-    }
-    timed = {op: sizes for op, sizes in timed.items() if sizes}
-    shared = [size for size in next(iter(timed.values()), {}) if all(size in sizes for sizes in timed.values())]
-    if not shared:
-        return ""
-
-    def cell(found: Mapping[str, float], op: str) -> str:
-        mark = "†" if op in GUARDED else ""
-        ratio = found["ours"] / found["fla"]
-        return f"{number(found['ours'])} / {number(found['fla'])}{mark} = {ratio:.2f}"
-
-    first, last = shared[0], shared[-1]
-    rows = [
-        [
-            op, cell(medians(sizes[first], "graph"), op), cell(medians(sizes[first], "eager"), op),
-            cell(medians(sizes[last], "graph"), op),
-            f"{sizes[last]['peak_mb']['ours'] / sizes[last]['peak_mb']['fla']:.2f}",
-        ]
-        for op, sizes in timed.items()
-    ]  # fmt: skip
-    head = ["op", f"device, ({first})", f"eager, ({first})", f"device, ({last})", f"memory, ({last})"]
-    return "\n".join(["### Forward + backward, ours / peer\n", table(head, rows)])
-
-
-def decode_section(ops: Mapping[str, Mapping[str, Any]]) -> str:
-    rows, refused = [], []
-    for op, sizes in ops.items():
-        for size, row in sizes.items():
-            if not size.startswith("decode"):
-                continue
-            if "refused" in row:
-                refused.append(f"{op}: no time, {'; '.join(row['refused'])}.\n")
-                continue
-            part = row["decode"]
-            kind = "in place" if row["in_place"] else "new states"
-            rows.append([op, f"({size.split()[1]})", kind, *time_cells(part), *floor_cells(part)])
-    if not rows and not refused:
-        return ""
-    head = ["op", "size", "states", "device", "peer", "peer / ours", "eager", "peer", "peer / ours", "floor", "reached"]
-    text = "### One token at a time\n\nThe floor is the states read and written once.\n"
-    return "\n".join([text, *([table(head, rows)] if rows else []), *refused])
-
-
-def cold_section(ops: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = [
-        [op, f"({size.split()[-1]})", number(row["empty_cache_s"]), number(row["warm_cache_s"])]
-        for op, sizes in ops.items()
-        for size, row in sizes.items()
-        if size.startswith("first call")
-    ]
-    if not rows:
-        return ""
-    text = "### First call\n\nSeconds of the first forward + backward of a new process.\n"
-    return "\n".join([text, table(["op", "size", "empty kernel cache", "kernels cached"], rows)])
-
-
-def error_section(ops: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of the timed sizes: the largest error of every result, ours, the twin's and the peer's."""
-    rows = []
-    for op, sizes in ops.items():
-        worst: dict[str, dict[str, float]] = {"ours": {}, "twin": {}, "peer": {}}
-        for row in sizes.values():
-            found, stateful = row.get("errors", {}), row.get("stateful_errors", {})
-            for who, errors in [
-                ("ours", found.get("ours")), ("ours", stateful.get("ours")), ("twin", stateful.get("twin")),
-                ("peer", found.get("fla")),
-            ]:  # fmt: skip
-                for name, x in (errors or {}).items():
-                    worst[who][name] = max(x, worst[who].get(name, 0.0))
-        rows += [[op, who, listed(errors)] for who, errors in worst.items() if errors]
-    if not rows:
-        return ""
-    text = (
-        "### Errors at these sizes\n\n"
-        "RMS of the difference from float64 over RMS of the reference, the largest over the sizes, d for a gradient; ours also\n"
-        "with initial and final states. The twin is the same computation in PyTorch with the operands of matrix products\n"
-        "rounded to the input dtype.\n"
-    )
-    return "\n".join([text, table(["op", "whose", "largest errors"], rows)])
-
-
-def times_page(content: Mapping[str, Any]) -> str:
-    ceilings, ops = content["ceilings"], by_op(content["rows"])
-    parts = [
-        f"## {content['device']}, {content['dtype']}\n",
-        f"{origin(content)} Ceilings: copy {ceilings['bandwidth'] / 1e12:.2f} TB/s, bf16 matrix product "
-        f"{ceilings['rate'] / 1e12:.0f} TFLOP/s. Backend of ours: {content['backend']}.\n",
-        summary_section(ops),
-        *(op_section(op, sizes) for op, sizes in ops.items()),
-        decode_section(ops),
-        cold_section(ops),
-        error_section(ops),
-    ]
-    return "\n".join(part for part in parts if part)
-
-
-def checks_page(content: Mapping[str, Any]) -> str:
-    rows = content["rows"]
-    failed = {key: row["failures"] for key, row in rows.items() if row["failures"]}
-    text = (
-        f"## Correctness, {content['device']}\n\n{origin(content)} {len(rows) - len(failed)} of {len(rows)} combinations of op, "
-        "length, head size, dtype, decay\nand packing pass: errors against float64 within budget and within twice the twin's, "
-        "and the same bits in two runs. The\nlargest error of every result:\n"
-    )
-    lines = [
-        [op, precision, listed(errors)]
-        for op, precisions in content["worst"].items()
-        for precision, errors in precisions.items()
-    ]
-    parts = [text, table(["op", "inputs", "largest errors"], sorted(lines, key=lambda line: list(OPS).index(line[0])))]
-    if failed:
-        parts.append("Not passing:\n")
-        parts.append("".join(f"- {key}: {'; '.join(why)}\n" for key, why in failed.items()))
-    return "\n".join(parts)
-
-
-def fused_page(content: Mapping[str, Any]) -> str:
-    """What surrounds the memories; rows by name and stage as of the kernels, beside whatever else was timed."""
-
-    def cell(found: Mapping[str, float]) -> str:
-        return ", ".join(f"{who} {number(x)}" for who, x in found.items())
-
-    rows = [
-        [name, title, cell(medians(part, "graph")), cell(medians(part, "eager")), cell(part.get("peak_mb", {}))]
-        for name, row in content["rows"].items()
-        for stage, title in STAGES.items()
-        if (part := row.get(stage)) is not None
-    ]
-    text = f"## Around the memories, {content['device']}\n\n{origin(content)}\n"
-    return "\n".join([text, table(["what", "pass", "device", "eager", "MB"], rows)])
-
-
-def base_name(content: Mapping[str, Any]) -> str:
-    """The commit of the other checkout; of a copy without git, the hash of its files (`source` in environment.py)."""
-    base = content["against"]
-    return f"files {base['source']}" if base["commit"] == "unknown" else f"commit {base['commit'][:7]}"
-
-
-def against_page(content: Mapping[str, Any]) -> str:
-    """Device time and memory beside another checkout; rows "<op> <size> <stage>"."""
-    rows = []
-    for key, row in content["rows"].items():
-        op, size, stage = key.split(" ")
-        time, memory = row["ms"], row["mb"]
-        rows.append(
-            [
-                op, f"({size})", STAGES[stage], number(time["base"]), number(time["ours"]), f"{row['time_ratio']:.3f}",
-                number(memory["base"]), number(memory["ours"]), f"{row['memory_ratio']:.3f}",
-            ]
-        )  # fmt: skip
-    text = (
-        f"## Against {base_name(content)}, {content['device']}, {content['dtype']}\n\n"
-        f"{origin(content)} Device time and memory of ours, before and after, in one run; `kernels.py --against`.\n"
-    )
-    head = ["op", "size", "pass", "before", "after", "after / before", "MB before", "MB after", "after / before"]
-    return "\n".join([text, table(head, rows)])
-
-
-def packed_page(content: Mapping[str, Any]) -> str:
-    """Eager calls with one cu_seqlens that stays and with a new one per call; rows "<op> <size>"."""
-    rows = [
-        [op, f"({size})", number(row["unchanging_ms"]), number(row["changing_ms"]), f"{row['ratio']:.2f}"]
-        for key, row in content["rows"].items()
-        for op, size in [key.split(" ")]
-    ]
-    text = (
-        f"## Packed sequences, {content['device']}\n\n{origin(content)} Forward + backward called eagerly, "
-        f"{content['sequences']} sequences per row; `packed.py`.\n"
-    )
-    head = ["op", "size", "one cu_seqlens", "new cu_seqlens per call", "ratio"]
-    return "\n".join([text, table(head, rows)])
-
-
-def tests_line(run: Mapping[str, Any]) -> str:
-    return ", ".join(f"{run[what]} {what}" for what in COUNTED)
-
-
-def runs_of(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The runs that a file is of: one, but for the GPU tests one per device and commit whose counts still stand."""
-    if "runs" not in content:
-        return [content]
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for run in content["runs"]:
-        one = found.setdefault((run["device"], run["commit"]), {**run, **dict.fromkeys(COUNTED, 0)})
-        one["time"] = max(one["time"], run["time"])
-        for counts in run["files"].values():
-            for what in COUNTED:
-                one[what] += counts[what]
-    return list(found.values())
-
-
-def checks_line(content: Mapping[str, Any]) -> str:
-    rows = content["rows"].values()
-    return f"{sum(not row['failures'] for row in rows)} of {len(rows)} combinations pass"
-
-
-def against_line(content: Mapping[str, Any]) -> str:
-    rows = content["rows"].values()
-    time, memory = [[row[f"{what}_ratio"] for row in rows] for what in ("time", "memory")]
+def against_line(rows: Sequence[Row]) -> str:
+    ratios: dict[str, list[float]] = {"device_ms": [], "peak_bytes": []}
+    for after in select(rows, column={"checkout": "after"}):
+        before = value_of(rows, after.measure, column={**after.column, "checkout": "before"})
+        assert after.value is not None and before is not None
+        ratios[after.measure].append(after.value / before if before else 1.0)
+    base = name_base(select(rows, column={"checkout": "before"})[0].origin)
+    time, memory = ratios.values()
     return (
-        f"device time {min(time):.3f} to {max(time):.3f}, memory {min(memory):.3f} to {max(memory):.3f} of "
-        f"{base_name(content)}, {len(rows)} rows"
+        f"device time {min(time):.3f} to {max(time):.3f}, memory {min(memory):.3f} to {max(memory):.3f} of {base}, "
+        f"{len(time)} rows"
     )
 
 
-def packed_line(content: Mapping[str, Any]) -> str:
-    ratios = [row["ratio"] for row in content["rows"].values()]
+def packed_line(rows: Sequence[Row]) -> str:
+    ratios = []
+    for same in select(rows, column={"changing": False}):
+        new = value_of(rows, same.measure, column={**same.column, "changing": True})
+        assert same.value is not None and new is not None
+        ratios.append(new / same.value)
     return f"new cu_seqlens per call take {min(ratios):.2f} to {max(ratios):.2f} of the time of one that stays"
 
 
-def repeatability_line(content: Mapping[str, Any]) -> str:
-    rows = content["rows"].values()
-    differing = sum(bool(row) for row in rows)
-    return f"gradients differ between {content['calls']} calls in {differing} of {len(rows)} rows"
+def repeatability_line(rows: Sequence[Row]) -> str:
+    counted = select(rows, measure="differing_results")
+    differing = sum(bool(row.value) for row in counted)
+    return f"gradients differ between {rows[0].column['calls']} calls in {differing} of {len(counted)} rows"
 
 
-# By the beginning of the name of a result file: what was run, and its line in the summary.
-SUMMARY = {
-    "gpu_tests": ("`gpu_tests.py`", tests_line),
-    "kernel-checks-": ("`kernels.py --check`", checks_line),
-    "kernels-against-": ("`kernels.py --against`", against_line),
-    "packed-": ("`packed.py`", packed_line),
-    "repeatability-": ("`repeatability.py`", repeatability_line),
-}
+# What was run: the command, its file and task, and its line in the summary.
+SUMMARY: tuple[tuple[str, str, str, Callable[[Sequence[Row]], str]], ...] = (
+    ("`kernels.py --check`", "kernel-checks", "kernel_checks", checks_line),
+    ("`kernels.py --against`", "kernels-against", "kernels_against", against_line),
+    ("`packed.py`", "packed", "packed", packed_line),
+    ("`repeatability.py`", "repeatability", "repeatability", repeatability_line),
+)
 
 
 def summary_page(results: Path) -> str:
     """A line for each last run that tests or compares: what it found, where and at which commit. Of the GPU tests one for each
     run whose counts still stand, and one for what interrupted runs have left."""
-    rows: list[Sequence[str]] = []
-    for prefix, (command, line) in SUMMARY.items():
-        for path in sorted(results.glob(f"{prefix}*.json")):
-            content = json.loads(path.read_text())
-            for run in runs_of(content):
-                if run["device"] != "cpu":
-                    commit = f"{run['commit'][:7]}{run['commit'][40:]}"
-                    rows.append([command, line(run), run["device"], run["time"][:10], commit])
-            if left := content.get("not run"):
-                rows.append([command, f"{len(left)} not run, interrupted", "", "", ""])
+    tests = read_tests(results / "gpu_tests.json")
+    rows = [
+        ["`gpu_tests.py`", count_tests(counts), origin.device, *_when(origin)] for origin, counts in by_test_run(tests)
+    ]
+    if tests.not_run:
+        rows.append(["`gpu_tests.py`", f"{len(tests.not_run)} not run, interrupted", "", "", ""])
+    for command, file, task, line in SUMMARY:
+        for device, measured in by_device(read_measured(file, task, results)).items():
+            runs = [(measured[0].origin, measured)] if task == "kernels_against" else by_run(measured)
+            rows += [[command, line(own), device, *_when(origin)] for origin, own in runs]
     if not rows:
         return ""
     return "\n".join(
@@ -389,46 +166,39 @@ def summary_page(results: Path) -> str:
     )
 
 
-# By the beginning of the name of a result file: the longest that fits.
-PAGES = {
-    "kernels-": times_page,
-    "training-steps-": steps_page,
-    "generate-": generate_page,
-    "decode-table-": decode_page,
-    "decode-layers-": layers_page,
-    "fused-": fused_page,
-    "kernel-checks-": checks_page,
-    "kernels-against-": against_page,
-    "packed-": packed_page,
-}
+def by_test_run(tests: GpuTests) -> list[tuple[Origin, Counts]]:
+    """The counts of one device and commit, with the newest origin."""
+    found: dict[tuple[str, str], tuple[Origin, Counts]] = {}
+    for run in tests.runs:
+        key = (run.origin.device, short_commit(run.origin))
+        origin, counts = found.get(key, (run.origin, Counts()))
+        found[key] = max(origin, run.origin, key=lambda one: one.date), counts + run.counts
+    return list(found.values())
+
+
+def _when(origin: Origin) -> list[str]:
+    return [origin.date[:10], short_commit(origin)]
 
 
 def render(results: Path = RESULTS) -> str:
     parts = [INTRODUCTION, summary_page(results)]
-    found: dict[str, list[Path]] = {prefix: [] for prefix in PAGES}
-    for path in sorted(results.glob("*.json")):
-        fitting = [prefix for prefix in PAGES if path.name.startswith(prefix)]
-        if fitting:
-            found[max(fitting, key=len)].append(path)
-    for prefix, paths in found.items():
-        for path in paths:
-            content = json.loads(path.read_text())
-            if content["device"] != "cpu":
-                parts.append(PAGES[prefix](content))
+    ceilings = by_device(read_measured("kernels", "ceilings", results))
+    for device, rows in by_device(read_measured("kernels", "kernels", results)).items():
+        parts.append(times_page(rows, ceilings.get(device, []), device))
+    for script in SCRIPTS:
+        for device, rows in by_device(read_measured(script.file, script.task, results)).items():
+            parts.append(script.section(rows, device))
     return "\n".join(part for part in parts if part)
 
 
-def draw_figures(results: Path = RESULTS, folder: Path = PAGE.parent / "images") -> None:
-    for path in sorted(results.glob("decode-table-*.json")):
-        content = json.loads(path.read_text())
-        draw(content, folder / decode_image(content))
+PAGE = Page(DOCS / "performance.md", render, COMMAND)
 
 
-def main() -> None:
-    draw_figures()
-    PAGE.write_text(render())
-    print(f"written to {PAGE}")
+def draw_figures(results: Path = RESULTS, folder: Path = DOCS / "images") -> None:
+    for device, rows in by_device(read_measured("decode-table", "decode_table", results)).items():
+        draw(rows, folder / decode_image(device))
 
 
 if __name__ == "__main__":
-    main()
+    draw_figures()
+    PAGE.write()

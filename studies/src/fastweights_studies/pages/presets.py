@@ -10,9 +10,10 @@ from functools import cache
 import torch
 
 from fastweights.models import PRESETS, FastWeightsConfig, FastWeightsForCausalLM, preset
+from fastweights_studies.pages.rendering import Page, table
 from fastweights_studies.places import DOCS
 
-PAGE = DOCS / "presets.md"
+COMMAND = "fastweights_studies.pages.presets"
 SCALES = {"M": 1e6, "B": 1e9}
 EXPLAINED = 0.02  # a larger difference has a reason
 
@@ -55,13 +56,14 @@ def difference(name: str) -> float:
 
 
 def render() -> str:
-    rows = ["| preset | source | stated | counted | difference |", "|---|---|---|---|---|"]
+    rows = []
     for name, file in PRESETS.items():
         apart = "" if file.size is None else f"{100 * difference(name):+.1f}%"
         number = count(name) / 1e6
         counted = f"{number:.1f}M" if number >= 1 else f"{number:.3f}M"
-        rows.append(f"| `{name}` | {file.source} | {file.size or 'none'} | {counted} | {apart} |")
-    return "\n".join([INTRODUCTION, *rows, "", "## Differences of more than 2%", *_reasons()]) + "\n"
+        rows.append([f"`{name}`", file.source, file.size or "none", counted, apart])
+    shown = table(["preset", "source", "stated", "counted", "difference"], rows)
+    return "\n".join([INTRODUCTION, shown, "## Differences of more than 2%", *_reasons()]) + "\n"
 
 
 def _reasons() -> list[str]:
@@ -72,5 +74,8 @@ def _reasons() -> list[str]:
     return [f"- {', '.join(those)}: {reason}" for reason, those in names.items()]
 
 
+PAGE = Page(DOCS / "presets.md", render, COMMAND)
+
+
 if __name__ == "__main__":
-    PAGE.write_text(render())
+    PAGE.write()

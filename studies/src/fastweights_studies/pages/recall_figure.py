@@ -2,13 +2,14 @@
 
 LIST is linear:head_dim=4@linear-4,linear:head_dim=8@linear-8 and so on, for linear, deltanet and rls, each with 4, 8 and 16:
 fastweights recall --mixers LIST --pairs 16 --output runs/recall-states
-cp runs/recall-states/results.json studies/results/recall_states.json
+cp runs/recall-states/results.json studies/results/commands/recall_states.json
 python -m fastweights_studies.pages.recall_figure
 """
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from fastweights.analysis.plot_style import mixer_styles, plain_axes, save_figure
@@ -16,7 +17,7 @@ from fastweights.results import RecallSummary, load_results, summarize
 from fastweights_studies.measure.environment import digest
 from fastweights_studies.places import RESULTS, ROOT
 
-RESULTS = RESULTS / "recall_states.json"
+RESULTS = RESULTS / "commands" / "recall_states.json"
 PICTURE = ROOT / "docs" / "images" / "recall.png"
 
 
@@ -37,13 +38,14 @@ def draw(results: Path = RESULTS, path: Path = PICTURE) -> None:
     axes = figure.subplots()
     for mixer, rows in found.items():
         style, places = styles[mixer], [row.state_size for row in rows]
+        accuracies = [math.nan if row.accuracy is None else row.accuracy for row in rows]
         axes.plot(
-            places, [row.accuracy for row in rows], color=style.colour, linestyle=style.line, marker=style.marker, label=mixer
+            places, accuracies, color=style.colour, linestyle=style.line, marker=style.marker, label=mixer
         )  # fmt: skip
-        hollow = [row for row in rows if row.undertrained]
+        hollow = [place for place, row in enumerate(rows) if row.undertrained]
         axes.plot(
-            [row.state_size for row in hollow], [row.accuracy for row in hollow], color=style.colour, marker=style.marker,
-            markerfacecolor="white", linestyle="none", zorder=3,
+            [places[place] for place in hollow], [accuracies[place] for place in hollow], color=style.colour,
+            marker=style.marker, markerfacecolor="white", linestyle="none", zorder=3,
         )  # fmt: skip
     first = next(iter(found.values()))[0]
     axes.axhline(first.chance, color="#555555", linestyle=(0, (2, 2)), linewidth=1, label="guessing")

@@ -9,6 +9,7 @@ errors of several draws are pooled.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +36,32 @@ NOTHING = 1e-6
 
 
 Call = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an op is not as exact as it must be.
+
+    Attributes:
+        reason: "budget", "twin", "repeat" where two runs differ, or the name of an exception.
+        result: what exceeds its limit: "o", "dq"; "" for an exception. error, limit: of it.
+        words: what is printed.
+    """
+
+    reason: str
+    words: str
+    result: str = ""
+    error: float | None = None
+    limit: float | None = None
+
+    def __str__(self) -> str:
+        return self.words
+
+    @classmethod
+    def of_error(cls, error: BaseException, longest: int = 300, place: str = "") -> Failure:
+        """An exception, by its first line."""
+        message = (str(error).strip() or "no message").splitlines()[0][:longest]
+        return cls(type(error).__name__, f"{type(error).__name__}: {message}{place}")
 
 
 def cotangents(case: Case, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
@@ -98,19 +125,21 @@ def budget(name: str, dtype: torch.dtype) -> float:
     return GRADIENT_BUDGET if name in VECTORS else GATE_BUDGET
 
 
-def over_budget(found: Mapping[str, float], dtype: torch.dtype) -> dict[str, str]:
-    """What exceeds what it may be, and that in words; an error that is no number does."""
+def over_budget(found: Mapping[str, float], dtype: torch.dtype) -> dict[str, Failure]:
+    """By result what exceeds its budget; an error that is no number does."""
     return {
-        name: f"{name} {error:.1e} (budget {budget(name, dtype):.0e})"
+        name: Failure(
+            "budget", f"{name} {error:.1e} (budget {budget(name, dtype):.0e})", name, error, budget(name, dtype)
+        )
         for name, error in found.items()
         if not error <= budget(name, dtype)
     }
 
 
-def over_twin(found: Mapping[str, float], twin: Mapping[str, float], dtype: torch.dtype) -> dict[str, str]:
-    """What exceeds twice the twin's error, or twice the rounding of a result, and that in words."""
+def over_twin(found: Mapping[str, float], twin: Mapping[str, float], dtype: torch.dtype) -> dict[str, Failure]:
+    """By result what exceeds twice the twin's error, or twice the rounding of a result."""
     return {
-        name: f"{name} {error:.1e} (over 2x the twin's {twin[name]:.1e})"
+        name: Failure("twin", f"{name} {error:.1e} (over 2x the twin's {twin[name]:.1e})", name, error, 2 * twin[name])
         for name, error in found.items()
         if not error <= 2 * max(twin[name], ROUNDING[dtype])
     }

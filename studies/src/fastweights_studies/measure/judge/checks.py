@@ -4,18 +4,18 @@ its values and gradients are compared with our chunkwise form in float64 and wit
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import accumulate
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .accuracy import results
+from .accuracy import Failure, results
 from .cases import CASES, Sizes
 from .verdict import Drawn, verdict
 
@@ -33,6 +33,9 @@ class Combination(NamedTuple):
 
     def __str__(self) -> str:
         return f"({self.sizes}) {self.dtype} {self.decay} decay{' packed' if self.packed else ''}"
+
+
+Checked = tuple[str, Combination, dict[str, Any]]  # an op, and the verdict
 
 
 def combinations() -> list[Combination]:
@@ -102,35 +105,33 @@ def check(op: str, what: Combination, device: str, backend: str, seed: int) -> d
     row = verdict(op, draw, seed, dtype, backend, **packed)
     first, second = (results(case, *draw(seed), backend=backend, **packed) for _ in range(2))
     differing = [name for name in first if not torch.equal(first[name], second[name])]
-    if differing:
-        row["failures"].append(f"two runs differ in {', '.join(differing)}")
+    row["failures"] += [Failure("repeat", f"two runs differ in {name}", name) for name in differing]
     return row
 
 
-def check_group(op: str, group: Sequence[Combination], device: str, backend: str, seed: int) -> list[tuple[str, Any]]:
+def check_group(op: str, group: Sequence[Combination], device: str, backend: str, seed: int) -> list[Checked]:
     """One after the other in this process; an exception is a failure as well."""
     torch.set_num_threads(1)
-    rows: list[tuple[str, Any]] = []
+    rows: list[Checked] = []
     for what in group:
-        start = time.perf_counter()
         try:
             row = check(op, what, device, backend, seed)
         except Exception as error:  # the other combinations are worth knowing
             last = traceback.extract_tb(error.__traceback__)[-1]
-            message = (str(error).strip() or "no message").splitlines()[0][:200]
-            row = {"failures": [f"{type(error).__name__}: {message} ({last.filename.split('/')[-1]}:{last.lineno})"]}
-        rows.append((f"{op} {what}", {**row, "seconds": round(time.perf_counter() - start, 2)}))
+            place = f" ({Path(last.filename).name}:{last.lineno})"
+            row = {"failures": [Failure.of_error(error, 200, place)]}
+        rows.append((op, what, row))
         if device != "cpu":
             try:
                 torch.cuda.empty_cache()  # the processes share one device
             except RuntimeError as error:  # an illegal access, after which this process can do no more
-                row["failures"].append(f"the device failed: {str(error).splitlines()[0]}")
+                row["failures"].append(Failure.of_error(error, place=" (the device failed)"))
     return rows
 
 
 def check_all(
     ops: Sequence[str], device: str, backend: str, seed: int, jobs: int, chosen: Sequence[Combination]
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[Checked]:
     """Rows as they come. Combinations that need the same kernels go to the same process, as compiling is what takes the time."""
     groups: dict[tuple[Any, ...], list[Combination]] = {}
     for what in chosen:
@@ -143,15 +144,3 @@ def check_all(
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         for done in as_completed([pool.submit(check_group, *one, device, backend, seed) for one in work]):
             yield from done.result()
-
-
-def worst(rows: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
-    """By op and precision, the largest error of every result."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for key, row in rows.items():
-        op, dtype = key.split()[0], key.split()[2]
-        largest = found.setdefault(op, {}).setdefault("fp32" if dtype == "float32" else "half", {})
-        for name, error in row.get("errors", {}).items():
-            if not error <= largest.get(name, 0.0):
-                largest[name] = error
-    return found

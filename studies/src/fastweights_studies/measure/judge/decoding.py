@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastweights import ops
 
-from .accuracy import errors, in_float64, over_budget
+from .accuracy import Failure, errors, in_float64, over_budget
 from .cases import CASES, Case, Sizes
 from .measuring import floors, times
 from .peers import Step, decoding_peers
@@ -78,7 +78,7 @@ def judge_decoding(
         except Exception as error:  # theirs: ours is worth measuring
             if who == "ours":
                 raise
-            failed[who] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+            failed[who] = Failure.of_error(error, 200)
             del steps[who]
     row: dict[str, Any] = {"errors": found, "failed": failed, "in_place": mine is not None}
     refused = list(over_budget(found["ours"], dtype).values())

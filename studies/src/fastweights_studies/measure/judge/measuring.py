@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
@@ -12,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .accuracy import errors, in_float64, over_budget, token_results
+from .accuracy import Failure, errors, in_float64, over_budget, token_results
 from .cases import CASES, Case, Sizes
 from .peers import peers
-from .timing import Ceilings, Work, as_graph, interleaved, peak_megabytes
+from .timing import Ceilings, Work, as_graph, interleaved, peak_bytes
 from .verdict import Drawn, verdict
 
 Call = Callable[[Mapping[str, Tensor]], Tensor]
@@ -43,7 +42,7 @@ def check_states(name: str, sizes: Sizes, dtype: torch.dtype, backend: str, seed
 
 def check_calls(
     case: Case, calls: dict[str, Call], inputs: Mapping[str, Tensor], do: Tensor
-) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+) -> tuple[dict[str, dict[str, float]], dict[str, Failure]]:
     """Errors of every call without states. A peer that does not run is taken out of the calls, and why is said."""
     wanted = token_results(lambda x: case.ours(x, backend="torch")[0], in_float64(inputs), do.double())
     found, failed = {}, {}
@@ -53,7 +52,7 @@ def check_calls(
         except Exception as error:  # theirs: the rest is worth measuring
             if who == "ours":
                 raise
-            failed[who] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+            failed[who] = Failure.of_error(error, 200)
             del calls[who]
             continue
         if who not in OTHERS:
@@ -73,13 +72,10 @@ def check(name: str, sizes: Sizes, dtype: torch.dtype, backend: str, with_peers:
     """The errors of all; "refused" says why ours gets no time. "failed": the peers that do not run."""
     case, seed = CASES[name], torch.seed() % 2**31
     inputs = case.draw(sizes, dtype, "cuda", seed)
-    begin = time.perf_counter()
     stateful = check_states(name, sizes, dtype, backend, seed)
-    between = time.perf_counter()
     found, failed = check_calls(case, calls_of(name, backend, with_peers), inputs, torch.randn_like(inputs["v"]))
-    seconds = {"states": between - begin, "errors_and_tuning": time.perf_counter() - between}
     refused = [*stateful.pop("failures"), *over_budget(found["ours"], dtype).values()]
-    row = {"errors": found, "stateful_errors": stateful, "failed": failed, "seconds": seconds}
+    row = {"errors": found, "stateful_errors": stateful, "failed": failed}
     return {**row, "refused": refused} if refused else row
 
 
@@ -91,7 +87,7 @@ def measure(
     row = dict(checked or check(name, sizes, dtype, backend, with_peers))
     if "refused" in row:
         return row
-    case, begin = CASES[name], time.perf_counter()
+    case = CASES[name]
     inputs = case.draw(sizes, dtype, "cuda", torch.seed() % 2**31)
     do = torch.randn_like(inputs["v"])
     calls = {who: call for who, call in calls_of(name, backend, with_peers).items() if who not in row["failed"]}
@@ -104,10 +100,9 @@ def measure(
         row[stage] = {
             **floors(case.bytes(inputs, backward) / ceilings.bandwidth, case.seconds(sizes, backward, ceilings)),
             **times(works, repeats),
-            "peak_mb": {who: peak_megabytes(work) for who, work in works.items()},
+            "peak_bytes": {who: peak_bytes(work) for who, work in works.items()},
         }
-    seconds = {**row["seconds"], "times": time.perf_counter() - begin}
-    return {**row, "seconds": {what: round(spent, 1) for what, spent in seconds.items()}}
+    return row
 
 
 def check_several(
@@ -123,7 +118,7 @@ def check_several(
 
 def refusal(error: BaseException) -> dict[str, Any]:
     """The row of an op that raises."""
-    return {"refused": [f"{type(error).__name__}: {str(error)[:300]}"]}
+    return {"refused": [Failure.of_error(error)]}
 
 
 def _check_and_tidy(name: str, sizes: Sizes, dtype: torch.dtype, backend: str) -> dict[str, Any]:

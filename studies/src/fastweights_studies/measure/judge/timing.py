@@ -57,7 +57,7 @@ def as_graph(work: Work) -> Work:
     return graph.replay
 
 
-def peak_megabytes(work: Work) -> float:
+def peak_bytes(work: Work) -> int:
     """What the work adds to the allocated memory at its peak."""
     work()
     torch.cuda.synchronize()
@@ -65,7 +65,7 @@ def peak_megabytes(work: Work) -> float:
     before = torch.cuda.memory_allocated()
     work()
     torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
+    return torch.cuda.max_memory_allocated() - before
 
 
 class Ceilings(NamedTuple):

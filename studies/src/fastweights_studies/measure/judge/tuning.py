@@ -21,6 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from fastweights_studies.measure.rows import name_file
 from fastweights_studies.places import SOURCES
 
 from .cases import CASES, Sizes
@@ -34,6 +35,11 @@ def cache_folder() -> Path:
     from triton import knobs
 
     return Path(knobs.cache.dir)
+
+
+def choices_file(results: Path, device: str) -> Path:
+    """Where the choices for a device are kept, below a folder of results."""
+    return name_file(results / "peer_tuning", "choices", device)
 
 
 def keep_choices() -> None:

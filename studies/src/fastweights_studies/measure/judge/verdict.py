@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
 def verdict(
     op: str, draw: Callable[[int], Drawn], seed: int, dtype: torch.dtype, backend: str, **more: Any
 ) -> dict[str, Any]:
-    """errors, twin, the number of draws that these are pooled over, and failures in words. Budgets hold for the first draw by
+    """errors, twin, the number of draws that these are pooled over, and failures. Budgets hold for the first draw by
     itself: no other draws make up for it."""
     case, has_twin = CASES[op], dtype != torch.float32 and op in HAS_TWIN
 

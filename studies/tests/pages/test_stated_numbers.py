@@ -1,0 +1,439 @@
+"""Measured numbers in the sentences of pages that are written by hand are those of the result files."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import Any
+
+import pytest
+from fastweights_studies.claims import Measurement, claims_of, committed_records, load_record
+from fastweights_studies.claims.measurement import UNDERTRAINED
+from fastweights_studies.claims.verdict import pair_seeds
+from fastweights_studies.leaderboard import PARTS, SIZES
+from fastweights_studies.measure.first_values import SLOW
+from fastweights_studies.measure.gpu_tests import read_tests
+from fastweights_studies.measure.scaling import share_of_one_gpu
+from fastweights_studies.measure.training_start import MODEL
+from fastweights_studies.own.o1_least_squares_as_layers import CONTRASTS
+from fastweights_studies.own.o1b_the_ridge_of_the_exact_recursion import RIDGES
+from fastweights_studies.pages.evidence import first_recall, recall_defaults
+from fastweights_studies.pages.rendering import share
+from fastweights_studies.pages.results import read_measured, value_of
+from fastweights_studies.places import RESULTS, ROOT
+from fastweights_studies.record import Row, select
+
+from fastweights.layers import MIXERS
+from fastweights.models import preset
+
+
+def result(name: str) -> Any:
+    """A file in the format of the command that wrote it."""
+    return json.loads((RESULTS / f"{name}.json").read_bytes())
+
+
+def found_of(claim: str) -> Measurement:
+    return load_record(RESULTS / "claims" / f"{claim}.json").measurement
+
+
+def rows_of(file: str, task: str, device: str = "") -> list[Row]:
+    """The rows of a task, of devices whose name holds this."""
+    return [row for row in read_measured(file, task, RESULTS) if device in row.origin.device]
+
+
+def words(page: str) -> str:
+    """The text of a page without its line breaks."""
+    return " ".join((ROOT / page).read_text().split())
+
+
+def test_recall_and_language_models_on_cpus() -> None:
+    text, runs, models = words("docs/cpu.md"), result("commands/recall_default")["runs"], result("commands/lm_default")
+    taken = sum(run["cpu_seconds"] for run in runs)
+    assert f"Its {len(runs)} trainings took {taken:.0f} seconds of processor time" in text
+    assert f"They took {sum(model['seconds'] for model in models):.0f} seconds together" in text
+    (steps,), (tokens,) = ({model[what] for model in models} for what in ("steps", "tokens"))
+    assert f"for {steps} steps on {tokens:,} tokens" in text
+    softmax = {row["pairs"]: row for row in result("commands/recall_readme")["summary"] if row["mixer"] == "softmax"}
+    assert f"softmax has {softmax[4]['accuracy']:.3f} on 4 pairs and is at chance on 8 and 16" in text
+    assert all(softmax[pairs]["accuracy"] == pytest.approx(1 / pairs, abs=0.01) for pairs in (8, 16))
+
+
+def test_starts_and_several_gpus() -> None:
+    train, limits = words("docs/train.md"), words("docs/limits.md")
+    starts = rows_of("training-start", "training_start", "H100")
+    first, second = (value_of(starts, "start_s", column={"warm": warm, "step": 1}) for warm in (False, True))
+    vocabulary = MODEL["vocab_size"]
+    assert all(
+        f"{vocabulary:,} tokens in the vocabulary" in text for text in (train, words("studies/notes/kernels.md"))
+    )
+    assert f"ends {first:.0f} s after the command was given" in train and f"it ends after {second:.0f} s" in train
+    rows = rows_of("scaling", "scaling", "H100")
+    column = {"preset": "gdn-1b", "gpus": 2, "batch": 8, "length": 2048}
+
+    def memory(way: str) -> str:
+        return f"{value_of(rows, 'memory_bytes', column={**column, 'way': way}) / 2**30:.0f}"
+
+    def step_ms(way: str) -> float:
+        return value_of(rows, "step_ms", column={**column, "way": way})
+
+    ways = ("DDP", "FSDP2", "FSDP2-kept")
+    shares = [share(share_of_one_gpu(rows, {**column, "way": way})) for way in ways]
+    assert f"With DDP each GPU processes {shares[0]} of the tokens per second of one GPU alone" in train
+    assert f"with FSDP2 {shares[1]}. FSDP2 takes {memory('FSDP2')} GiB per GPU, DDP {memory('DDP')}" in train
+    assert f"brings FSDP2 to {shares[2]} with {memory('FSDP2-kept')} GiB" in train
+    for way, same in (("FSDP2-prefetch", "FSDP2"), ("FSDP2-kept-prefetch", "FSDP2-kept")):
+        assert step_ms(way) == pytest.approx(step_ms(same), rel=0.01)
+    assert f"With FSDP2 each of two GPUs processes {shares[1]} of the tokens per second of one GPU alone" in limits
+    assert f"(the 1B preset of `gdn`), with DDP {shares[0]}" in limits
+
+
+def test_times_of_ops_among_the_limits() -> None:
+    text, rows = words("docs/limits.md"), rows_of("kernels", "kernels", "H200")
+
+    def time(op: str, stage: str, size: dict[str, Any], peer: str | None = None) -> float | None:
+        return value_of(rows, f"{stage}_ms", column={**size, "op": op, "peer": peer, "replayed": True})
+
+    def sizes(op: str) -> list[dict[str, Any]]:
+        timed = select(rows, measure="forward_backward_ms", column={"op": op, "peer": None, "replayed": True})
+        return [{name: row.column[name] for name in "BTHKV"} for row in timed]
+
+    def span(*ops: str) -> str:
+        ratios = [
+            time(op, "forward_backward", size) / gdn
+            for op in ops
+            for size in sizes(op)
+            if (gdn := time("gdn", "forward_backward", size)) is not None
+        ]
+        return f"{min(ratios):.1f} to {max(ratios):.1f} times"
+
+    assert f"variational linear attention {span('vla')}, recursive least squares {span('rls')}" in text
+    assert f"Lattice's encode and similarity objectives {span('lattice-encode', 'lattice-similarity')}," in text
+    assert f"elementwise Longhorn {span('longhorn-elementwise')}, because" in text
+    size = dict(zip("BTHKV", (4, 2048, 8, 128, 128)))
+    plain, decayed = (time(op, "forward", size) / time(op, "forward", size, "fla") for op in ("linear", "simple_gla"))
+    named = ",".join(map(str, size.values()))
+    assert f"takes {plain:.2f} times flash-linear-attention's device time at (B, T, H, K, V) = ({named})" in text
+    assert f"with one decay per head {decayed:.2f} times" in text
+
+
+NUMBERS = ("no", "one", "two", "three", "four", "five")
+
+
+def test_trainings_among_the_limits() -> None:
+    text = words("docs/limits.md")
+    parts = ("language", "regression", "mqar", "tracking")
+    boards = {part: PARTS[part].entries(PARTS[part].library("full", ())) for part in parts}
+    assert (
+        "trainings have three seeds in state tracking and, where mixers are close, in language. Those of recall have one"
+        in text
+    )
+    seeds = {part: {len(entry.values) for entry in entries if entry.values} for part, entries in boards.items()}
+    assert seeds == {"language": {1, 3}, "regression": {1, 3}, "mqar": {1}, "tracking": {3}}
+    several = [entry.rows[0].column["noise"] for entry in boards["regression"] if len(entry.values) == 3]
+    assert (several.count(0.0), several.count(0.5)) == (32, 1)
+    assert "In regression 32 of 33 mixers have three without noise, and one with it" in text
+    for part in ("language", "regression", "mqar"):
+        rates = [entry.learning_rate for entry in boards[part] if entry.values]
+        assert rates.count(max(rates)) > len(rates) / 2, part
+    assert "In its recall, regression and language parts the better learning rate was the larger one of the two" in text
+    learnt = {entry.column: entry.values[0] for entry in boards["mqar"] if entry.label == "softmax"}
+    for column, accuracy in learnt.items():
+        assert (accuracy > 0.99) is not column.startswith("shuffled, 32 pairs"), column
+    guessed = [entry.values[0] / entry.run["chance"] for entry in boards["regression"] if entry.label == "softmax"]
+    assert guessed == pytest.approx([1, 1], rel=0.01)
+    assert (
+        "Softmax attention learns 8 shuffled pairs and 32 ordered ones there, and guesses with 32 shuffled pairs"
+        in text
+    )
+    assert "pairs and in regression" in text
+    losses = found_of("C34").values("loss", "lattice", options={"objective": "encode"})
+    jumped = sum(loss > min(losses) + 1 for loss in losses)
+    assert (
+        f"{NUMBERS[jumped].capitalize()} of {NUMBERS[len(losses)]} trainings of claim C34 with the encode objective"
+        in text
+    )
+    weights = rows_of("vla-first-weights", "first_weights")
+    small, guessing, large, _ = (row.value for row in weights)
+    assert [row.column["initializer_range"] for row in weights] == [0.02, 0.02, 0.05, 0.05]
+    assert large > 0.99 and abs(small - guessing) < 0.02
+    assert "At a standard deviation of 0.05 `vla` learned 8 pairs in a setting in which it guesses at 0.02" in text
+
+
+def test_norms_of_memories_among_the_rules() -> None:
+    text, found = words("docs/rules.md"), found_of("C19")
+    unit, scaled, delta = (
+        f"{found.mean('norm', 'linear') / norm:.0f} times"
+        for norm in (
+            *(found.mean("norm", "vla", scale=scale) for scale in ("unit", "inverse_root")),
+            found.mean("norm", "deltanet"),
+        )
+    )
+    assert f"its norm is {unit} below that of linear attention with `|u| = 1` and {scaled} with `|u| = d^-1/2`" in text
+    assert f"That of the delta rule is {delta} below" in text
+
+
+def test_shares_of_the_gap_on_the_page_of_least_squares() -> None:
+    text = words("docs/own-least-squares.md")
+
+    def shares(name: str) -> list[dict[str, list[float]]]:
+        found = found_of(name)
+        mixers = ("pdn", "gka", "rls", "palimpsa-d", "vla-conv")
+        return [
+            {mixer: found.values("share_closed", mixer, variances=variances) for mixer in mixers}
+            for variances in CONTRASTS
+        ]
+
+    def mean(shares: list[float]) -> str:
+        return f"{sum(shares) / len(shares):.0%}"
+
+    (equal, unequal), large = shares("own-1"), shares("own-1-cuda")
+    for one in (*large, unequal):
+        assert all(ours > exact for ours, exact in zip(one["gka"], one["rls"]))
+    assert f"at the larger size with every seed, `gka` {mean(large[0]['gka'])} and" in text
+    assert f" and `rls` {mean(large[0]['rls'])} with equal variances" in text
+    assert f"equal variances, {mean(large[1]['gka'])} and {mean(large[1]['rls'])} with unequal ones" in text
+    assert f"with unequal variances ({mean(unequal['gka'])} and {mean(unequal['rls'])})" in text
+    *ahead, lost = (100 * (ours - exact) for ours, exact in zip(equal["gka"], equal["rls"]))
+    assert f"two of three seeds of `gka` are ahead by {ahead[0]:.0f} and {ahead[1]:.0f} points" in text
+    assert lost < -100 and "points, and one did not learn" in text
+    assert f"`rls` {mean(equal['rls'])} and {mean(unequal['rls'])}, `pdn` {mean(equal['pdn'])} and" in text
+    assert f"`pdn` {mean(equal['pdn'])} and {mean(unequal['pdn'])}." in text
+    assert f"`pdn` closes {mean(large[0]['pdn'])} with equal variances, more than `rls` with two of three seeds" in text
+    assert sum(cheap > exact for cheap, exact in zip(large[0]["pdn"], large[0]["rls"])) == 2
+    for mixer in ("pdn", "rls"):
+        assert sum(share > 0 for share in large[1][mixer]) == 1 and sum(large[1][mixer]) < 0
+    assert "both are better than the delta rule with one of three seeds, and worse on average" in text
+    found = found_of("own-1-cuda")
+    base, best = found.mean("error", "deltanet", variances="unequal"), found.mean("best_error", variances="unequal")
+    assert f"a squared error of {base:.3f} for the delta rule and {best:.3f} for the best predictor" in text
+    for one in (equal, unequal, *large):
+        assert all(sum(one[mixer]) < 0 for mixer in ("palimpsa-d", "vla-conv"))
+    assert "`palimpsa-d` and `vla-conv` are worse than the delta rule** in both sizes" in text
+
+
+def test_ridges_on_the_page_of_least_squares() -> None:
+    text, found, in_recall = words("docs/own-least-squares.md"), found_of("own-1b"), found_of("own-1c")
+
+    def share(mixer: str, variances: str, **options: Any) -> str:
+        return f"{found.mean('share_closed', mixer, options=options, variances=variances):.0%}"
+
+    of_ridge = {one: [share("rls", variances, ridge=one) for variances in CONTRASTS] for one in RIDGES}
+    small, least = of_ridge[0.01]
+    assert f"closes {small} of the gap with equal variances and {least} with unequal ones (own-1b)" in text
+    assert f"(own-1b), with 0.1 {' and '.join(of_ridge[0.1])}. The default ridge of 1" in text
+    assert f"whole token, closes {' and '.join(of_ridge[1.0])}." in text
+    *learned, lost = (f"{x:.0%}" for x in found.values("share_closed", "gka", variances="equal"))
+    assert (
+        f"closes {share('gka', 'unequal')} with unequal variances, and {' and '.join(learned)} with equal ones" in text
+    )
+    assert lost.startswith("-")
+    at_rates = [
+        *(one for mixer in ("deltanet", "pdn") for one in found_of("own-1").select("error", mixer)),
+        *(one for ridge in (0.1, 0.01) for one in found.select("error", "rls", options={"ridge": ridge})),
+    ]
+    assert len(at_rates) == 24 and all(one.run["learning_rate"] == 3e-2 for one in at_rates)
+    assert found.select(UNDERTRAINED, "rls", options={"ridge": 1.0}, variances="equal")
+    of_seeds = {
+        (one, steps): in_recall.values("accuracy", options={"ridge": one}, steps=steps)
+        for one in RIDGES
+        for steps in (300, 1500)
+    }
+    after = {key: sum(values) / len(values) for key, values in of_seeds.items()}
+    one, *others = (f"{x:.3f}" for x in of_seeds[0.01, 300])
+    assert f"with 0.01 has an accuracy of {after[0.01, 300]:.3f} after 300 steps: {one} with one seed" in text
+    assert f"with one seed, {' and '.join(others)} with the others." in text
+    assert f"With 1 and 0.1 it has {after[1.0, 300]:.3f} and {after[0.1, 300]:.3f}. After 1,500 steps all three" in text
+    less, error = pair_seeds(of_seeds[1.0, 300], of_seeds[0.01, 300])
+    assert f"after 300 steps is {less / error:.2f} of its standard errors" in text and less > 2 * error
+    assert all(f"{accuracy:.3f}" == "1.000" for (_, steps), accuracy in after.items() if steps == 1500)
+
+
+def test_ridges_at_the_larger_size() -> None:
+    text, record = words("docs/own-least-squares.md"), committed_records()["own-1b-cuda"]
+    assert record.status == "does not hold" and "**At the larger size own-1b does not hold.**" in text
+    found = record.measurement
+    shares = {
+        (one, variances): found.values("share_closed", "rls", options={"ridge": one}, variances=variances)
+        for one in RIDGES
+        for variances in CONTRASTS
+    }
+    mean = {key: f"{sum(values) / len(values):.0%}" for key, values in shares.items()}
+    ours = found.values("share_closed", "gka", variances="equal")
+    assert (
+        f"With equal variances a ridge of 0.1 closes {mean[0.1, 'equal']} and one of 0.01 {mean[0.01, 'equal']}, where 1 "
+        f"closes {mean[1.0, 'equal']}."
+    ) in text
+    gain, error = pair_seeds(shares[0.1, "equal"], shares[1.0, "equal"])
+    ahead, its_error = pair_seeds(ours, shares[0.1, "equal"])
+    assert gain > 2 * error and abs(ahead) < 2 * its_error
+    assert f"The difference of {100 * gain:.0f} points between 0.1 and 1 is clear" in text
+    assert f"that from `gka`, with {sum(ours) / 3:.0%}, is not" in text
+    assert all(float(mean[ridge, "unequal"][:-1]) < 0 for ridge in RIDGES)
+    unequal = shares[0.1, "unequal"]
+    assert f"0.1 closes {mean[0.1, 'unequal']}, from {min(unequal):.0%} to {max(unequal):.0%} by seed" in text
+    assert f"by seed, and 1 {mean[1.0, 'unequal']}. That difference is inside the spread." in text
+    gain, error = pair_seeds(unequal, shares[1.0, "unequal"])
+    assert gain < 2 * error
+
+
+def test_variances_at_the_larger_size() -> None:
+    text, record = words("docs/own-confidence.md"), committed_records()["own-2-cuda"]
+    found = record.measurement
+
+    def new_keys(by: str) -> list[str]:
+        return [f"{found.mean('new_keys_auroc', mixer, score=by):.3f}" for mixer in ("rls", "palimpsa-d")]
+
+    probability, variance, both = (new_keys(by) for by in ("probability", "variance", "both"))
+    assert f"it has an AUROC of {probability[0]} for `rls` and {probability[1]} for `palimpsa-d`" in text
+    assert f"the variance {' and '.join(variance)}, both together {' and '.join(both)}" in text
+    unrouted = {"share": 0.0, "order": "variance"}
+    right = [f"{found.mean('routed_accuracy', mixer, **unrouted):.3f}" for mixer in ("rls", "palimpsa-d")]
+    assert f"the models answer {' and '.join(right)} of the held-out queries correctly" in text
+    assert record.status == "not resolved"
+    assert found.values("routed_accuracy", "rls", **unrouted).count(1) == 1
+    assert "One of the three `rls` models answers every one of them" in text
+    assert found.mean("new_keys_auroc", "palimpsa-d", score="variance") < 0.7 and "`palimpsa-d` misses the rule" in text
+
+
+def test_gpu_tests_among_the_limits() -> None:
+    ran, text = read_tests(RESULTS / "gpu_tests.json"), words("docs/limits.md")
+    backend, large, *others = ran.runs
+    passed = [run.counts.passed for run in ran.runs]
+    assert (
+        f"The GPU tests last ran on 2026-11-26: {sum(passed[2:]):,} on an H100; {len(ran.not_run)} tests of kernels did not "
+        f"run again in that run. The {passed[1]} of large tensors (H200) and the {passed[0]} of the backend of "
+        "flash-linear-attention (H100) are from runs before the last changes of layers. "
+        f"None of {ran.counts.passed:,} failed"
+    ) in text
+    assert list(backend.files) == ["tests.gpu.test_flash_linear_attention"]
+    assert list(large.files) == ["tests.gpu.test_large_tensors"]
+    assert [run.origin.device.split()[1] for run in ran.runs] == ["H100", "H200", "H100", "H100"]
+    assert {run.origin.date[:10] for run in ran.runs} == {"2026-11-26"}
+    files = [run.origin.versions["files"] for run in ran.runs]
+    assert len(set(files[2:])) == 1 and files[2] not in files[:2]
+    assert {test.partition("::")[0] for test in ran.not_run} == {"tests/gpu/test_kernels.py"} and not ran.counts.failed
+
+
+def test_the_text_of_language_models_among_the_limits() -> None:
+    size, text = SIZES["full"].language, words("docs/limits.md")
+    tokens = size.training["max_steps"] * size.training["batch_size"] * size.training["length"]
+    assert "language models of the full size read PyTorch's source text, each token once" in text
+    assert size.source == "pytorch" and f"a fifth of the {tokens / 1e6:.0f} million tokens of a training" in text
+
+
+def test_claims_that_the_readme_counts() -> None:
+    """Those that were measured and not resolved; none was not measured."""
+    records = committed_records()
+    open_ones = [claim for claim in claims_of() if records[claim.name].status == "not resolved"]
+    assert all(claim.device == "cuda" and records[claim.name].rows for claim in open_ones)
+    counted = (
+        f"{NUMBERS[len(open_ones)].capitalize()} claims about trained models are not resolved by their measurements"
+    )
+    assert counted in words("README.md")
+
+
+def phase_ms(model: str, phase: str, *, fla: bool) -> tuple[float, float]:
+    """With ours, and without: the medians over all turns."""
+    column = {"model": model, "phase": phase, "fla": fla}
+    turns = select(rows_of("transformers-models", "transformers"), measure="phase_ms", column=column)
+    ours, theirs = (
+        statistics.median(row.value for row in select(turns, column={"accelerated": accelerated}))
+        for accelerated in (True, False)
+    )
+    return ours, theirs
+
+
+def test_models_of_transformers() -> None:
+    text, phases = words("docs/transformers.md"), ("training_step", "prompt", "decoding")
+    step, prompt, decoding = (phase_ms("qwen3_next", phase, fla=False) for phase in phases)
+    rows = rows_of("transformers-models", "transformers", "H200")
+    (trained,), (read,), (new,) = (
+        {
+            (row.column["batch"], row.column["length"], row.column["new"])
+            for row in select(rows, column={"phase": phase})
+        }
+        for phase in phases
+    )
+    assert (
+        f"take {step[0]:.0f} ms for a training step of {trained[0]} x {trained[1]} tokens instead of {step[1]:.0f}, and "
+        f"{prompt[0]:.0f} ms for a prompt of {read[1]:,} tokens instead of {prompt[1]:.0f}"
+    ) in text
+    version = rows[0].origin.versions["transformers"].rpartition(".")[0]
+    assert f"transformers {version} without flash-linear-attention" in text
+    ours, theirs = (ms / new[2] for ms in decoding)
+    assert f"take {ours:.1f} ms with ours and {theirs:.1f} without" in text
+
+
+def test_models_of_transformers_beside_flash_linear_attention() -> None:
+    text = words("docs/transformers.md")
+    qwen, kimi = (
+        [ms for phase in ("training_step", "prompt") for ms in phase_ms(name, phase, fla=True)]
+        for name in ("qwen3_next", "kimi_linear")
+    )
+    instead = "take {:.0f} ms for the step instead of {:.0f} and {:.0f} ms for the prompt instead of {:.0f}"
+    assert instead.format(*qwen) in text
+    assert "Those of Kimi-Linear take {:.0f} ms instead of {:.0f} and {:.0f} ms instead of {:.0f}".format(*kimi) in text
+    both, (ours, theirs) = (
+        [ms / 16 for ms in phase_ms(name, "decoding", fla=True)] for name in ("qwen3_next", "kimi_linear")
+    )
+    assert both == pytest.approx([6.6, 6.6], abs=0.05) and "They took 6.6 ms with both for Qwen3-Next" in text
+    assert f"for Kimi-Linear {ours:.1f} with ours and {theirs:.1f} with flash-linear-attention" in text
+
+
+def test_serving() -> None:
+    text = words("docs/serving.md")
+    soak = {row.measure: row.value for row in rows_of("serving-soak", "serving_soak")}
+    assert f"sends {soak['requests']:,.0f} requests of random lengths to a server and cancels a third" in text
+    assert soak["given_up"] == pytest.approx(soak["requests"] / 3, rel=0.01)
+    assert f"{soak['answered']:,.0f} answers of {soak['tokens_written']:,.0f} tokens arrived" in text
+    assert f"preempted sequences {soak['preemptions']:.0f} times. {soak['checked']:.0f} answers were compared" in text
+    assert soak["wrong"] == soak["answers_of_wrong_length"] == 0
+    assert not any(value for name, value in soak.items() if name.startswith("left_"))
+    layers = rows_of("decode-layers", "decode_layer", "H200")
+    pool, alone, *more = (
+        f"{1e3 * value_of(layers, 'step_ms', mixer='gdn', column={'batch': batch, 'pool': in_pool, 'width': 1024}):.0f}"
+        for batch in (64, 256)
+        for in_pool in (True, False)
+    )
+    assert (
+        f"takes {pool} us per step in the pool and {alone} alone with 64 sequences, {' and '.join(more)} with 256"
+        in text
+    )
+    decoding = rows_of("serving-decode", "serving_decode", "H200")
+
+    def measured(batch: int, measure: str, in_pool: bool = True) -> float:
+        column = {"preset": "gdn-340m", "state_dtype": "float32", "batch": batch, "pool": in_pool}
+        return value_of(decoding, measure, column=column)
+
+    rates = {batch: measured(batch, "tokens_per_second") for batch in (64, 256)}
+    speeds = [f"{round(rate, -2):,.0f}" for rate in rates.values()]
+    parts = [f"{rate / measured(batch, 'tokens_per_second', False):.2f}" for batch, rate in rates.items()]
+    assert f"reaches {speeds[0]} tokens per second with 64 sequences, {parts[0]} of the captured step" in text
+    assert f"and {speeds[1]} with 256, {parts[1]} of it" in text
+    same = [f"{measured(batch, 'same_tokens'):.0%}" for batch in rates]
+    assert f"writes {same[0]} and {same[1]} of the greedy tokens" in text
+    state = measured(64, "state_bytes") / preset("gdn-340m").num_hidden_layers
+    assert f"A state of gdn takes {state:,.0f} bytes per sequence and layer" in text
+
+
+def test_recall_at_its_defaults() -> None:
+    text, rows = words("docs/rules.md"), rows_of("first_values", "first_values")
+    first = {name: first_recall(name, RESULTS) for name in MIXERS}
+    again = select(rows, options={}, seed=1, column=recall_defaults())
+    second = {name: max(row.value for row in select(again, mixer=name)) for name in SLOW}
+    slow = ("vla", "palimpsa-d", "palimpsa-m", "vla-softmax", "mamba2")
+    lowest = sorted(
+        (name for name in MIXERS if name not in ("vla-linear", "vla-deltanet")), key=lambda name: first[name]
+    )
+    assert set(lowest[:5]) == set(slow) and share(first[lowest[5]]) >= ".98"
+    shown = [f"`{name}` ({share(first[name])})" for name in slow]
+    assert f"The lowest are {', '.join(shown[:-1])} and {shown[-1]}. All others reach .98 to 1.0." in text
+    others = [share(second[name]) for name in ("vla", "palimpsa-m", "vla-softmax", "mamba2")]
+    assert f"With seed 1 the slow ones reach {others[0]} (`vla`), {others[1]}, {others[2]} and {others[3]}." in text
+    mamba2, palimpsa = ([share(seed[name]) for seed in (first, second)] for name in ("mamba2", "palimpsa-m"))
+    assert f"reaches {mamba2[0]} and {mamba2[1]} with `mamba2` at seeds 0 and 1" in text
+    assert f"{palimpsa[0]} and {palimpsa[1]} with `palimpsa-m`" in text
+    assert f"it reaches {share(first['vla-softmax'])} on 4 pairs" in text
+    summary = result("commands/recall_readme")["summary"]
+    at_16 = next(row for row in summary if (row["mixer"], row["pairs"]) == ("softmax", 16))
+    assert f"at chance ({share(at_16['accuracy'])}) after 600 steps" in text

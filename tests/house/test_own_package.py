@@ -1,0 +1,74 @@
+"""The suite is green on a package of a user: a rule with kernels, a layer and a task, which it finds by their entry points."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastweights.training.run_files import read_toml
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_package"
+OURS = "fading or look-back"
+DEAR = "extremes or gradcheck or bad_numbers or long_sequence or any_sizes or opcheck"  # tests of the contract
+# In the fast set, some files whose tests are parametrised by the ops, mixers and tasks that there are, and a list of all mixers.
+QUICK = (
+    *("tests/contract/test_ops.py", "tests/house/test_ops.py", "tests/layers/test_check_mixer.py"),
+    *("tests/layers/test_registry.py", "tests/data/test_batches.py", "tests/data/test_splits.py"),
+    *("tests/data/test_task_registry.py", "tests/house/test_docs.py"),
+)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder for PYTHONPATH in which the package of examples/own_package is installed."""
+    project = read_toml(EXAMPLE / "pyproject.toml")["project"]
+    about = tmp_path / f"{project['name']}-{project['version']}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = project["entry-points"].items()
+    points = [f"[{group}]\n" + "".join(f"{name} = {module}\n" for name, module in of.items()) for group, of in groups]
+    (about / "entry_points.txt").write_text("\n".join(points))
+    shutil.copytree(EXAMPLE / "fading", tmp_path / "fading")
+    return tmp_path
+
+
+def run_tests(package: Path, *arguments: str, **variables: str) -> set[str]:
+    """The tests of the repository that pass with the package, where none fails: names with their parameters."""
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--tb=short", *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(package), str(ROOT)]), **variables}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
+    summary = ended.stdout[ended.stdout.rfind("short test summary info") :]
+    assert ended.returncode == 0, "\n".join(re.findall(r"^(?:FAILED|ERROR).*", summary, re.MULTILINE)) or ended.stderr
+    return set(re.findall(r"^PASSED \S*::(\S+)", summary, re.MULTILINE))
+
+
+def test_lists_of_ops_mixers_and_tasks_take_the_package(package: Path) -> None:
+    """Tests of each kind of list, without the dearest of the contract."""
+    passed = run_tests(
+        package, "-p", "no:xdist", "-m", "not slow", "-k", f"({OURS} or table_of_layers) and not ({DEAR})", *QUICK
+    )
+    assert {
+        *("test_shapes[fading_attention]", "test_dtypes[fading_attention-torch-torch.float32]"),
+        *("test_no_sequence_is_in_both_splits[look-back-long]", "test_the_table_of_layers_is_the_registry"),
+        *("test_signature_is_that_of_the_declaration[fading_attention]",),
+    } <= passed, sorted(passed)
+
+
+@pytest.mark.slow
+def test_the_whole_fast_suite_is_green_on_it(package: Path) -> None:
+    passed = run_tests(package, "-m", "not slow", "-n", "auto", "--dist", "worksteal", "tests", OMP_NUM_THREADS="1")
+    assert len([name for name in passed if re.search("fading|look-back", name)]) > 250
+
+
+@pytest.mark.slow
+@pytest.mark.kernels
+def test_the_tests_of_kernels_are_green_on_it(package: Path) -> None:
+    passed = run_tests(package, "-p", "no:xdist", "-m", "kernels and not gpu and not slow", "-k", OURS, "tests/kernels")
+    assert "test_segments_are_the_whole[fading_attention]" in passed

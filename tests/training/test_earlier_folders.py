@@ -1,0 +1,85 @@
+"""Folders of interrupted trainings that the version before the common engine has written are continued to the same numbers.
+
+earlier_folders.tar.xz holds a recall experiment with one run that has ended and one that was stopped after 6 of 12 steps, a
+language model that was stopped after 4 of 6 steps, and the losses of the same trainings without a stop.
+"""
+
+import dataclasses
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from fastweights.data.text import TextCorpus, TextTokenizer, prepare_text
+from fastweights.environment import versions
+from fastweights.training import run_recall
+from fastweights.training.language import train_language
+
+from .language.small import small_run, write_texts
+from .small import small_experiment
+
+
+@pytest.fixture
+def earlier(tmp_path, monkeypatch):
+    """The current folder, with what the archive holds."""
+    monkeypatch.chdir(tmp_path)
+    with tarfile.open(Path(__file__).with_name("earlier_folders.tar.xz")) as archive:
+        archive.extractall(tmp_path)
+    return tmp_path
+
+
+def change(file, **values):
+    """Set values of a JSON file that depend on the versions of libraries."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def close_to(numbers):
+    return pytest.approx(numbers, rel=1e-4)  # another torch rounds otherwise
+
+
+def test_a_recall_experiment_continues(earlier):
+    change(earlier / "recall" / "experiment.json", torch=versions()["torch"], fastweights=versions()["fastweights"])
+    small = {
+        "width": 4,
+        "heads": 1,
+        "vocab_size": 8,
+        "pairs": (1,),
+        "intermediate_size": 0,
+        "tie_word_embeddings": True,
+    }
+    experiment = small_experiment(mixers=("linear",), seeds=(0, 1), **small)
+    ended = json.loads(next(earlier.glob("recall/runs/*-seed0.json")).read_text())
+    first, second = run_recall(experiment, "recall", workers=1)
+    assert dataclasses.asdict(first) == ended
+    whole = json.loads((earlier / "recall-expected.json").read_text())
+    assert second.losses == close_to(whole["losses"]) and second.accuracies == close_to(whole["accuracies"])
+    assert second.losses[:6] == whole["losses"][:6]  # from the checkpoint
+    assert not list(earlier.rglob("*.checkpoint"))
+
+
+def test_a_language_model_continues(earlier):
+    write_texts(earlier / "texts", files=12)
+    run = small_run(
+        earlier,
+        output="train",
+        cache="cache",
+        corpus=TextCorpus(paths=("texts",), held_out_fraction=0.2),
+        tokenizer=TextTokenizer(vocab_size=262),
+        model={
+            "hidden_size": 4,
+            "num_hidden_layers": 1,
+            "num_heads": 1,
+            "mixer": "linear",
+            "intermediate_size": 0,
+            "tie_word_embeddings": True,
+        },
+        context_lengths=(16,),
+        max_steps=6,
+        checkpoint_every=100,
+    )
+    change(earlier / "train" / "run.json", **prepare_text(run.corpus, run.tokenizer, run.cache).fingerprints)
+    (result,) = train_language(run)
+    whole = json.loads((earlier / "train-expected.json").read_text())
+    assert result.losses == close_to(whole["losses"]) and result.held_out_losses == close_to(whole["held_out_losses"])
+    assert result.losses[:4] == whole["losses"][:4]  # from the log
