@@ -21,7 +21,10 @@ LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 LIST = re.compile(r"^(?!- |\d+\. |[ |#>])(.+)\n(?=- |\d+\. )", re.MULTILINE)
 CODE = re.compile(r"```(?s:.*?)```|`[^`\n]*`|^(?: {4}.*\n)+", re.MULTILINE)
 NAMED = re.compile(r"(?<=\| )`([\w.-]+)`(?= \|)")
-WITH_MIXERS = ("README.md", "docs/choosing.md")  # pages with tables of mixers, in the folder that all pages begin from
+WITH_MIXERS = (
+    "docs/layers.md",
+    "docs/choosing.md",
+)  # pages with tables of mixers, in the folder that all pages begin from
 PAGES_OUTSIDE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}  # of the repository, and in the site
 COPIES = "files"  # folder of the site for files of the repository that are no pages
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)

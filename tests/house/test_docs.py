@@ -84,9 +84,13 @@ def test_images_are_small_and_shown() -> None:
 
 
 def test_the_table_of_layers_is_the_registry() -> None:
-    table = (ROOT / "README.md").read_text().partition("## Layers")[2].partition("\n## ")[0]
+    """Of docs/layers.md; the README has the same names by families."""
+    table = (ROOT / "docs" / "layers.md").read_text().partition("## All layers")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([\w-]+)` \|.*\| ([^|]+) \|$", table, re.MULTILINE)
     assert rows == [(name, MIXERS[name].state) for name in ORDER]
+    families = (ROOT / "README.md").read_text().partition("## Layers")[2].partition("\n## ")[0]
+    names = re.findall(r"`([\w-]+)`", "".join(row for row in families.splitlines(True) if row.startswith("| ")))
+    assert sorted(names) == sorted(ORDER)
 
 
 def test_the_table_of_ops_is_that_of_the_declarations() -> None:

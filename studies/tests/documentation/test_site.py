@@ -91,7 +91,7 @@ def test_lists_and_bars_as_python_markdown_reads_them() -> None:
 
 def test_mixers_in_tables_lead_to_their_pages() -> None:
     row = "| you need | `gdn` | `no_mixer` | as `gdn` |\n"
-    assert hooks.linked_mixers(row, "README.md") == row.replace("| `gdn` |", "| [`gdn`](mixers/gdn.md) |")
+    assert hooks.linked_mixers(row, "docs/layers.md") == row.replace("| `gdn` |", "| [`gdn`](mixers/gdn.md) |")
     assert hooks.linked_mixers(row, "docs/cpu.md") == row
 
 

@@ -78,7 +78,14 @@ def test_other_results_are_other_words(tmp_path: Path) -> None:
 def test_the_table_of_layers_says_which_decays_there_are() -> None:
     found = [page_parts.decay(name) for name in ("softmax", "deltanet", "retnet", "gdn", "kda", "palimpsa-d")]
     assert found == ["", "none", "per head, not learned", "per head", "per key channel", "per head"]
-    assert "| `pgdn` | gated DeltaNet with preconditioned write keys, as pdn has | per head | H K (V + 1) |" in README
+    row = "| `pgdn` | gated DeltaNet with preconditioned write keys, as pdn has | per head | H K (V + 1) |"
+    assert row in page_parts.LAYERS.read_text()
+
+
+def test_the_families_of_the_readme_have_every_mixer_once() -> None:
+    listed = [name for names, _ in page_parts.FAMILIES.values() for name in names.split()]
+    assert sorted(listed) == sorted(page_parts.own_mixers())
+    assert len(page_parts.FAMILIES) < 20  # the table fits a screen
 
 
 def test_a_page_without_the_marks_of_a_part_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,8 @@ from fastweights_studies.pages.results import read_measured, value_of
 from fastweights_studies.places import RESULTS, ROOT
 from fastweights_studies.record import Plain, Row, select
 
-README, CPU, RULES = ROOT / "README.md", ROOT / "docs" / "cpu.md", ROOT / "docs" / "rules.md"
+README, LAYERS = ROOT / "README.md", ROOT / "docs" / "layers.md"
+CPU, RULES = ROOT / "docs" / "cpu.md", ROOT / "docs" / "rules.md"
 COMMAND = "fastweights_studies.pages.page_parts"
 # Models of the training steps that the README compares with gdn, as it names them.
 COMPARED = {
@@ -61,10 +62,44 @@ def needed(value: float | None) -> float:
     return value
 
 
+# The families of the README's table: the names of their mixers, and what they do.
+FAMILIES = {
+    "softmax attention": ("softmax", "keeps every key and value; what the memories are judged against"),
+    "linear attention": ("linear retnet mamba2 gla", "adds key-value pairs: without decay, or with one per head or key channel"),
+    "linear attention, preconditioned": (
+        "pla pgla pmamba2 pmamba2-tied pmamba2-key", "divides by the energy of each key channel",
+    ),
+    "delta rule": ("deltanet gdn kda", "corrects what the memory answers to a key: decays as above"),
+    "Preconditioned DeltaNet": ("pdn pgdn pkda", "writes quiet key channels more strongly"),
+    "delta rule, other steps": (
+        "longhorn longhorn-elementwise efla nlms comba", "is stable for keys of any length, or feeds back less",
+    ),
+    "Palimpsa": ("palimpsa-d palimpsa-m", "rewrites slowly what many keys have written to"),
+    "ridge regression": ("gka mesa", "solves the decayed past again for every query (Gated KalmaNet, MesaNet)"),
+    "Lattice": ("lattice ttt", "keeps slots of unit length; its baseline, test-time training"),
+    "Variational Linear Attention": (
+        "vla vla-conv vla-softmax vla-linear vla-deltanet", "writes along directions that a penalty bends; its baselines",
+    ),
+    "recursive least squares": ("rls", "is the exact regression of all values on all keys"),
+}  # fmt: skip
+
+
+def own_mixers() -> list[str]:
+    """The names of the library's own mixers; one of a plug-in is none of them."""
+    return [name for name, spec in MIXERS.items() if spec.layer.__module__.startswith("fastweights.")]
+
+
+def families(results: Path) -> str:
+    """The families of the library's mixers, one line each."""
+    rows = [
+        [family, ", ".join(f"`{name}`" for name in names.split()), does] for family, (names, does) in FAMILIES.items()
+    ]
+    return table(["family", "names", "the memory"], rows)
+
+
 def layers(results: Path) -> str:
-    """The library's own mixers, from their declarations; a mixer of a plug-in is none of them."""
-    own = {name: spec for name, spec in MIXERS.items() if spec.layer.__module__.startswith("fastweights.")}
-    rows = [[f"`{name}`", spec.summary, decay(name), spec.state] for name, spec in own.items()]
+    """The library's own mixers, from their declarations."""
+    rows = [[f"`{name}`", MIXERS[name].summary, decay(name), MIXERS[name].state] for name in own_mixers()]
     return table(["name", "memory rule", "decay", "state"], rows)
 
 
@@ -311,7 +346,8 @@ def attention(results: Path) -> str:
 
 Part = Callable[[Path], str]
 PARTS: dict[Path, dict[str, Part]] = {
-    README: {"layers": layers, "measured": measured},
+    README: {"layers": families, "measured": measured},
+    LAYERS: {"layers": layers},
     CPU: {"recall": recall, "language models": language, "ops": ops},
     RULES: {"first values": first_values, "attention": attention},
 }
