@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import LOG2E
-from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
+from ..runtime.launch_plan import launch, make_rows_contiguous
 
 SLOTS, WARPS, STAGES = 64, 4, 3  # of a step
 ENOUGH_PROGRAMS, MOST_SHARES, SMALLEST_SHARE = 1056, 64, 2  # the smallest share in steps
@@ -74,9 +74,9 @@ def attend_to_slots(
     newest = now % slots
     first = tl.load(padding + row).to(tl.int32) if padding is not None else 0
     member, channel, lane = tl.arange(0, BM), tl.arange(0, BK), tl.arange(0, BS)
-    of_query = (pair * GROUP + member)[:, None] * K + channel[None, :]
+    query_place = (pair * GROUP + member)[:, None] * K + channel[None, :]
     is_query = (member < GROUP)[:, None] & (channel < K)[None, :]
-    query = tl.load(q + of_query, is_query, 0.0)
+    query = tl.load(q + query_place, is_query, 0.0)
     m = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     answer = tl.zeros((BM, BK), tl.float32)
@@ -130,9 +130,9 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """o [N, 1, H, K]; keys and values get one token more, `seen` and `place` as well if `count`. Nothing is checked."""
     batch, _, heads, width = q.shape
-    slots, of_keys = keys.shape[1:3]
-    group = heads // of_keys
-    pairs = batch * of_keys
+    slots, key_heads = keys.shape[1:3]
+    group = heads // key_heads
+    pairs = batch * key_heads
     steps = -(-slots // SLOTS)
     shares = max(1, min(MOST_SHARES, steps // SMALLEST_SHARE, -(-ENOUGH_PROGRAMS // max(pairs, 1))))
     share = -(-steps // shares) * SLOTS
@@ -140,19 +140,17 @@ def attend(
     flat = [make_rows_contiguous(x.flatten(2)).squeeze(1) for x in (q, k, v)]
     turned, o = q.new_empty(batch, heads, width), q.new_empty(batch, 1, heads, width)
     partial = [torch.empty(batch * heads, shares, *n, device=q.device, dtype=torch.float32) for n in ((width,), (), ())]
-    if batch:
-        with device_of(q):
-            launch(
-                rotate_into_ring, (batch * (heads + of_keys),), *flat, *[x.stride(0) for x in flat], seen, place, frequency,
-                turned, keys, values, slots, H=heads, G=of_keys, HALF=width // 2, BH=padded(width // 2, 1), num_warps=1,
-            )  # fmt: skip
-            launch(
-                attend_to_slots, (pairs * shares,), turned, keys, values, place, padding, *partial, slots, share, shares,
-                LOG2E.value * width**-0.5, G=of_keys, GROUP=group, K=width, BM=padded(group), BK=padded(width), BS=SLOTS,
-                num_warps=WARPS, num_stages=STAGES,
-            )  # fmt: skip
-            launch(
-                combine_shares, (batch * heads,), *partial, seen, place, o, shares, int(count), H=heads, K=width,
-                BI=MOST_SHARES, BK=padded(width, 1), num_warps=4,
-            )  # fmt: skip
+    launch(
+        rotate_into_ring, (batch * (heads + key_heads),), *flat, *[x.stride(0) for x in flat], seen, place, frequency,
+        turned, keys, values, slots, H=heads, G=key_heads, HALF=width // 2, BH=padded(width // 2, 1), num_warps=1,
+    )  # fmt: skip
+    launch(
+        attend_to_slots, (pairs * shares,), turned, keys, values, place, padding, *partial, slots, share, shares,
+        LOG2E.value * width**-0.5, G=key_heads, GROUP=group, K=width, BM=padded(group), BK=padded(width), BS=SLOTS,
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    launch(
+        combine_shares, (batch * heads,), *partial, seen, place, o, shares, int(count), H=heads, K=width,
+        BI=MOST_SHARES, BK=padded(width, 1), num_warps=4,
+    )  # fmt: skip
     return o

@@ -19,7 +19,7 @@ from ..common.call import padded
 from ..common.delta_rule.launches import DeltaRule
 from ..common.delta_rule.sizes import SavedForBackward
 from ..common.math import any_so_far, clamp_decay, exp2, infinite_to_nan, is_bad, zero_where
-from ..common.packing import pieces_of_sequence, program_chunk
+from ..common.packing import live_tokens, pieces_of_sequence, program_chunk
 from ..common.tiles import load_gate
 from ..runtime.workspace import TensorSpec
 
@@ -39,7 +39,7 @@ def pair_decays(upto, decay, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def to_operand(x, dtype: tl.constexpr):
+def make_operand(x, dtype: tl.constexpr):
     """x as an operand of a product: bfloat16 for bfloat16 inputs, else float32 (float16 lacks the range)."""
     return x.to(tl.bfloat16) if dtype == tl.bfloat16 else x
 
@@ -48,8 +48,8 @@ def to_operand(x, dtype: tl.constexpr):
 def earlier_energy(keys, upto, decay, beta, start, PRECISION: tl.constexpr):
     """A_i - beta_i k_i^2: the part of earlier tokens and of A at the chunk's start. A token's own part is added in float32,
     as it must cancel in gradients. upto: G_i, or G_(i-1) for all of A_(i-1)."""
-    energy = to_operand(keys.to(tl.float32) * keys.to(tl.float32), keys.dtype)
-    weights = to_operand(pair_decays(upto, decay, PRECISION) * beta[None, :], keys.dtype)
+    energy = make_operand(keys.to(tl.float32) * keys.to(tl.float32), keys.dtype)
+    weights = make_operand(pair_decays(upto, decay, PRECISION) * beta[None, :], keys.dtype)
     return tl.dot(weights, energy, tl.exp2(upto)[:, None] * start[None, :], input_precision=PRECISION)
 
 
@@ -75,8 +75,7 @@ def key_energy_sums(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     c = tl.arange(0, PK)
     at = (first * H + head // (HV // H)) * K
     here = live[:, None] & (c < K)[None, :]
@@ -137,17 +136,16 @@ def key_energy_backward(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     at = m.to(tl.int64) * HV + head
     decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     total = tl.min(decay, 0)
     pairs = tl.zeros((64, 64), tl.float32)
-    from_start = tl.zeros((64,), tl.float32)
-    to_end = tl.zeros((64,), tl.float32)
-    to_beta = tl.zeros((64,), tl.float32)
+    start_part = tl.zeros((64,), tl.float32)
+    end_part = tl.zeros((64,), tl.float32)
+    grad_beta = tl.zeros((64,), tl.float32)
     across = 0.0
     for k0 in range(0, K, BK):
         c = k0 + tl.arange(0, BK)
@@ -160,29 +158,29 @@ def key_energy_backward(
         keys = keys.to(tl.float32)
         energy = keys * keys
         across += tl.sum(begin * end, 0)
-        from_start += tl.sum(grad_A.to(tl.float32) * begin[None, :], 1)
-        to_end += tl.sum(energy * end[None, :], 1)
-        to_energy = grad_A.to(tl.float32) + tl.exp2(total - decay)[:, None] * end[None, :]
+        start_part += tl.sum(grad_A.to(tl.float32) * begin[None, :], 1)
+        end_part += tl.sum(energy * end[None, :], 1)
+        grad_energy = grad_A.to(tl.float32) + tl.exp2(total - decay)[:, None] * end[None, :]
         weights = tl.trans(pair_decays(decay, decay, PRECISION).to(grad_A.dtype))
-        to_energy = tl.dot(weights, grad_A, to_energy, input_precision=PRECISION)
-        to_beta += tl.sum(to_energy * energy, 1)
-        to_keys = 2 * keys * beta[:, None] * to_energy
+        grad_energy = tl.dot(weights, grad_A, grad_energy, input_precision=PRECISION)
+        grad_beta += tl.sum(grad_energy * energy, 1)
+        grad_keys = 2 * keys * beta[:, None] * grad_energy
         if ADD:
-            to_keys += tl.load(dk + at_row, here, 0.0).to(tl.float32)
-        tl.store(dk + at_row, to_keys.to(dk.dtype.element_ty), here)
+            grad_keys += tl.load(dk + at_row, here, 0.0).to(tl.float32)
+        tl.store(dk + at_row, grad_keys.to(dk.dtype.element_ty), here)
         pairs = tl.dot(grad_A, tl.trans(energy.to(grad_A.dtype)), pairs, input_precision=PRECISION)
-    tl.store(dbeta + start + row, to_beta, live)
+    tl.store(dbeta + start + row, grad_beta, live)
     pairs *= pair_decays(decay, decay, PRECISION) * beta[None, :]
-    to_end *= tl.exp2(total - decay) * beta
-    to_decay = tl.exp2(decay) * from_start + tl.sum(pairs, 1) - tl.sum(pairs, 0) - to_end
-    at_last = tl.exp2(total) * across + tl.sum(to_end, 0)
-    to_decay = tl.where(i == count - 1, to_decay + at_last, to_decay)
-    tl.store(dg + start + row, tl.cumsum(tl.where(live, to_decay, 0.0), 0, reverse=True), live)
+    end_part *= tl.exp2(total - decay) * beta
+    grad_decay = tl.exp2(decay) * start_part + tl.sum(pairs, 1) - tl.sum(pairs, 0) - end_part
+    grad_last = tl.exp2(total) * across + tl.sum(end_part, 0)
+    grad_decay = tl.where(i == count - 1, grad_decay + grad_last, grad_decay)
+    tl.store(dg + start + row, tl.cumsum(tl.where(live, grad_decay, 0.0), 0, reverse=True), live)
 
 
 def gate_groups(call: DeltaRule) -> dict[str, Any]:
     x = call.memory
-    return {"K": call.K, "HEADS_PG": call.group(x.precond_g), "HEADS_PB": call.group(x.precond_beta)}
+    return {"HEADS_PG": call.group(x.precond_g), "HEADS_PB": call.group(x.precond_beta)}
 
 
 def record_key_energy(call: DeltaRule, saved: SavedForBackward, end: Any) -> None:
@@ -190,7 +188,7 @@ def record_key_energy(call: DeltaRule, saved: SavedForBackward, end: Any) -> Non
     x, totals = call.memory, call.floats(call.M, call.HV)
     call.launch(
         key_energy_sums, (call.M, call.HV), x.k, x.precond_g, x.precond_beta, saved.key_energy, totals, saved.chunk_table,
-        call.T, call.H, call.HV, PK=padded(call.K), **gate_groups(call), num_warps=4,
+        call.T, call.H, call.HV, **gate_groups(call), num_warps=4,
     )  # fmt: skip
     record_scan(call, saved.key_energy, totals, x.A, end, back=False)
 
@@ -199,7 +197,7 @@ def record_scan(call: DeltaRule, sums: TensorSpec, totals: TensorSpec, begin: An
     width = min(32, padded(call.K))
     call.launch(
         key_energy_scan, (call.N, call.HV, -(-call.K // width)), sums, totals, begin, end, call.memory.cu_seqlens, call.T,
-        call.HV, K=call.K, BK=width, BACK=back, BEGUN=begin is not None, ENDED=end is not None, num_warps=4,
+        call.HV, BK=width, BACK=back, BEGUN=begin is not None, ENDED=end is not None, num_warps=4,
     )  # fmt: skip
 
 
@@ -225,6 +223,6 @@ def record_energy_grads(
     call.launch(
         key_energy_backward, (call.M, call.HV), x.k, grads.inside, dk, saved.key_energy, grads.sums, x.precond_g,
         x.precond_beta, dg, dbeta, saved.chunk_table, call.T, call.H, call.HV, **gate_groups(call), ADD=add,
-        PRECISION=call.precision, **call.tile_options("key_energy_backward", "BK"),
+        **call.tile_options("key_energy_backward", "BK"),
     )  # fmt: skip
     return dg, dbeta, dA

@@ -7,12 +7,9 @@ from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from ..common.call import Specs, make_rule
 from ..common.delta_rule.launches import DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
-from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 from .key_energy import record_energy_grads, record_key_energy
 from .precondition import QUERIES, Form, record_precondition, record_precondition_grads
@@ -67,25 +64,22 @@ class PreconditionerInputs(
     """k [B, T, H, K]; g, beta [B, T, heads]; for write keys center [HV], for queries q, as k, and ridge [HV, K]; A [N, HV, K] or
     None; cu_seqlens [N+1] or None."""
 
-    def as_memory(self) -> KernelInputs:
-        """The inputs of a memory with these heads, whose values nobody reads."""
-        k, g, beta, center, q, ridge, A, cu_seqlens = self
-        v = TensorSpec((*k.shape[:2], max(g.shape[2], beta.shape[2]), 1), k.dtype)
-        q, parameter = (k, center) if q is None else (q, ridge)
-        return KernelInputs(q, k, v, precond_g=g, precond_beta=beta, center=parameter, A=A, cu_seqlens=cu_seqlens)
-
 
 class Preconditioner(DeltaRule):
     """Options, for write keys: squash, bound, eps, ridge. Outputs: write keys or queries, and A. Of what is saved only A at the
     chunks' starts and the table of chunks are filled."""
 
-    def __init__(
-        self, x: PreconditionerInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
-        super().__init__(x.as_memory(), device, options, recorder)
-        self.inputs = x
-        squash, bound, eps, ridge = options
-        self.form = Form(squash if x.q is None else QUERIES, bound, eps, ridge)
+    def read_memory(self) -> KernelInputs:
+        """The inputs of a memory with these heads, whose values nobody reads."""
+        k, g, beta, center, q, ridge, A, cu_seqlens = self.x
+        v = TensorSpec((*k.shape[:2], max(g.shape[2], beta.shape[2]), 1), k.dtype)
+        q, parameter = (k, center) if q is None else (q, ridge)
+        return KernelInputs(q, k, v, precond_g=g, precond_beta=beta, center=parameter, A=A, cu_seqlens=cu_seqlens)
+
+    def set_up(self) -> None:
+        super().set_up()
+        squash, bound, eps, ridge = self.options
+        self.form = Form(squash if self.x.q is None else QUERIES, bound, eps, ridge)
 
     def shapes(self, final: bool) -> tuple[Specs, SavedForBackward]:
         kept = self.placeholders()
@@ -102,17 +96,17 @@ class Preconditioner(DeltaRule):
 
     def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> PreconditionerInputs:
         dmade, dA_end = output_grads
-        of_keys = self.inputs.q is None
+        makes_keys = self.x.q is None
         dx = dk = self.token_tensor(self.HV, self.K)
-        if not of_keys:  # nothing but A comes from the keys
+        if not makes_keys:  # nothing but A comes from the keys
             dk = self.token_tensor(self.HV, self.K)
         grads = record_precondition_grads(self, saved, dmade, dx, self.form, add=False)
-        dg, dbeta, dA = record_energy_grads(self, saved, grads, dk, of_keys, dA_end, state_grads)
-        found = PreconditionerInputs(dk, dg, dbeta, A=None if self.inputs.A is None else dA)
+        dg, dbeta, dA = record_energy_grads(self, saved, grads, dk, makes_keys, dA_end, state_grads)
+        found = PreconditionerInputs(dk, dg, dbeta, A=None if self.x.A is None else dA)
         if self.form.name == "none":  # reads no centre
             return found
         *_, parameter = self.reduce_grads(saved, None, center_grads=grads.parameter)
-        return found._replace(center=parameter) if of_keys else found._replace(q=dx, ridge=parameter)
+        return found._replace(center=parameter) if makes_keys else found._replace(q=dx, ridge=parameter)
 
 
 MEMORY = make_rule(Memory)

@@ -21,7 +21,7 @@ import triton.language as tl
 from ..common.delta_rule.launches import DeltaRule
 from ..common.delta_rule.sizes import SavedForBackward
 from ..common.math import LN2, exp2, has_bad_number, infinite_to_nan, log2, reciprocal
-from ..common.packing import program_chunk
+from ..common.packing import live_tokens, program_chunk
 from ..runtime.workspace import TensorSpec
 from .key_energy import EnergyGrads, earlier_energy, earlier_energy_with_bad_numbers, gate_groups, load_gates
 
@@ -74,8 +74,7 @@ def precondition(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     at_keys = (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
     decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     upto = energy_decay(decay, FORM)
@@ -119,21 +118,20 @@ def precondition_grads(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     at = m.to(tl.int64) * HV + head
     at_keys = (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
     decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     upto = energy_decay(decay, FORM)
     if (FORM == "softsign") | (FORM == "tanh"):
         middle = tl.load(parameter + head)
-        to_center = 0.0
+        grad_center = 0.0
     for k0 in range(0, K, BK):
         c = k0 + tl.arange(0, BK)
         here = live[:, None] & (c < K)[None, :]
         at_row = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
         keys = tl.load(k + at_keys + c[None, :], here, 0.0)
-        to_out = tl.load(dout + at_row, here, 0.0).to(tl.float32)
+        grad_out = tl.load(dout + at_row, here, 0.0).to(tl.float32)
         begin = tl.load(gram + at * K + c, c < K, 0.0)
         A = earlier_energy(keys, upto, decay, beta, begin, PRECISION)
         keys = keys.to(tl.float32)
@@ -141,24 +139,24 @@ def precondition_grads(
             inverse = reciprocal(A + ridge, PRECISION)
             direction = keys * inverse
             share = reciprocal(1 + tl.sum(direction * keys, 1), PRECISION)[:, None]
-            to_overlap = -share * share * tl.sum(direction * to_out, 1)[:, None]
-            to_direction = share * to_out + to_overlap * keys
-            direct = to_overlap * direction + to_direction * inverse
-            grad_A = -to_direction * direction * inverse
+            grad_overlap = -share * share * tl.sum(direction * grad_out, 1)[:, None]
+            grad_direction = share * grad_out + grad_overlap * keys
+            direct = grad_overlap * direction + grad_direction * inverse
+            grad_A = -grad_direction * direction * inverse
         else:
             A += beta[:, None] * (keys * keys)
             if FORM == "queries":
                 queries = tl.load(q + at_keys + c[None, :], here, 0.0).to(tl.float32)
                 inverse = reciprocal(A + tl.load(parameter + head * K + c, c < K, 1.0)[None, :], PRECISION)
-                direct = inverse * to_out
+                direct = inverse * grad_out
                 grad_A = -direct * inverse * queries
                 tl.store(dparameter + at * K + c, tl.sum(grad_A, 0), c < K)
             else:
                 A += eps
                 squashed, slope = squash(log2(A, PRECISION) * LN2 - middle, FORM, PRECISION)
-                direct = exp2(-power * squashed, PRECISION) * to_out
+                direct = exp2(-power * squashed, PRECISION) * grad_out
                 dr = -power * LN2 * slope * direct * keys
-                to_center -= tl.sum(dr)
+                grad_center -= tl.sum(dr)
                 grad_A = dr * reciprocal(A, PRECISION)
         at_A = at_row
         kept = grad_A
@@ -172,13 +170,13 @@ def precondition_grads(
         tl.store(dx + at_row, direct.to(dx.dtype.element_ty), here)
         tl.store(sums + at * K + c, tl.sum(tl.exp2(upto)[:, None] * grad_A, 0), c < K)
     if (FORM == "softsign") | (FORM == "tanh"):
-        tl.store(dparameter + at, to_center)
+        tl.store(dparameter + at, grad_center)
     tl.store(totals + at, tl.min(decay, 0))
 
 
 def shared_constants(call: DeltaRule, form: Form, kernel: str) -> dict[str, Any]:
     tile = call.tile_options("precondition_whole" if form.name == "none" else kernel, "BK")
-    return {**gate_groups(call), "FORM": form.name, "PRECISION": call.precision, **tile}
+    return {**gate_groups(call), "FORM": form.name, **tile}
 
 
 def record_precondition(call: DeltaRule, saved: SavedForBackward, out: Any, form: Form) -> None:

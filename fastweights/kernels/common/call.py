@@ -11,9 +11,8 @@ import torch
 
 from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
+from .joining import combine_segments, reduce_gate_grads, sum_tiles
 from .packing import CHUNK
-from .segments import combine_segments
-from .sums import reduce_gate_grads, sum_tiles
 
 Specs = Sequence[TensorSpec | None]
 SUM_BLOCK = 1024  # numbers that one program sums
@@ -42,33 +41,43 @@ class Call:
     """B rows of T tokens in N sequences (each row one where nothing is packed), H key heads, HV value heads, K and V channels; M
     chunks, or as many numbers as those of packed sequences may take.
 
-    x: the inputs, a named tuple of tensors or placeholders. keys, heads: what has the key heads, and the numbers HV and V, where
-    these are not x.q and x.v. A family derives a class with the methods shapes(final), forward(final) and backward(saved,
-    output_grads, state_grads), of which `make_rule` makes a `Rule`."""
+    x: the inputs, a named tuple of tensors or placeholders. A family derives a class with the methods shapes(final),
+    forward(final) and backward(saved, output_grads, state_grads), of which `make_rule` makes a `Rule`, and may override
+    `find_heads` and `set_up`."""
 
-    def __init__(
-        self, x: Any, device: torch.device, options: Any, recorder: Recorder | None = None, keys: Any = None,
-        heads: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
-        keys = x.q if keys is None else keys
+    def __init__(self, x: Any, device: torch.device, options: Any, recorder: Recorder | None = None) -> None:
         self.x, self.device, self.options = x, device, options
+        keys, heads = self.find_heads()
         self.recorder = recorder or Recorder()
         self.dtype = keys.dtype
         self.rows = self.B, self.T = keys.shape[:2]
         # Kernels are compiled for heads and their widths: as numbers, where torch.compile(dynamic=True) has symbols.
         self.H, self.K = map(int, keys.shape[2:])
-        self.HV, self.V = map(int, heads or x.v.shape[2:])
+        self.HV, self.V = map(int, heads)
         self.packed = x.cu_seqlens is not None
         self.N = x.cu_seqlens.shape[0] - 1 if self.packed else self.B
         self.M = max_pieces(self.N, self.T, CHUNK, self.packed)
         self.precision = "tf32x3" if self.dtype == torch.float32 else "tf32"
+        # By the names that kernels have for them; `set_up` adds those of a family.
+        self.constants = {"K": self.K, "PK": padded(self.K), "V": self.V, "PRECISION": self.precision}
+        self.set_up()
+
+    def find_heads(self) -> tuple[Any, Sequence[int]]:
+        """A tensor that has the key heads, and the numbers HV and V."""
+        return self.x.q, self.x.v.shape[2:]
+
+    def set_up(self) -> None:
+        """Choose what the launches of the call have in common."""
 
     @property
     def has_large_shared_memory(self) -> bool:
         return has_large_shared_memory(self.device)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        self.recorder.launch(kernel, grid, *arguments, **constants)
+        """A launch that takes from `self.constants` what the kernel names and the caller does not give."""
+        missing = [name for name in kernel.arg_names[len(arguments) :] if name not in constants]
+        found = {name: self.constants[name] for name in missing if name in self.constants}
+        self.recorder.launch(kernel, grid, *arguments, **found, **constants)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:
         """A tensor in the dtype of the keys, unless another is given."""
@@ -104,8 +113,7 @@ class Call:
         end). tile: its sizes BK and BV, and how the kernel is compiled. delta: whether transitions are matrices."""
         self.launch(
             combine_segments, (-(-self.V // tile["BV"]) * self.N, self.HV), begin, added, transitions, self.x.cu_seqlens, self.T,
-            tokens, self.HV, K=self.K, PK=padded(self.K), V=self.V, DELTA=delta, BACK=back, BEGUN=begin is not None,
-            PRECISION=precision, **tile,
+            tokens, self.HV, DELTA=delta, BACK=back, BEGUN=begin is not None, PRECISION=precision, **tile,
         )  # fmt: skip
 
     def sum_gates(self, gate_grads: Any, center_grads: Any, found: Specs, chunks: Any) -> None:

@@ -46,7 +46,7 @@ def tokens_of_sequence(cu_seqlens, n, T):
 
 
 @triton.jit
-def owner(cu_seqlens, number, T, N, steps, L):
+def find_owner(cu_seqlens, number, T, N, steps, L):
     """The last sequence whose pieces of L tokens begin at or before each number, by bisection in so many steps."""
     n = number * 0
     for i in range(steps):
@@ -58,7 +58,7 @@ def owner(cu_seqlens, number, T, N, steps, L):
 
 @triton.jit
 def write_chunks(cu_seqlens, chunks, number, T, N, steps, M):
-    n = owner(cu_seqlens, number, T, N, steps, 64)
+    n = find_owner(cu_seqlens, number, T, N, steps, 64)
     start, stop = sequence_edges(cu_seqlens, n, T)
     first = start + (number - (start // 64 + n)) * 64
     tl.store(chunks + number * 2, first, number < M)
@@ -74,7 +74,7 @@ def write_segments(cu_seqlens, segments, number, T, N, steps, P, L):
         start, stop = n * T, n * T + T
         chunk = n * tl.cdiv(T, 64) + place * (L // 64)
     else:
-        n = owner(cu_seqlens, number, T, N, steps, L)
+        n = find_owner(cu_seqlens, number, T, N, steps, L)
         start, stop = sequence_edges(cu_seqlens, n, T)
         place = number - (start // L + n)
         chunk = start // 64 + n + place * (L // 64)
@@ -143,6 +143,13 @@ def program_chunk(chunks, time):
     m, head = tl.program_id(0), tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
     return m, head, first, count
+
+
+@triton.jit
+def live_tokens(count):
+    """The tokens of a chunk by number [64], and which of them there are."""
+    i = tl.arange(0, 64)
+    return i, i < count
 
 
 @triton.jit

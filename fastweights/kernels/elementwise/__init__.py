@@ -7,9 +7,9 @@ One head; L = |k|^2, and every sum over channels i is one over the keys, every s
 
 a = 1 - k^2 e^T, written without cancellation. The decay is no product of one number per row and one per column over several
 tokens, so no matrix product reads a chunk. A program holds a tile of S in registers, all channels by some columns, and steps
-through the tokens of a sequence (`read_elements`, read.py).
+through the tokens of a sequence (`read_elements`).
 
-Backwards (`element_gradients`, gradients.py), with dS the gradient of the state after a token:
+Backwards (`element_gradients`), with dS the gradient of the state after a token:
 
     dS_t += q do^T                    dq = S_t do                     da = dS_t * S_{t-1}
     du = dS_t^T k                     dleast = da^T 1                 de = da^T others + v * du

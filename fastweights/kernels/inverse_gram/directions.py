@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import any_so_far, is_bad, zero_where
-from ..common.packing import program_chunk
+from ..common.packing import live_tokens, program_chunk
 from ..common.tiles import load_gate, load_rows, row_places
 from .sums import exact_dot, load_divisors, load_float_rows, load_matrix, precise_dot
 
@@ -51,8 +51,7 @@ def token_products(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     products = tl.zeros((64, 64), tl.float32)
@@ -85,8 +84,7 @@ def token_rows(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     part = tl.arange(0, BK)
     lower = tl.load(T + (m.to(tl.int64) * HV + head) * 4096 + i[:, None] * 64 + i[None, :])
     if y is not None:
@@ -113,8 +111,7 @@ def solve_tokens(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     spoiled = find_bad_tokens(u, gain, first, live, head, HV, K, BK, HEADS, HEADS_GAIN)
@@ -154,8 +151,7 @@ def direction_gradients(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     along_x, along_y = tl.zeros((64, 64), tl.float32), tl.zeros((64, 64), tl.float32)
@@ -171,7 +167,7 @@ def direction_gradients(
         along_x *= share[None, :]
         along_y *= share[None, :]
     along_x, along_y = tl.where(later, along_x, 0.0), tl.where(later, along_y, 0.0)
-    to_gain = tl.zeros((64,), tl.float32)
+    grad_gain = tl.zeros((64,), tl.float32)
     for c0 in range(0, K, BK):
         c = c0 + part
         X = load_float_rows(x, first, live, head, HV, c, K, 1)
@@ -182,12 +178,12 @@ def direction_gradients(
             out = tl.dot(U, tl.trans(load_matrix(H, matrix, c, r0 + part, K)), out, input_precision=PRECISION)
         out = -out
         if gain is not None:
-            to_gain += 0.5 * tl.sum(load_float_rows(u, first, live, head, HV, c, K, HEADS) * out, 1)
+            grad_gain += 0.5 * tl.sum(load_float_rows(u, first, live, head, HV, c, K, HEADS) * out, 1)
             if SELF:
                 through = load_float_rows(dy, first, live, head, HV, c, K, 1) * load_float_rows(
                     y, first, live, head, HV, c, K, 1
                 )
-                to_gain += share * tl.sum(through, 1)
+                grad_gain += share * tl.sum(through, 1)
             out *= load_gate(gain, first, live, head, HV, HEADS_GAIN)[:, None]
         at, here = row_places(first, live, head, HV, c, K, 1)
         if SELF:
@@ -196,4 +192,4 @@ def direction_gradients(
             tl.store(db + at, load_float_rows(x, first, live, head, HV, c, K, 1).to(db.dtype.element_ty), here)
         tl.store(du + at, out.to(du.dtype.element_ty), here)
     if gain is not None:
-        tl.store(dgain + first * HV + head + i * HV, to_gain, live)
+        tl.store(dgain + first * HV + head + i * HV, grad_gain, live)

@@ -116,7 +116,7 @@ def eliminate_blocks(
             tl.store(out + at + (b + t)[:, None] * K + c[None, :], lower, (c < K)[None, :])
             tl.store(D + (first + b + t) * HV + head, divisors, b + t < count)
         rows *= tl.sqrt(weights)[:, None]
-        of_block = own[None, :] | ((r >= b) & (r < b + ROWS))[:, None]
-        M = tl.dot(-tl.trans(rows), rows, tl.where(of_block, 0.0, M), input_precision=PRECISION)
+        is_block = own[None, :] | ((r >= b) & (r < b + ROWS))[:, None]
+        M = tl.dot(-tl.trans(rows), rows, tl.where(is_block, 0.0, M), input_precision=PRECISION)
     if not TOKENS:
         tl.store(out + at + r[:, None] * K + c[None, :], -M, inside)

@@ -11,7 +11,6 @@ import torch
 from ..common.call import Specs, make_rule, padded
 from ..common.delta_rule.launches import DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
-from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 from .unit_keys import divisor_gradients, divisors, scan_rows, unit_key_gradients, unit_keys
 
@@ -30,20 +29,18 @@ class Penalized(DeltaRule):
     """Operands are in the dtype of the inputs. Where that has 16 bits, another tensor has what the rounding of write keys left.
     Options: eps, whether keys and write keys have length 1. Outputs: o, S, z, the states None unless they are wanted."""
 
-    def __init__(
-        self, x: PenalizedInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
-        self.eps, self.unit_keys, unit_writes = options
-        dtype = x.k.dtype
-        memory = KernelInputs(
-            x.q, TensorSpec(x.k.shape, dtype) if self.unit_keys else x.k, x.v, TensorSpec((*x.v.shape[:2], 1), torch.float32),
+    def read_memory(self) -> KernelInputs:
+        x, (_, unit_keys, _), dtype = self.x, self.options, self.x.k.dtype
+        return KernelInputs(
+            x.q, TensorSpec(x.k.shape, dtype) if unit_keys else x.k, x.v, TensorSpec((*x.v.shape[:2], 1), torch.float32),
             write_key=TensorSpec(x.y.shape, dtype), S=x.S, cu_seqlens=x.cu_seqlens,
             write_key_rest=None if dtype == torch.float32 else TensorSpec(x.y.shape, dtype),
         )  # fmt: skip
-        super().__init__(memory, device, options, recorder)
-        self.x = x
-        self.channels = {"K": self.K, "PK": padded(self.K)}
-        self.units = {"HEADS_Y": self.group(x.y), "UNIT_KEYS": self.unit_keys, "UNIT_WRITES": unit_writes}
+
+    def set_up(self) -> None:
+        super().set_up()
+        self.eps, self.unit_keys, unit_writes = self.options
+        self.constants |= {"HEADS_Y": self.group(self.x.y), "UNIT_KEYS": self.unit_keys, "UNIT_WRITES": unit_writes}
 
     def ask_memory(self, saved: Saved) -> SavedForBackward:
         """Let the memory have the divisors of its answers; what it saves."""
@@ -53,7 +50,7 @@ class Penalized(DeltaRule):
     def launch_chunks(self, kernel: Any, saved: Saved, *arguments: Any, **constants: Any) -> None:
         """A kernel that takes a chunk of one head per program."""
         self.launch(
-            kernel, (self.M, self.HV), *arguments, saved.chunk_table, self.T, self.HV, **self.channels, **constants,
+            kernel, (self.M, self.HV), *arguments, saved.chunk_table, self.T, self.HV, **constants,
             num_warps=4 if padded(max(self.K, self.V)) <= 64 else 8, num_stages=1,
         )  # fmt: skip
 
@@ -61,12 +58,12 @@ class Penalized(DeltaRule):
         x, memory = self.x, self.memory
         self.launch_chunks(
             unit_keys, saved, x.k, x.y, memory.k if self.unit_keys else None, memory.write_key, memory.write_key_rest,
-            memory.beta, sums, HEADS_K=self.group(x.k), **self.units,
+            memory.beta, sums, HEADS_K=self.group(x.k),
         )  # fmt: skip
 
     def record_scan(self, start: Any, sums: TensorSpec, states: Any, end: Any, back: bool) -> None:
         self.launch(
-            scan_rows, (self.N, self.HV), start, sums, states, end, self.x.cu_seqlens, self.T, self.HV, **self.channels,
+            scan_rows, (self.N, self.HV), start, sums, states, end, self.x.cu_seqlens, self.T, self.HV,
             BACK=back, num_warps=4, num_stages=1,
         )  # fmt: skip
 
@@ -93,10 +90,8 @@ class Penalized(DeltaRule):
         kept = self.ask_memory(saved)
         self.record_unit_keys(saved, None)
         found = self.memory_grads(kept, 1.0, do, dS_end, state_grads)
-        ddivisor, (sums, later) = (
-            self.token_tensor(HV, dtype=torch.float32),
-            (self.floats(self.M, HV, K) for _ in range(2)),
-        )
+        ddivisor = self.token_tensor(HV, dtype=torch.float32)
+        sums, later = (self.floats(self.M, HV, K) for _ in range(2))
         group = self.group(x.k)
         self.launch_chunks(divisor_gradients, saved, x.q, found.q, saved.divisor, ddivisor, sums, self.eps, HEADS=group)
         dz = self.floats(self.N, HV, K) if state_grads and x.z is not None else None
@@ -104,7 +99,7 @@ class Penalized(DeltaRule):
         dq, dk, dy = (self.token_tensor(HV, K, dtype=dtype) for dtype in (self.dtype, self.dtype, torch.float32))
         self.launch_chunks(
             unit_key_gradients, saved, x.q, x.k, x.y, saved.z, later, ddivisor, found.q, found.k, found.write_key, dq, dk, dy,
-            HEADS=group, **self.units,
+            HEADS=group,
         )  # fmt: skip
         return PenalizedInputs(dq, dk, found.v, dy, None if x.S is None else found.S, dz)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.packing import pieces_of_sequence, program_part
+from ..common.packing import live_tokens, pieces_of_sequence, program_part
 from ..common.tiles import load_gate, load_rows
 
 AHEAD = tl.constexpr(4)  # chunks that are loaded at once
@@ -101,23 +101,18 @@ def chunk_sums(
     part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     r, c = tl.arange(0, PK), part * BK + tl.arange(0, BK)
-    left, right = (
-        load_rows(x, first, live, head, HV, r, K, HEADS),
-        load_rows(x, first, live, head, HV, c, K, HEADS),
-    )
+    left = load_rows(x, first, live, head, HV, r, K, HEADS)
+    right = load_rows(x, first, live, head, HV, c, K, HEADS)
     out = tl.zeros((PK, BK), tl.float32)
     if y is None:
         if gain is not None:
             right = right.to(tl.float32) * load_gate(gain, first, live, head, HV, HEADS_GAIN)[:, None]
         out = exact_dot(tl.trans(left), right, out, PRECISION)
     else:
-        other, columns = (
-            load_rows(y, first, live, head, HV, r, K, 1),
-            load_rows(y, first, live, head, HV, c, K, 1),
-        )
+        other = load_rows(y, first, live, head, HV, r, K, 1)
+        columns = load_rows(y, first, live, head, HV, c, K, 1)
         if divisor is not None:
             share = 1.0 / load_divisors(divisor, first, live, head, HV)
             other, columns = other * share[:, None], columns * share[:, None]

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import any_so_far, is_bad, zero_where
-from ..common.packing import pieces_of_sequence, program_chunk
+from ..common.packing import live_tokens, pieces_of_sequence, program_chunk
 from ..common.tiles import load_rows, row_places
 from .sums import exact_dot, load_float_rows
 
@@ -50,16 +50,15 @@ def unit_keys(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     c = tl.arange(0, PK)
     keys = load_float_rows(k, first, live, head, HV, c, K, HEADS_K)
     if sums is not None:
         tl.store(sums + (m * HV + head).to(tl.int64) * K + c, tl.sum(keys, 0), c < K)
     if UNIT_KEYS:
-        of_keys = row_lengths(keys)
+        key_lengths = row_lengths(keys)
         if head % HEADS_K == 0:
-            store_rows(key, keys / of_keys[:, None], first, live, head, HV, c, K, HEADS_K)
+            store_rows(key, keys / key_lengths[:, None], first, live, head, HV, c, K, HEADS_K)
     if head == 0:
         tl.store(gain + first + i, tl.full((64,), 1.0, tl.float32), live)
     if head % HEADS_Y == 0:
@@ -67,7 +66,7 @@ def unit_keys(
         if UNIT_WRITES:
             writes /= row_lengths(writes)[:, None]
         elif UNIT_KEYS:
-            writes /= of_keys[:, None]
+            writes /= key_lengths[:, None]
         store_rows(write_key, writes, first, live, head, HV, c, K, HEADS_Y)
         if rest is not None:
             writes -= writes.to(write_key.dtype.element_ty).to(tl.float32)
@@ -116,8 +115,7 @@ def divisors(q, k, z, divisor, eps, chunks, time, HV, K: tl.constexpr, PK: tl.co
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     c = tl.arange(0, PK)
     z_t = running_sums(k, z, m, first, live, head, HV, c, K, HEADS)
     found = tl.sum(load_float_rows(q, first, live, head, HV, c, K, HEADS) * z_t, 1)
@@ -133,8 +131,7 @@ def divisor_gradients(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     c = tl.arange(0, PK)
     queries = load_float_rows(q, first, live, head, HV, c, K, HEADS)
     by = tl.load(divisor + first * HV + head + i * HV, live, 1.0)
@@ -155,32 +152,29 @@ def unit_key_gradients(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     c = tl.arange(0, PK)
     by = tl.load(ddivisor + first * HV + head + i * HV, live, 0.0)
-    to_q = load_float_rows(dq, first, live, head, HV, c, K, 1)
-    to_q += by[:, None] * running_sums(k, z, m, first, live, head, HV, c, K, HEADS)
-    store_rows(dq_out, to_q, first, live, head, HV, c, K, 1)
+    grad_q = load_float_rows(dq, first, live, head, HV, c, K, 1)
+    grad_q += by[:, None] * running_sums(k, z, m, first, live, head, HV, c, K, HEADS)
+    store_rows(dq_out, grad_q, first, live, head, HV, c, K, 1)
     queries = load_rows(q, first, live, head, HV, c, K, HEADS)
     still_to_come = tl.where(i[:, None] <= i[None, :], by[None, :], 0.0)
-    to_k = exact_dot(still_to_come, zero_where(queries, is_bad(queries)), tl.zeros((64, PK), tl.float32), "tf32x3")
-    to_k += tl.load(later + (m * HV + head).to(tl.int64) * K + c, c < K, 0.0)[None, :]
-    keys, found = (
-        load_float_rows(k, first, live, head, HV, c, K, HEADS),
-        load_float_rows(dkey, first, live, head, HV, c, K, 1),
-    )
-    of_keys = row_lengths(keys)
+    grad_k = exact_dot(still_to_come, zero_where(queries, is_bad(queries)), tl.zeros((64, PK), tl.float32), "tf32x3")
+    grad_k += tl.load(later + (m * HV + head).to(tl.int64) * K + c, c < K, 0.0)[None, :]
+    keys = load_float_rows(k, first, live, head, HV, c, K, HEADS)
+    found = load_float_rows(dkey, first, live, head, HV, c, K, 1)
+    key_lengths = row_lengths(keys)
     if UNIT_KEYS:
-        to_k += unit_length_gradient(keys, of_keys, found)
+        grad_k += unit_length_gradient(keys, key_lengths, found)
     else:
-        to_k += found
+        grad_k += found
     writes = load_float_rows(y, first, live, head, HV, c, K, HEADS_Y)
     found = load_float_rows(dwrite_key, first, live, head, HV, c, K, 1)
     if UNIT_WRITES:
         found = unit_length_gradient(writes, row_lengths(writes), found)
     elif UNIT_KEYS:
-        found /= of_keys[:, None]
-        to_k -= (tl.sum(writes * found, 1) / (of_keys * of_keys))[:, None] * keys
+        found /= key_lengths[:, None]
+        grad_k -= (tl.sum(writes * found, 1) / (key_lengths * key_lengths))[:, None] * keys
     store_rows(dy, found, first, live, head, HV, c, K, 1)
-    store_rows(dk, to_k, first, live, head, HV, c, K, 1)
+    store_rows(dk, grad_k, first, live, head, HV, c, K, 1)

@@ -9,13 +9,13 @@ tokens follow from its answers by the memory at the block's start S_0, one matri
 
     z_t = S_0^T k_t + sum_{j < t in the block} (k_j.k_t) u_j
 
-`forward.py` goes through the blocks of a sequence in order. Backward, with L the gradient in the state after token t, that of its
-output included, du = L^T k and dh = gamma du:
+`write_tokens` goes through the blocks of a sequence in order. Backward, with L the gradient in the state after token t, that of
+its output included, du = L^T k and dh = gamma du:
 
     dz = -p dh + (3 p r^2 (z.dh) - r^3 (v.dh)) z - r^3 (z.dh) v      dv = r dh - r^3 (z.dh) z
     dgamma = h.du                                                    L <- L + k dz^T
 
-The same recursion from the last token to the first, which `backward.py` goes through: du comes from L at the block's end, the
+The same recursion from the last token to the first, which `pass_gradients` goes through: du comes from L at the block's end, the
 later dz of the block, and P^T dO of the chunk, as linear attention has it. With the dz known, the gradients of q and k are those
 of the delta rule, whose launch computes them: -dz takes the place of its z.
 """

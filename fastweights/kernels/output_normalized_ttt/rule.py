@@ -12,11 +12,8 @@ from ..common.call import Specs, make_rule, padded
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
-from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
-from .backward import pass_gradients
-from .block import BLOCK, key_overlaps
-from .forward import write_tokens
+from .tokens import BLOCK, key_overlaps, pass_gradients, write_tokens
 
 PART = 8  # tokens of a block that are unrolled: the time to compile grows with the third power
 
@@ -35,17 +32,18 @@ class Saved(namedtuple("Saved", "answers factors overlaps u starts transitions c
 class OutputNormalizedTTT(DeltaRule):
     """Linear attention whose values are what the tokens write. No options. Outputs: o, S (None unless it is wanted)."""
 
-    def __init__(
-        self, x: TTTInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
-        super().__init__(KernelInputs(x.q, x.k, x.v, S=x.S, cu_seqlens=x.cu_seqlens), device, options, recorder)
-        self.x = x
-        PK, PV = padded(self.K), padded(self.V)
-        lanes, warps = min(PV, 32), 8 if PK * PV > 8192 else 4
-        self.token_constants = {
-            "K": self.K, "PK": PK, "V": self.V, "PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma),
-            "LANES": lanes, "COPIES": 32 * warps // lanes, "EACH": PV // lanes, "PART": PART, "PRECISION": self.precision,
-            "num_warps": warps, "num_stages": 1,
+    def read_memory(self) -> KernelInputs:
+        x = self.x
+        return KernelInputs(x.q, x.k, x.v, S=x.S, cu_seqlens=x.cu_seqlens)
+
+    def set_up(self) -> None:
+        super().set_up()
+        x = self.x
+        PV = padded(self.V)
+        lanes, self.warps = min(PV, 32), 8 if padded(self.K) * PV > 8192 else 4
+        self.constants |= {
+            "PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma), "LANES": lanes,
+            "COPIES": 32 * self.warps // lanes, "EACH": PV // lanes, "PART": PART,
         }  # fmt: skip
 
     def scratch(self) -> TensorSpec:
@@ -73,11 +71,11 @@ class OutputNormalizedTTT(DeltaRule):
         self.record_tables(kept)
         self.launch(
             key_overlaps, (self.M * (CHUNK // BLOCK.value), self.H), x.k, saved.overlaps, saved.chunk_table, self.T, self.H,
-            K=self.K, BK=padded(self.K), PRECISION=self.precision, num_warps=1,
+            BK=padded(self.K), num_warps=1,
         )  # fmt: skip
         self.launch(
             write_tokens, (self.N, self.HV), x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors, saved.u,
-            self.scratch(), x.cu_seqlens, self.T, self.HV, **self.token_constants,
+            self.scratch(), x.cu_seqlens, self.T, self.HV, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
         self.record_outputs(chunks, kept, 1.0, o, S_end)
         return (o, S_end), saved
@@ -93,7 +91,7 @@ class OutputNormalizedTTT(DeltaRule):
         dh, dS = self.empty(self.M, HV, K, V), self.state(self.N) if state_grads else None
         self.launch(
             pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, saved.overlaps, do, dS_end, saved.answers, saved.factors, du,
-            dz, dv, dgamma, dh, dS, self.scratch(), x.cu_seqlens, self.T, HV, **self.token_constants,
+            dz, dv, dgamma, dh, dS, self.scratch(), x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
 
         dq, dk = self.token_tensor(HV, K), self.token_tensor(HV, K)

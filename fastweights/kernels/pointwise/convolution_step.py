@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.math import sigmoid
-from ..runtime.launch_plan import device_of, launch
+from ..runtime.launch_plan import launch
 
 CHANNELS = 128  # per program
 
@@ -55,11 +55,8 @@ def step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, silu: bo
     batch, channels, _ = x.shape
     y = torch.empty((batch, channels, 1), device=x.device, dtype=x.dtype)
     blocks = -(-channels // CHANNELS)
-    if y.numel():
-        with device_of(x):
-            launch(
-                step_kernel, (batch * blocks,),
-                x, state, weight.contiguous(), bias, y, channels, blocks, x.stride(0), x.stride(1),
-                W=weight.shape[1], KEPT=state.shape[2], BD=CHANNELS, SILU=silu, HAS_BIAS=bias is not None, num_warps=4,
-            )  # fmt: skip
+    launch(
+        step_kernel, (batch * blocks,), x, state, weight.contiguous(), bias, y, channels, blocks, x.stride(0), x.stride(1),
+        W=weight.shape[1], KEPT=state.shape[2], BD=CHANNELS, SILU=silu, HAS_BIAS=bias is not None, num_warps=4,
+    )  # fmt: skip
     return y

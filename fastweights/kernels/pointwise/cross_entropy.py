@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..runtime.launch_plan import device_of, launch
+from ..runtime.launch_plan import launch
 
 FORWARD_BLOCK, BACKWARD_BLOCK, WARPS = 4096, 4096, 8
 
@@ -53,11 +53,10 @@ def cross_entropy_backward(z, target, log_sums, gradient, error, width, blocks, 
 def forward(z: Tensor, target: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
     """l and loss [rows] in float32; nothing is checked."""
     log_sums, losses = (torch.empty(len(z), device=z.device, dtype=torch.float32) for _ in range(2))
-    with device_of(z):
-        launch(
-            cross_entropy_forward, (len(z),), z.contiguous(), target.contiguous(), log_sums, losses, z.shape[1], ignored,
-            BV=FORWARD_BLOCK, num_warps=WARPS,
-        )  # fmt: skip
+    launch(
+        cross_entropy_forward, (len(z),), z.contiguous(), target.contiguous(), log_sums, losses, z.shape[1], ignored,
+        BV=FORWARD_BLOCK, num_warps=WARPS,
+    )  # fmt: skip
     return log_sums, losses
 
 
@@ -66,9 +65,8 @@ def backward(z: Tensor, target: Tensor, log_sums: Tensor, gradient: Tensor, igno
     z = z.contiguous()
     error = torch.empty_like(z)
     blocks = -(-z.shape[1] // BACKWARD_BLOCK)
-    with device_of(z):
-        launch(
-            cross_entropy_backward, (len(z) * blocks,), z, target.contiguous(), log_sums.contiguous(), gradient, error,
-            z.shape[1], blocks, ignored, BV=BACKWARD_BLOCK, num_warps=WARPS,
-        )  # fmt: skip
+    launch(
+        cross_entropy_backward, (len(z) * blocks,), z, target.contiguous(), log_sums.contiguous(), gradient, error,
+        z.shape[1], blocks, ignored, BV=BACKWARD_BLOCK, num_warps=WARPS,
+    )  # fmt: skip
     return error

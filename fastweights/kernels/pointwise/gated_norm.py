@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import sigmoid
-from ..runtime.launch_plan import alignment, device_of, launch, make_rows_contiguous
+from ..runtime.launch_plan import alignment, launch, make_rows_contiguous
 
 INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_SQRT_2PI = tl.constexpr(0.3989422804014327)
@@ -188,14 +188,12 @@ def forward(
     x, (z, v) = flatten_groups(x), (None if t is None else flatten_groups(t) for t in (gate, value))
     rows, groups, width = x.shape
     whole, tile, warps = choose_tile(width, FORWARD_NUMBERS)
-    with device_of(x):
-        strides = row_and_group_strides(x, z, v)
-        launch(
-            forward_kernel, (-(-rows // tile) * groups,),
-            x, z, v, None if skip is None else skip.contiguous(), weight.contiguous(), y, rows, groups, *strides, eps,
-            V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
-            PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides), num_warps=warps,
-        )  # fmt: skip
+    strides = row_and_group_strides(x, z, v)
+    launch(
+        forward_kernel, (-(-rows // tile) * groups,), x, z, v, None if skip is None else skip.contiguous(), weight.contiguous(),
+        y, rows, groups, *strides, eps, V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
+        PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides), num_warps=warps,
+    )  # fmt: skip
     return y
 
 
@@ -215,25 +213,20 @@ def backward(
     dz, dv = (None if t is None else t.new_empty(t.shape) for t in (gate, value))
     if not dx.numel():
         return dx, torch.zeros_like(weight), dz, dv, None if skip is None else torch.zeros_like(skip)
-    dy, x, (z, v) = (
-        flatten_groups(dy),
-        flatten_groups(x),
-        (None if t is None else flatten_groups(t) for t in (gate, value)),
-    )
+    dy, x = flatten_groups(dy), flatten_groups(x)
+    z, v = (None if t is None else flatten_groups(t) for t in (gate, value))
     rows, groups, width = x.shape
     whole, tile, warps = choose_tile(width, BACKWARD_NUMBERS)
     steps = max(1, -(-rows // tile) * groups // ENOUGH_PROGRAMS)
     programs = -(-rows // (tile * steps))
     dw = torch.empty((programs, groups, width), device=x.device, dtype=torch.float32)
     dD = None if v is None else torch.empty((programs, groups), device=x.device, dtype=torch.float32)
-    with device_of(x):
-        strides = row_and_group_strides(dy, x, z, v)
-        launch(
-            backward_kernel, (programs * groups,),
-            dy, x, z, v, None if skip is None else skip.contiguous(), weight.contiguous(), dx, dz, dv, dw, dD,
-            rows, steps, groups, *strides, eps,
-            V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
-            PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides), num_warps=warps,
-        )  # fmt: skip
+    strides = row_and_group_strides(dy, x, z, v)
+    launch(
+        backward_kernel, (programs * groups,), dy, x, z, v, None if skip is None else skip.contiguous(), weight.contiguous(),
+        dx, dz, dv, dw, dD, rows, steps, groups, *strides, eps, V=width, BV=whole, R=tile,
+        GATE=None if z is None else activation, FIRST=gate_first, PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides),
+        num_warps=warps,
+    )  # fmt: skip
     dskip = None if dD is None or skip is None else dD.sum(0).to(skip.dtype)
     return dx, dw.sum(0 if weight.ndim == 2 else (0, 1)).to(weight.dtype), dz, dv, dskip

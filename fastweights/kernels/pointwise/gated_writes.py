@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.math import sigmoid
-from ..runtime.launch_plan import alignment, device_of, launch
+from ..runtime.launch_plan import alignment, launch
 from .gated_norm import choose_tile, flatten_groups, load_group_rows, row_and_group_strides
 
 FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # numbers of an input per thread
@@ -53,18 +53,18 @@ def backward_kernel(
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     group, row, at, here = locate_rows(rows, groups, V, BV, R)
-    of_head = row * groups + group
+    head_place = row * groups + group
     value = load_group_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
     d = load_group_rows(dwrite, group, row, stride_dw, group_stride_dw, here, BV, ALIGN)
-    gate = tl.load(s + of_head, row < rows, 0.0).to(tl.float32)[:, None]
+    gate = tl.load(s + head_place, row < rows, 0.0).to(tl.float32)[:, None]
     tl.store(dv + at, (d * gate).to(dv.dtype.element_ty), here)
-    tl.store(ds + of_head, tl.sum(d * value, 1).to(ds.dtype.element_ty), row < rows)
+    tl.store(ds + head_place, tl.sum(d * value, 1).to(ds.dtype.element_ty), row < rows)
     if z is not None:
         share = sigmoid(load_group_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN))
         d = load_group_rows(dbeta, group, row, stride_db, group_stride_db, here, BV, ALIGN) * share
-        scale = tl.load(c + of_head, row < rows, 0.0).to(tl.float32)[:, None]
+        scale = tl.load(c + head_place, row < rows, 0.0).to(tl.float32)[:, None]
         tl.store(dz + at, (d * (1 - share) * scale).to(dz.dtype.element_ty), here)
-        tl.store(dc + of_head, tl.sum(d, 1).to(dc.dtype.element_ty), row < rows)
+        tl.store(dc + head_place, tl.sum(d, 1).to(dc.dtype.element_ty), row < rows)
 
 
 def forward(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -76,12 +76,10 @@ def forward(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[T
     rows, groups, width = v.shape
     whole, tile, warps = choose_tile(width, FORWARD_NUMBERS)
     strides = row_and_group_strides(v, z)
-    with device_of(v):
-        launch(
-            forward_kernel, (-(-rows // tile) * groups,),
-            v, s.contiguous(), z, None if c is None else c.contiguous(), write, beta, rows, groups, *strides,
-            V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
-        )  # fmt: skip
+    launch(
+        forward_kernel, (-(-rows // tile) * groups,), v, s.contiguous(), z, None if c is None else c.contiguous(), write, beta,
+        rows, groups, *strides, V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+    )  # fmt: skip
     return write, beta
 
 
@@ -98,10 +96,9 @@ def backward(
     rows, groups, width = v.shape
     whole, tile, warps = choose_tile(width, BACKWARD_NUMBERS)
     strides = row_and_group_strides(dwrite, dbeta, v, z)
-    with device_of(v):
-        launch(
-            backward_kernel, (-(-rows // tile) * groups,),
-            dwrite, dbeta, v, s.contiguous(), z, None if c is None else c.contiguous(), dv, ds, dz, dc, rows, groups, *strides,
-            V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
-        )  # fmt: skip
+    launch(
+        backward_kernel, (-(-rows // tile) * groups,),
+        dwrite, dbeta, v, s.contiguous(), z, None if c is None else c.contiguous(), dv, ds, dz, dc, rows, groups, *strides,
+        V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+    )  # fmt: skip
     return dv, ds, dz, dc

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.call import padded
-from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
+from ..runtime.launch_plan import launch, make_rows_contiguous
 
 
 @triton.jit(do_not_specialize=["stride", "eps"])
@@ -31,9 +31,8 @@ def l2_normalize(x: Tensor, eps: float) -> Tensor:
     rows = make_rows_contiguous(x).reshape(-1, width)
     y, tile = x.new_empty(x.shape), padded(width, 1)
     if y.numel():
-        with device_of(x):
-            launch(
-                l2_normalize_kernel, (len(rows),), rows, y, rows.stride(0), eps, V=width, BV=tile,
-                num_warps=max(1, min(8, tile // 256)),
-            )  # fmt: skip
+        launch(
+            l2_normalize_kernel, (len(rows),), rows, y, rows.stride(0), eps, V=width, BV=tile,
+            num_warps=max(1, min(8, tile // 256)),
+        )  # fmt: skip
     return y

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import log_rate_and_rest, sigmoid, softplus
-from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
+from ..runtime.launch_plan import launch, make_rows_contiguous
 
 MOST_MATRICES = 3
 OUTPUTS, WARPS, MOST_STAGES = 32, 4, 4  # of a program
@@ -99,16 +99,15 @@ def linear_rows(
     missing = [None] * (MOST_MATRICES - len(given))
     tall = max(16, padded(rows, 1))
     inputs = INPUTS[x.element_size()]
-    of_step = 2 * (tall + OUTPUTS) * inputs * x.element_size()  # bytes; one stage less than there are is loaded ahead
+    step_bytes = (
+        2 * (tall + OUTPUTS) * inputs * x.element_size()
+    )  # bytes; one stage less than there are is loaded ahead
     if rows and sum(tiles):
-        with device_of(x):
-            launch(
-                linear_rows_kernel, (sum(tiles),),
-                flat, *given, *missing, bias, None if other is None else other.contiguous(),
-                *outputs, *[None] * (MOST_MATRICES - len(outputs)), rows, flat.stride(0),
-                *(widths + [0, 0])[:MOST_MATRICES], *(tiles + [0])[:2],
-                1 if other is None or not other.numel() else max(widths[0] // other.numel(), 1), largest,
-                KIND=kind, COUNT=len(given), D=channels, BM=tall, BN=OUTPUTS, BK=inputs,
-                num_warps=WARPS, num_stages=min(1 + SHARED // of_step, MOST_STAGES),
-            )  # fmt: skip
+        launch(
+            linear_rows_kernel, (sum(tiles),), flat, *given, *missing, bias, None if other is None else other.contiguous(),
+            *outputs, *[None] * (MOST_MATRICES - len(outputs)), rows, flat.stride(0), *(widths + [0, 0])[:MOST_MATRICES],
+            *(tiles + [0])[:2], 1 if other is None or not other.numel() else max(widths[0] // other.numel(), 1), largest,
+            KIND=kind, COUNT=len(given), D=channels, BM=tall, BN=OUTPUTS, BK=inputs, num_warps=WARPS,
+            num_stages=min(1 + SHARED // step_bytes, MOST_STAGES),
+        )  # fmt: skip
     return outputs

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..runtime.launch_plan import alignment, device_of, launch, make_rows_contiguous
+from ..runtime.launch_plan import alignment, launch, make_rows_contiguous
 from .gated_norm import choose_tile, load_rows, normalize_rows
 
 VARYING = ["rows", "steps", "eps"]  # a single row gets no kernel of its own
@@ -91,11 +91,10 @@ def forward(
         rows, width = flat.shape
         whole, tile, warps = choose_tile(width, FORWARD_NUMBERS)
         strides = flat.stride(0), row_stride(added)
-        with device_of(x):
-            launch(
-                residual_norm_forward, (-(-rows // tile),), flat, added, weight.contiguous(), s, n, rows, *strides, eps,
-                V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
-            )  # fmt: skip
+        launch(
+            residual_norm_forward, (-(-rows // tile),), flat, added, weight.contiguous(), s, n, rows, *strides, eps,
+            V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+        )  # fmt: skip
     return s, n
 
 
@@ -107,18 +106,16 @@ def backward(
     dbranch = None if branch is None or branch.dtype == dx.dtype else branch.new_empty(branch.shape)
     if not dx.numel():
         return dx, None if branch is None else branch.new_empty(branch.shape), torch.zeros_like(weight)
-    of_sum, of_norm, read = flatten_rows(ds), flatten_rows(dn), flatten_rows(s)
-    assert of_norm is not None and read is not None
+    sum_grad, norm_grad, read = flatten_rows(ds), flatten_rows(dn), flatten_rows(s)
+    assert norm_grad is not None and read is not None
     rows, width = read.shape
     whole, tile, warps = choose_tile(width, BACKWARD_NUMBERS)
     steps = max(1, -(-rows // tile) // ENOUGH_PROGRAMS)
     programs = -(-rows // (tile * steps))
     dw = torch.empty((programs, width), device=s.device, dtype=torch.float32)
-    strides = row_stride(of_sum), of_norm.stride(0), read.stride(0)
-    with device_of(s):
-        launch(
-            residual_norm_backward, (programs,),
-            of_sum, of_norm, read, weight.contiguous(), dx, dbranch, dw, rows, steps, *strides, eps,
-            V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
-        )  # fmt: skip
+    strides = row_stride(sum_grad), norm_grad.stride(0), read.stride(0)
+    launch(
+        residual_norm_backward, (programs,), sum_grad, norm_grad, read, weight.contiguous(), dx, dbranch, dw, rows, steps,
+        *strides, eps, V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+    )  # fmt: skip
     return dx, dx if branch is not None and dbranch is None else dbranch, dw.sum(0).to(weight.dtype)

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import sigmoid
-from ..runtime.launch_plan import alignment, device_of, launch, make_rows_contiguous
+from ..runtime.launch_plan import alignment, launch, make_rows_contiguous
 
 NOWHERE = tl.constexpr(1 << 30)
 VARYING = ["time", "count", "blocks", "steps", "eps"]  # a value of 1 gets no kernel of its own
@@ -322,17 +322,13 @@ def forward(
     channels, taps = weight.shape
     y = x.new_empty(x.shape)
     final = x.new_empty(tiling.sequences, taps - 1, channels) if keep else x.new_empty(0)
-    if tiling.tiles:
-        with device_of(x):
-            launch(
-                forward_kernel, (tiling.tiles * tiling.blocks,),
-                x, weight, bias, None if window is None else window.contiguous(), edges, y, final, x.stride(0), x.stride(1),
-                x.shape[1], tiling.sequences, channels, tiling.blocks, tiling.steps, eps, W=taps, SILU=silu,
-                NORM=head is not None, HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=keep,
-                PACKED=edges is not None, HEAD=tiling.head,
-                BD=padded(tiling.head, 1), R=tiling.rows, L=tiling.places,
-                ALIGN=alignment(*x.stride()[:2], channels), num_warps=tiling.warps,
-            )  # fmt: skip
+    launch(
+        forward_kernel, (tiling.tiles * tiling.blocks,), x, weight, bias, None if window is None else window.contiguous(),
+        edges, y, final, x.stride(0), x.stride(1), x.shape[1], tiling.sequences, channels, tiling.blocks, tiling.steps, eps,
+        W=taps, SILU=silu, NORM=head is not None, HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=keep,
+        PACKED=edges is not None, HEAD=tiling.head, BD=padded(tiling.head, 1), R=tiling.rows, L=tiling.places,
+        ALIGN=alignment(*x.stride()[:2], channels), num_warps=tiling.warps,
+    )  # fmt: skip
     return y, final
 
 
@@ -358,16 +354,13 @@ def backward(
     dwindow = None if window is None else torch.empty_like(window)
     dw = torch.empty((tiling.tiles, *weight.shape), device=x.device, dtype=torch.float32)
     db = None if bias is None else torch.empty((tiling.tiles, channels), device=x.device, dtype=torch.float32)
-    if tiling.tiles:
-        with device_of(x):
-            launch(
-                backward_kernel, (tiling.tiles * tiling.blocks,),
-                x, weight, bias, window, edges, dy, None if dfinal is None else dfinal.contiguous(), dx, dwindow, dw, db,
-                x.stride(0), x.stride(1), dy.stride(0), dy.stride(1), x.shape[1], tiling.sequences, channels, tiling.blocks,
-                tiling.steps, eps, tiling.places, W=taps, SILU=silu, NORM=head is not None, HAS_BIAS=bias is not None,
-                HAS_WINDOW=window is not None, KEEP=dfinal is not None, PACKED=edges is not None, HEAD=tiling.head,
-                BD=padded(tiling.head, 1), R=tiling.rows, U=step,
-                ALIGN=alignment(*x.stride()[:2], *dy.stride()[:2], channels), num_warps=tiling.warps,
-            )  # fmt: skip
+    launch(
+        backward_kernel, (tiling.tiles * tiling.blocks,), x, weight, bias, window, edges, dy,
+        None if dfinal is None else dfinal.contiguous(), dx, dwindow, dw, db, x.stride(0), x.stride(1), dy.stride(0),
+        dy.stride(1), x.shape[1], tiling.sequences, channels, tiling.blocks, tiling.steps, eps, tiling.places, W=taps,
+        SILU=silu, NORM=head is not None, HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=dfinal is not None,
+        PACKED=edges is not None, HEAD=tiling.head, BD=padded(tiling.head, 1), R=tiling.rows, U=step,
+        ALIGN=alignment(*x.stride()[:2], *dy.stride()[:2], channels), num_warps=tiling.warps,
+    )  # fmt: skip
     dbias = None if bias is None or db is None else db.sum(0).to(bias.dtype)
     return dx, dw.sum(0).to(weight.dtype), dbias, dwindow

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..runtime.launch_plan import device_of, launch
+from ..runtime.launch_plan import launch
 from .gated_norm import activate
 
 BLOCK, WARPS = 2048, 8  # numbers per program
@@ -37,9 +37,7 @@ def forward(z: Tensor, u: Tensor) -> Tensor:
     """y; nothing is checked."""
     z, u = z.contiguous(), u.contiguous()
     y = u.new_empty(u.shape)
-    if y.numel():
-        with device_of(y):
-            launch(silu_product_forward, (-(-y.numel() // BLOCK),), z, u, y, y.numel(), BLOCK=BLOCK, num_warps=WARPS)
+    launch(silu_product_forward, (-(-y.numel() // BLOCK),), z, u, y, y.numel(), BLOCK=BLOCK, num_warps=WARPS)
     return y
 
 
@@ -47,9 +45,7 @@ def backward(dy: Tensor, z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of z and u."""
     dy, z, u = dy.contiguous(), z.contiguous(), u.contiguous()
     dz, du = z.new_empty(z.shape), u.new_empty(u.shape)
-    if u.numel():
-        with device_of(u):
-            launch(
-                silu_product_backward, (-(-u.numel() // BLOCK),), dy, z, u, dz, du, u.numel(), BLOCK=BLOCK, num_warps=WARPS
-            )  # fmt: skip
+    launch(
+        silu_product_backward, (-(-u.numel() // BLOCK),), dy, z, u, dz, du, u.numel(), BLOCK=BLOCK, num_warps=WARPS
+    )  # fmt: skip
     return dz, du

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import log_rate_and_rest, softplus
-from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
+from ..runtime.launch_plan import launch, make_rows_contiguous
 
 
 @triton.jit(do_not_specialize=["stride", "smallest", "largest"], do_not_specialize_on_alignment=["step"])
@@ -33,9 +33,8 @@ def step_decay(step: Tensor, bias: Tensor, A_log: Tensor, smallest: float, large
     rows, heads = make_rows_contiguous(step).flatten(0, 1), step.shape[2]
     dt, g = (step.new_empty(step.shape, dtype=torch.float32) for _ in range(2))
     if dt.numel():
-        with device_of(step):
-            launch(
-                step_decay_kernel, (len(rows),), rows, bias.contiguous(), A_log.contiguous(), dt, g, rows.stride(0), smallest,
-                largest, H=heads, BH=padded(heads, 1), num_warps=1,
-            )  # fmt: skip
+        launch(
+            step_decay_kernel, (len(rows),), rows, bias.contiguous(), A_log.contiguous(), dt, g, rows.stride(0), smallest,
+            largest, H=heads, BH=padded(heads, 1), num_warps=1,
+        )  # fmt: skip
     return dt, g

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..common.call import padded
 from ..common.math import sigmoid
 from ..common.packing import pool_row
-from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
+from ..runtime.launch_plan import launch, make_rows_contiguous
 from . import TokenConvolution
 
 MOST_PARTS = 3
@@ -136,11 +136,9 @@ def convolve_token(
         arguments += [None] * 6 + [0, 0, 0, 1, False]
         steps.append(None)
     x = parts[0].x
-    if len(x) and blocks:
-        count = None if rows is None else len(parts[0].window)
-        with device_of(x):
-            launch(
-                token_convolution, (len(x) * blocks,), *arguments, eps, rows, count, *steps, W=parts[0].weight.shape[1],
-                BD=widest, SILU=silu, SHARED=shared, num_warps=max(1, min(4, widest // 64)),
-            )  # fmt: skip
+    count = None if rows is None else len(parts[0].window)
+    launch(
+        token_convolution, (len(x) * blocks,), *arguments, eps, rows, count, *steps, W=parts[0].weight.shape[1],
+        BD=widest, SILU=silu, SHARED=shared, num_warps=max(1, min(4, widest // 64)),
+    )  # fmt: skip
     return outputs, windows

@@ -115,7 +115,7 @@ def largest_importance(M, J, p, PARTS: tl.constexpr):
 
 
 @triton.jit
-def first_undone(g, end, largest, stride):
+def find_first_undone(g, end, largest, stride):
     """The earliest token of a chunk from which on the tokens before `end` have decays whose product is at least `largest`."""
     i = tl.arange(0, 64)
     decays = clamp_decay(tl.load(g + i * stride, i < end, 0.0))
@@ -140,44 +140,46 @@ def differentiate(M, J, dM, debt, token, p, PARTS: tl.constexpr, VARIANCE: tl.co
     have to add up for those of q and k (by parts) [8, 4] and of v and beta [8, 16], W and <dw, variance> [8, 4]. All as decayed
     to one and the same token."""
     key, query, value, gain, grad_o, grad_w = token
-    new_dM, new_debt, of_q, of_k = (), (), (), ()
-    of_variance = 0.0
+    new_dM, new_debt, q_grads, k_grads = (), (), (), ()
+    variance_sum = 0.0
     for part in tl.static_range(PARTS):
         k, q = key[part][:, None], query[part][:, None]
         minus_squares = k * (-1.0 * k)
         r = inverse_importance(J[part] + p, PRECISION)
-        by_o = grad_o[None, :] * r
-        D = dM[part] + q * by_o
-        x = M[part] * by_o
-        to_q = sum_over_columns(x)
+        scaled_o = grad_o[None, :] * r
+        D = dM[part] + q * scaled_o
+        x = M[part] * scaled_o
+        q_grad = sum_over_columns(x)
         z = x * r
         if VARIANCE:
-            by_w = grad_w[None, :] * r
-            y = q * sum_over_columns(by_w)
-            to_q += 2 * y
-            of_variance += q * y
-            z += q * (by_w * r)
+            scaled_w = grad_w[None, :] * r
+            y = q * sum_over_columns(scaled_w)
+            q_grad += 2 * y
+            variance_sum += q * y
+            z += q * (scaled_w * r)
         W = q * sum_over_columns(z)
         owed = debt[part] + q * z
-        to_k = sum_over_columns(D * value[None, :]) - (2 * k) * sum_over_columns(owed * gain[None, :])
+        k_grad = sum_over_columns(D * value[None, :]) - (2 * k) * sum_over_columns(owed * gain[None, :])
         if part == 0:
-            to_v, to_beta, all_W = D * k, owed * minus_squares, W
+            v_grad, beta_grad, W_sum = D * k, owed * minus_squares, W
         else:
-            to_v += D * k
-            to_beta += owed * minus_squares
-            all_W += W
-        new_dM, new_debt, of_q, of_k = new_dM + (D,), new_debt + (owed,), of_q + (to_q,), of_k + (to_k,)
-    return new_dM, new_debt, of_q, of_k, to_v, to_beta, all_W, of_variance
+            v_grad += D * k
+            beta_grad += owed * minus_squares
+            W_sum += W
+        new_dM, new_debt, q_grads, k_grads = new_dM + (D,), new_debt + (owed,), q_grads + (q_grad,), k_grads + (k_grad,)
+    return new_dM, new_debt, q_grads, k_grads, v_grad, beta_grad, W_sum, variance_sum
 
 
 @triton.jit
-def store_key_gradients(dq, dk, at, of_q, of_k, first_key, K: tl.constexpr, PARTS: tl.constexpr):
+def store_key_gradients(dq, dk, at, q_grads, k_grads, first_key, K: tl.constexpr, PARTS: tl.constexpr):
     """Two parts at a time, so that each of the four lanes of a channel keeps one number: dq or dk of one of the parts."""
     upper_part = tl.arange(0, 2)[None, :, None] > 0
     is_k = tl.arange(0, 2)[None, None, :] > 0
     for pair in tl.static_range(PARTS // 2):
-        lower = halve(tl.reshape(of_q[2 * pair], (8, 2, 2)), tl.reshape(of_k[2 * pair], (8, 2, 2)), 2, is_k)
-        upper = halve(tl.reshape(of_q[2 * pair + 1], (8, 2, 2)), tl.reshape(of_k[2 * pair + 1], (8, 2, 2)), 2, is_k)
+        lower = halve(tl.reshape(q_grads[2 * pair], (8, 2, 2)), tl.reshape(k_grads[2 * pair], (8, 2, 2)), 2, is_k)
+        upper = halve(
+            tl.reshape(q_grads[2 * pair + 1], (8, 2, 2)), tl.reshape(k_grads[2 * pair + 1], (8, 2, 2)), 2, is_k
+        )
         # Turned, as stores take lanes in the order of the first axis where no axis is contiguous.
         total = tl.permute(halve(lower, upper, 1, upper_part), (2, 1, 0))
         is_k_first = tl.arange(0, 2)[:, None, None] > 0
@@ -188,12 +190,12 @@ def store_key_gradients(dq, dk, at, of_q, of_k, first_key, K: tl.constexpr, PART
 
 
 @triton.jit
-def store_value_gradients(dv, dbeta, at, to_v, to_beta, kept, first_column, V: tl.constexpr):
+def store_value_gradients(dv, dbeta, at, v_grad, beta_grad, kept, first_column, V: tl.constexpr):
     """Each of the 32 lanes keeps one number: of v or beta, in one of its four columns."""
     is_beta = tl.arange(0, 2)[None, None, :, None, None] > 0
     odd = tl.arange(0, 2)[None, :, None, None] > 0
     right = tl.arange(0, 2)[:, None, None, None] > 0
-    both = halve(tl.reshape(to_v, (2, 2, 2, 4, 4)), tl.reshape(to_beta, (2, 2, 2, 4, 4)), 2, is_beta)
+    both = halve(tl.reshape(v_grad, (2, 2, 2, 4, 4)), tl.reshape(beta_grad, (2, 2, 2, 4, 4)), 2, is_beta)
     even_columns, odd_columns = tl.split(tl.reshape(both, (2, 2, 2, 4, 2, 2)))
     left_column, right_column = tl.split(halve(even_columns, odd_columns, 1, odd[:, :, :, :, None]))
     total = tl.permute(halve(left_column, right_column, 0, right), (3, 2, 1, 0))
@@ -261,10 +263,8 @@ def posterior_gradients(
         chunk = (first_chunk + c) * HV + head
         count = tl.minimum(stop - begin, 64).to(tl.int32)
         q_chunk, k_chunk = token_address(q, begin, head, HV, HEADS_K, K), token_address(k, begin, head, HV, HEADS_K, K)
-        beta_chunk, g_chunk = (
-            token_address(beta, begin, head, HV, HEADS_BETA, V),
-            token_address(g, begin, head, HV, HEADS_G, 1),
-        )
+        beta_chunk = token_address(beta, begin, head, HV, HEADS_BETA, V)
+        g_chunk = token_address(g, begin, head, HV, HEADS_G, 1)
         first_row = begin * HV + head
         v_chunk, do_chunk = v + first_row * V, do + first_row * V
         dq_chunk, dk_chunk = dq + first_row * K, dk + first_row * K
@@ -282,7 +282,7 @@ def posterior_gradients(
             M, J = load_scratch(scratch_M, PARTS), load_scratch(scratch_J, PARTS)
             # The gradient of the decay that follows; those before come from it by differences.
             later = inner_product(dM, M, PARTS) - inner_product(debt, J, PARTS)
-            start = first_undone(g_chunk, end, largest_importance(M, J, p, PARTS) / limit, HV // HEADS_G)
+            start = find_first_undone(g_chunk, end, largest_importance(M, J, p, PARTS) / limit, HV // HEADS_G)
             # By later tokens of the block. A product p * kept below would be computed for every element.
             kept, floor = 1.0, p
             ahead = load_inputs(
@@ -300,14 +300,14 @@ def posterior_gradients(
                 query, key, value, gain, decay, grad_o, grad_w = unpack_token(token, q, K, PARTS)
                 value, gain = kept * value, kept * gain
                 token = key, query, value, gain, grad_o * scale, grad_w * (scale * scale * kept)
-                dM, debt, of_q, of_k, to_v, to_beta, read, of_variance = differentiate(
+                dM, debt, q_grads, k_grads, v_grad, beta_grad, read, variance_sum = differentiate(
                     M, J, dM, debt, token, floor, PARTS, VARIANCE, PRECISION
                 )
-                store_key_gradients(dq_chunk, dk_chunk, row * K, of_q, of_k, first_key, K, PARTS)
-                store_value_gradients(dv_chunk, dbeta_chunk, row * V, to_v, to_beta, kept, first_column, V)
+                store_key_gradients(dq_chunk, dk_chunk, row * K, q_grads, k_grads, first_key, K, PARTS)
+                store_value_gradients(dv_chunk, dbeta_chunk, row * V, v_grad, beta_grad, kept, first_column, V)
                 read *= kept
                 total += read
-                change = p * read - sum_over_columns(value[None, :] * to_v + gain[None, :] * to_beta) - of_variance
+                change = p * read - sum_over_columns(value[None, :] * v_grad + gain[None, :] * beta_grad) - variance_sum
                 later += tl.sum(tl.sum(change, 1), 0)
                 tl.store(dg_chunk + row, later)
                 M, J = undo(M, J, key, value, gain, PARTS)

@@ -67,6 +67,10 @@ class Posterior(Call):
         outputs = [self.token_tensor(self.HV, self.V, dtype=self.x.v.dtype) for _ in range(2 if variance else 1)]
         return (*outputs, *(self.state(self.N) if final else None for _ in range(2))), ()
 
+    def set_up(self) -> None:
+        x = self.x
+        self.constants |= {"HEADS_K": self.group(x.k), "HEADS_BETA": self.group(x.beta), "HEADS_G": self.group(x.g)}
+
     def choose_tiles(self, back: bool) -> None:
         """`segment`: chunks per segment, None where no sequence is cut. Not part of __init__, as it branches on lengths: `shapes`
         is called with the symbols of torch.compile(dynamic=True) too."""
@@ -84,15 +88,6 @@ class Posterior(Call):
         self.segment = length if length < chunks else None
         self.segment_tokens = CHUNK * (self.segment or self.T // CHUNK + 1)
         self.P = max_pieces(self.N, self.T, self.segment_tokens, self.packed, least=1)
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """What is compiled into all kernels."""
-        x = self.x
-        return {
-            "HEADS_K": self.group(x.k), "HEADS_BETA": self.group(x.beta), "HEADS_G": self.group(x.g), "K": self.K, "V": self.V,
-            "PRECISION": self.precision,
-        }  # fmt: skip
 
     def record_segments(self) -> Segments:
         """The tables, and the states that segments start from: in parallel what each adds, then one sum over the segments."""
@@ -115,8 +110,7 @@ class Posterior(Call):
         x, width = self.x, min(32 if self.dtype == torch.bfloat16 else 16, padded(self.V))
         self.launch(
             posterior_state, (-(-self.V // width) * self.P, self.HV), x.k, x.v, x.beta, x.g, *start, *out, segments.transition,
-            segments.table, self.T, self.HV, **self.constants, PK=padded(self.K), BV=width, STARTED=start[0] is not None,
-            SUMMARY=summary, num_warps=4,
+            segments.table, self.T, self.HV, BV=width, STARTED=start[0] is not None, SUMMARY=summary, num_warps=4,
         )  # fmt: skip
 
     def join_states(self, segments: Segments, added: TensorSpec, begin: Any, back: bool) -> None:
@@ -134,7 +128,7 @@ class Posterior(Call):
             read_posterior, (-(-self.V // (16 * self.blocks)) * self.P, self.HV),
             x.q, x.k, x.v, x.beta, x.g, x.prior, *(start if started else (x.prior, x.prior)), outputs[0],
             outputs[1] if variance else None, *outputs[-2:], segments.table, self.T, int(started), scale, self.HV,
-            **self.constants, PARTS=self.parts, ENDED=final, VARIANCE=variance, LOADS_AHEAD=self.parts <= MOST_LOADED_AHEAD,
+            PARTS=self.parts, ENDED=final, VARIANCE=variance, LOADS_AHEAD=self.parts <= MOST_LOADED_AHEAD,
             BLOCKS=self.blocks, num_warps=1, maxnreg=registers(programs_at_once(self.parts * self.blocks)),
         )  # fmt: skip
         return outputs, saved
@@ -151,7 +145,7 @@ class Posterior(Call):
         v_tiles, k_tiles = -(-V // 16), -(-K // (8 * self.parts))
         programs = v_tiles * k_tiles * self.P
         inputs = x.q, x.k, x.v, x.beta, x.g, x.prior
-        constants = {**self.constants, "PARTS": self.parts, "VARIANCE": dw is not None, "num_warps": 1}
+        constants = {"PARTS": self.parts, "VARIANCE": dw is not None, "num_warps": 1}
         if self.segment is not None:
             added = [self.state(self.P) for _ in range(2)]
             self.launch(

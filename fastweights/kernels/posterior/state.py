@@ -59,12 +59,8 @@ def posterior_state(
         squares = keys.to(tl.float32) * keys.to(tl.float32)
         written = values * kept_to_end
         M = tl.dot(tl.trans(keys.to(operand)), written.to(operand), tl.exp2(total) * M, input_precision=PRECISION)
-        J = tl.dot(
-            tl.trans(squares.to(operand)),
-            (gains * kept_to_end).to(operand),
-            tl.exp2(total) * J,
-            input_precision=PRECISION,
-        )
+        gains = (gains * kept_to_end).to(operand)
+        J = tl.dot(tl.trans(squares.to(operand)), gains, tl.exp2(total) * J, input_precision=PRECISION)
         kept += total
         m += 1
     if SUMMARY:

@@ -26,6 +26,10 @@ class RecurrentCall(NamedTuple):
     cu_seqlens: Tensor | None = None
     state_indices: Tensor | None = None
 
+    def new_output(self) -> Tensor:
+        """For the answers [B, T, HV, V], in the shape and dtype of the values."""
+        return self.inputs["v"].new_empty(self.inputs["v"].shape)
+
     @property
     def sequences(self) -> int:
         """The number of sequences."""

@@ -41,7 +41,7 @@ def decode(call: RecurrentCall) -> Tensor:
     tile = partial(choose_columns, choices=CHOICES)
     A, read, written = None, None, None
     if "A" in call.states:
-        A = PlacedState.from_call(call, "A")
+        A = PlacedState(call, "A")
         read, written = A.source, A.target
         if call.state_indices is not None:
             read = read[call.state_indices.clamp(0, len(read) - 1)]
@@ -49,8 +49,9 @@ def decode(call: RecurrentCall) -> Tensor:
             # The programs of a head's other tiles may read A after the first tile's program has written it.
             read = read.clone()
         read = read.contiguous()
-    o, = launch_recurrent(
-        decode_delta_rule, call, tile, inputs=INPUTS, states=("S",),
+    o = call.new_output()
+    launch_recurrent(
+        decode_delta_rule, call, tile, (o,), inputs=INPUTS, states=("S",),
         parameters=(None, 0, 1) if center is None else (center, center.stride(0), v.shape[2] // len(center)),
         more=(read, written, *((0, 0) if written is None else written.stride()[:2])),
         numbers=(float(options["scale"]), math.log(options.get("bound", 1.0)), float(options.get("eps", 0.0))),

@@ -17,8 +17,9 @@ from .launching import choose_columns, jit_options, launch_recurrent, load_row, 
 
 def decode(call: RecurrentCall) -> Tensor:
     """o [B, T, HV, V] of `elementwise_longhorn`."""
-    o, = launch_recurrent(
-        decode_elementwise_longhorn, call, partial(choose_columns, choices=CHOICES), inputs=INPUTS, states=("S",),
+    o = call.new_output()
+    launch_recurrent(
+        decode_elementwise_longhorn, call, partial(choose_columns, choices=CHOICES), (o,), inputs=INPUTS, states=("S",),
         numbers=(float(call.options["scale"]),),
     )  # fmt: skip
     return o

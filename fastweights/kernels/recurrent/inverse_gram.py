@@ -16,9 +16,8 @@ from torch import Tensor
 from ..common.call import padded
 from ..common.math import to_float_or_nan
 from ..common.packing import tokens_of_sequence
-from ..runtime.launch_plan import device_of, launch
 from . import RecurrentCall, delta_rule
-from .launching import PlacedState, jit_options, load_number, load_row, program_head, state_tile, strides
+from .launching import Tile, jit_options, launch_recurrent, load_number, load_row, program_head, state_tile
 
 
 def decode_least_squares(call: RecurrentCall) -> Tensor:
@@ -49,48 +48,36 @@ def ask_delta_rule(call: RecurrentCall, made: dict[str, Tensor], scale: float) -
 
 def find_directions(
     call: RecurrentCall, matrix: str, inputs: dict[str, Tensor], every: int = 0, refresh: float = 0.0, eps: float = 0.0,
-    **units: bool,
+    UNIT_KEYS: bool = True, UNIT_WRITES: bool = True,
 ) -> dict[str, Tensor]:  # fmt: skip
     """The delta rule's write keys, and where q is given its k, q and beta; the matrix, z and the count are updated."""
-    v = call.inputs["v"]
-    *sizes, _ = v.shape
-    key = call.inputs["k"].shape[3]
-    names = ["write_key", *(["k", "q", "beta"] if "q" in inputs else [])]
-    made = {
-        name: torch.empty(*sizes, *(() if name == "beta" else (key,)), dtype=torch.float32, device=v.device)
-        for name in names
-    }
-    programs = call.sequences * sizes[2]
-    if not programs:
-        return made
-    given = [strides(inputs.get(name), *sizes) for name in ("q", "k", "u", "beta")]
-    placed = [PlacedState.from_call(call, name) for name in (matrix, "z") if name in call.states]
-    z: tuple[Any, ...] = placed[1].arguments if len(placed) > 1 else (None, None, 0, 0)
+    sizes, key = call.inputs["v"].shape[:3], call.inputs["k"].shape[3]
+    shapes = {"write_key": (*sizes, key)}
+    if "q" in inputs:
+        shapes |= {"k": (*sizes, key), "q": (*sizes, key), "beta": (*sizes,)}
+    made = {name: torch.empty(shape, dtype=torch.float32, device=inputs["k"].device) for name, shape in shapes.items()}
     counts: tuple[Any, ...] = (None, None, 0)
     if "count" in call.states:
         # The first head's program writes the count, perhaps before those of other heads read it.
         seen = call.states["count"].clone(memory_format=torch.contiguous_format)
         new_seen = (call.new_states or call.states)["count"]
         counts = (seen, new_seen, new_seen.stride(0))
-    rows = padded(key, 1)
-    warps = max(1, rows * rows // 2048)
-    limit = {"maxnreg": 128} if warps == 8 else {}  # so that a multiprocessor runs two programs
-    with device_of(v):
-        launch(
-            decode_inverse_gram, (programs,), *[x for each in given for x in each],
-            *(made.get(name) for name in ("write_key", "k", "q", "beta")), *placed[0].arguments, *z, *counts,
-            call.state_indices, len(call.states[matrix]), call.cu_seqlens, sizes[1], every, refresh, eps,
-            **{"UNIT_KEYS": True, "UNIT_WRITES": True, **units}, HV=sizes[2], K=key, BK=rows,
-            num_warps=warps, **limit,
-        )  # fmt: skip
-    for state in placed:
-        state.finish()
+    launch_recurrent(
+        decode_inverse_gram, call._replace(inputs=inputs), whole_inverse,
+        [made.get(name) for name in ("write_key", "k", "q", "beta")], inputs=INPUTS, states=(matrix, "z"), more=counts,
+        numbers=(every, refresh, eps), UNIT_KEYS=UNIT_KEYS, UNIT_WRITES=UNIT_WRITES,
+    )  # fmt: skip
     return made
 
 
+def whole_inverse(key: int, _: int) -> Tile:
+    """All of the matrix; with eight warps so few registers that a multiprocessor runs two programs."""
+    rows = padded(key, 1)
+    warps = max(1, rows * rows // 2048)
+    return Tile(rows, 0, warps, registers=128 if warps == 8 else None)
+
+
 INPUTS = ("q", "k", "u", "beta")
-
-
 OTHERS = ("write_key", "read_key", "query", "gain", "seen", "new_seen")
 
 

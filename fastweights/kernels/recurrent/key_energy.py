@@ -20,35 +20,31 @@ def decode_queries(call: RecurrentCall) -> Tensor:
     """q~ [B, T, HV, K] of `precondition_queries`, whose ridge is a number or a tensor."""
     ridge = call.inputs["ridge"]
     given = isinstance(ridge, Tensor)
-    return _run(
-        call,
-        (ridge, *ridge.stride()) if given else (None, 0, 0),
-        (0.0, 0.0, 0.0 if given else float(ridge)),
-        FORM="queries",
-    )
+    parameters = (ridge, *ridge.stride()) if given else (None, 0, 0)
+    return precondition(call, parameters, (0.0, 0.0, 0.0 if given else float(ridge)), form="queries")
 
 
 def decode_keys(call: RecurrentCall) -> Tensor:
     """w [B, T, HV, K] of `precondition_keys`."""
     center, options = call.inputs["center"], call.options
     numbers = (math.log(options["bound"]), float(options["eps"]), float(options["ridge"]))
-    return _run(call, (center, center.stride(0), 0), numbers, FORM=options["squash"])
+    return precondition(call, (center, center.stride(0), 0), numbers, form=options["squash"])
 
 
-def _run(
-    call: RecurrentCall, parameters: tuple[Tensor | None, int, int], numbers: tuple[float, ...], FORM: str
+def precondition(
+    call: RecurrentCall, parameters: tuple[Tensor | None, int, int], numbers: tuple[float, ...], form: str
 ) -> Tensor:
     k, heads = call.inputs["k"], call.states["A"].shape[1]
-    like_answer = k.new_empty(1).expand(*k.shape[:2], heads, k.shape[3])
-    answer, = launch_recurrent(
-        decode_key_energy, call._replace(inputs={**call.inputs, "v": like_answer}), whole_head, inputs=INPUTS, states=("A",),
-        parameters=parameters, numbers=numbers, FORM=FORM,
+    answer = k.new_empty(*k.shape[:2], heads, k.shape[3])
+    launch_recurrent(
+        decode_key_energy, call, whole_head, (answer,), inputs=INPUTS, states=("A",), parameters=parameters, numbers=numbers,
+        FORM=form,
     )  # fmt: skip
     return answer
 
 
-def whole_head(key: int, width: int) -> Tile:
-    return Tile(padded(key, 1), padded(width, 1), 1)
+def whole_head(key: int, _: int) -> Tile:
+    return Tile(padded(key, 1), 0, 1)
 
 
 INPUTS = ("q", "k", "g", "beta")
@@ -62,7 +58,7 @@ def decode_key_energy(
     beta, beta_token, beta_head, BETA_GROUP: tl.constexpr,
     parameter, parameter_head, parameter_channel, o, A, new_A, A_step, A_head,
     state_indices, P, cu_seqlens, T, log_bound, eps, ridge,
-    FORM: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    FORM: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """FORM: "queries", or the squash of the write keys. parameter: the ridge of queries, else the centre; x, x_token, x_head,
     X_GROUP: see `strides`."""

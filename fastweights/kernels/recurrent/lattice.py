@@ -14,11 +14,12 @@ from .launching import jit_options, launch_recurrent, load_number, load_row, pro
 
 def decode(call: RecurrentCall) -> Tensor:
     """o [B, T, HV, V] of `lattice`."""
-    options = call.options
-    return launch_recurrent(
-        decode_lattice, call, whole_state, inputs=INPUTS, states=("S",), numbers=(float(options["l1"]),),
+    o, options = call.new_output(), call.options
+    launch_recurrent(
+        decode_lattice, call, whole_state, (o,), inputs=INPUTS, states=("S",), numbers=(float(options["l1"]),),
         OBJECTIVE=options["objective"], NORMALIZE=options["normalize"], L1=options["l1"] > 0,
-    )[0]  # fmt: skip
+    )  # fmt: skip
+    return o
 
 
 INPUTS = ("q", "k", "v", "gamma", "decay")

@@ -13,24 +13,21 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.packing import pool_row
-from ..runtime.launch_plan import device_of, launch
+from ..runtime.launch_plan import launch
 from . import RecurrentCall
 
 
 class PlacedState:
     """A state as a kernel takes it: where it is read and written, and the strides from row to row and from head to head."""
 
-    def __init__(self, state: Tensor, new_state: Tensor | None) -> None:
+    def __init__(self, call: RecurrentCall, name: str) -> None:
+        state, new_state = call.states[name], None if call.new_states is None else call.new_states[name]
         self.wanted = state if new_state is None else new_state
         if new_state is None:  # in place
             self.source = self.target = state if heads_are_dense(state) else state.contiguous()
         else:
             self.source = state.contiguous()
             self.target = self.wanted if self.wanted.is_contiguous() else torch.empty(state.shape, device=state.device)
-
-    @classmethod
-    def from_call(cls, call: RecurrentCall, name: str) -> PlacedState:
-        return cls(call.states[name], None if call.new_states is None else call.new_states[name])
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor, int, int]:
@@ -117,11 +114,13 @@ def decay_from_log(g):
 
 
 class Tile(NamedTuple):
-    """What a program owns of a head's state: rows and columns, powers of two, and its warps."""
+    """What a program owns of a head's state: rows and columns, powers of two, its warps, and the registers of a thread at most.
+    columns: 0 where the kernel knows them from the rows."""
 
     rows: int
     columns: int
     warps: int
+    registers: int | None = None
 
 
 def choose_columns(key: int, value: int, choices: Mapping[int, tuple[int, int]]) -> Tile:
@@ -138,27 +137,32 @@ def whole_state(key: int, value: int) -> Tile:
 
 
 def launch_recurrent(
-    kernel: Any, call: RecurrentCall, tile: Callable[[int, int], Tile], *, inputs: Sequence[str], states: Sequence[str],
-    outputs: Sequence[bool] = (True,), parameters: Sequence[Any] = (), more: Sequence[Any] = (), numbers: Sequence[float] = (),
-    **constants: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """The outputs [B, T, HV, V]. The kernel's arguments are the inputs, `parameters`, the outputs (None where not wanted), the
-    states, `more`, state_indices, P, cu_seqlens, T, `numbers` and the constants."""
-    v, key = call.inputs["v"], call.inputs["k"].shape[3]
-    *sizes, value = v.shape
-    rows, width, warps = tile(key, value)
-    made = [v.new_empty(v.shape) if wanted else None for wanted in outputs]
-    programs = call.sequences * sizes[2] * -(-value // width)
+    kernel: Any, call: RecurrentCall, tile: Callable[[int, int], Tile], outputs: Sequence[Tensor | None], *,
+    inputs: Sequence[str], states: Sequence[str], parameters: Sequence[Any] = (), more: Sequence[Any] = (),
+    numbers: Sequence[float] = (), **constants: Any,
+) -> None:  # fmt: skip
+    """Fill the outputs [B, T, HV, V]; all but the first may be None. The kernel's arguments are the inputs, `parameters`, the
+    outputs, the states, `more`, state_indices, P, cu_seqlens, T, `numbers` and the constants. Inputs and states that the call
+    lacks are None."""
+    assert outputs[0] is not None
+    *sizes, value = outputs[0].shape
+    key = call.inputs["k"].shape[3]
+    rows, width, warps, registers = tile(key, value)
+    programs = call.sequences * sizes[2]
+    if width:
+        programs *= -(-value // width)
+        constants.update(V=value, BV=width)
+    if registers is not None:
+        constants["maxnreg"] = registers
     if programs:
         given = [strides(call.inputs.get(name), *sizes) for name in inputs]
-        placed = [PlacedState.from_call(call, name) for name in states]
+        placed = [PlacedState(call, name) if name in call.states else None for name in states]
         pool = len(call.states[states[0]])
-        with device_of(v):
-            launch(
-                kernel, (programs,), *[x for each in given for x in each], *parameters, *made,
-                *[x for each in placed for x in each.arguments], *more, call.state_indices, pool, call.cu_seqlens, sizes[1],
-                *numbers, **constants, HV=sizes[2], K=key, V=value, BK=rows, BV=width, num_warps=warps,
-            )  # fmt: skip
+        launch(
+            kernel, (programs,), *[x for each in given for x in each], *parameters, *outputs,
+            *[x for each in placed for x in (each.arguments if each else (None, None, 0, 0))], *more, call.state_indices, pool,
+            call.cu_seqlens, sizes[1], *numbers, **constants, HV=sizes[2], K=key, BK=rows, num_warps=warps,
+        )  # fmt: skip
         for state in placed:
-            state.finish()
-    return tuple(x for x in made if x is not None)
+            if state:
+                state.finish()

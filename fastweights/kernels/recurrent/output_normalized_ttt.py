@@ -17,7 +17,9 @@ from .launching import jit_options, launch_recurrent, load_number, load_row, pro
 
 def decode(call: RecurrentCall) -> Tensor:
     """o [B, T, HV, V] of `output_normalized_ttt`."""
-    return launch_recurrent(decode_output_normalized_ttt, call, whole_state, inputs=INPUTS, states=("S",))[0]
+    o = call.new_output()
+    launch_recurrent(decode_output_normalized_ttt, call, whole_state, (o,), inputs=INPUTS, states=("S",))
+    return o
 
 
 INPUTS = ("q", "k", "v", "gamma")

@@ -34,12 +34,13 @@ def decode(call: RecurrentCall, *, with_variance: bool = False) -> Tensor | tupl
     """o [B, T, HV, V] of `palimpsa`, whose prior is a number or a tensor."""
     prior = call.inputs["prior"]
     given = isinstance(prior, Tensor)
-    found = launch_recurrent(
-        decode_palimpsa, call, partial(choose_columns, choices=CHOICES), inputs=INPUTS, states=("M", "J"),
-        outputs=(True, with_variance), parameters=(prior, prior.stride(0)) if given else (None, 0),
+    o, variance = call.new_output(), call.new_output() if with_variance else None
+    launch_recurrent(
+        decode_palimpsa, call, partial(choose_columns, choices=CHOICES), (o, variance), inputs=INPUTS, states=("M", "J"),
+        parameters=(prior, prior.stride(0)) if given else (None, 0),
         numbers=(float(call.options["scale"]), 0.0 if given else float(prior)),
     )  # fmt: skip
-    return found if with_variance else found[0]
+    return o if variance is None else (o, variance)
 
 
 def decode_posterior(call: RecurrentCall) -> Tensor | tuple[Tensor, ...]:
@@ -80,12 +81,8 @@ def decode_palimpsa(
         gain = load_row(beta, token, beta_token, head, beta_head, BETA_GROUP, column, is_column)
         decay = decay_from_log(load_number(g, token, g_token, head, g_head, G_GROUP))
 
-        key, query, written, gain = (
-            to_float_or_nan(key),
-            to_float_or_nan(query) * scale,
-            to_float_or_nan(written),
-            to_float_or_nan(gain),
-        )
+        key, query = to_float_or_nan(key), to_float_or_nan(query) * scale
+        written, gain = to_float_or_nan(written), to_float_or_nan(gain)
         mean = decay * mean + key[:, None] * written[None, :]
         importance = decay * importance + (key * key)[:, None] * gain[None, :]
         weights = query[:, None] / (importance + p)

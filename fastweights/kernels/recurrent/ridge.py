@@ -7,6 +7,7 @@ and the warps. A sum over columns takes two exchanges between lanes, and the vec
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,25 +23,25 @@ def decode(call: RecurrentCall) -> Tensor:
     """o [B, T, HV, V] of `gated_kalmanet`, or of `mesa` where the ridge is a tensor."""
     x, options = call.inputs, call.options
     ridge, beta, v = x.get("ridge"), x.get("beta"), x["v"]
-    asked_like = v.new_empty(1, dtype=call.states["H"].dtype).expand(*v.shape[:3], x["k"].shape[3])
-    asked, *writes = launch_recurrent(
-        decode_systems, call._replace(inputs={**x, "v": asked_like}), whole_matrix, inputs=INPUTS, states=("H",),
-        outputs=(True, beta is not None), parameters=(ridge, 0 if ridge is None else ridge.stride(0)),
+    asked = v.new_empty(*v.shape[:3], x["k"].shape[3], dtype=call.states["H"].dtype)
+    writes = None if beta is None else torch.empty_like(asked)
+    launch_recurrent(
+        decode_systems, call, whole_matrix, (asked, writes), inputs=INPUTS, states=("H",),
+        parameters=(ridge, 0 if ridge is None else ridge.stride(0)),
         numbers=(options.get("ridge", 0.0), options["iterations"], options["scale"]),
         CHEBYSHEV=options.get("solver") == "chebyshev", ADAPTIVE=options.get("adaptive_ridge", False),
-        maxnreg=128,
     )  # fmt: skip
-    memory = {"q": asked, "k": x["k"], "v": v, "g": x["g"], "write_key": writes[0] if writes else None}
+    memory = {"q": asked, "k": x["k"], "v": v, "g": x["g"], "write_key": writes}
     finals = None if call.new_states is None else {"S": call.new_states["U"]}
     return delta_rule.decode(
         call._replace(inputs=memory, states={"S": call.states["U"]}, options={"scale": 1.0}, new_states=finals)
     )
 
 
-def whole_matrix(key: int, width: int) -> Tile:
+def whole_matrix(key: int, _: int) -> Tile:
     """All of H, on up to eight warps: an iteration is as long as its sums take to cross them."""
     rows = padded(key, 1)
-    return Tile(rows, rows, max(1, min(8, rows * rows // 1024)))
+    return Tile(rows, 0, max(1, min(8, rows * rows // 1024)), registers=128)
 
 
 INPUTS = ("q", "k", "g", "beta", "mix")
@@ -136,10 +137,10 @@ def decode_systems(
     ridge, ridge_head, asked, writes, H, new_H, H_step, H_head,
     state_indices, P, cu_seqlens, T, level, iterations, scale,
     CHEBYSHEV: tl.constexpr, ADAPTIVE: tl.constexpr,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`. asked, writes [BT, HV, K]: what the memory is asked, and beta k. ridge [HV, K],
-    or None: `level`, times |H|_F if ADAPTIVE. V is K."""
+    or None: `level`, times |H|_F if ADAPTIVE."""
     _, _, n, head, index, held = program_head(state_indices, P, HV)
     channel = tl.arange(0, BK)
     is_channel = channel < K

@@ -6,16 +6,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.packing import program_part
+from ..common.packing import live_tokens, program_part
 from ..common.tiles import load_gate, load_rows, row_places
 from .chunk import decay_factors, load_gain, load_sum_of_two
 
 
 @triton.jit
-def add_pair_sums(row, to_key, pairs, gain):
+def add_pair_sums(row_sums, key_sums, pairs, gain):
     """With what pairs of a token and an earlier key, its gain aside, give to the decays from the one to the other: the same
     numbers in both sums, so that they cancel but for the tokens between."""
-    return row + tl.sum(pairs * gain[None, :], 1), to_key + tl.sum(pairs, 0)
+    return row_sums + tl.sum(pairs * gain[None, :], 1), key_sums + tl.sum(pairs, 0)
 
 
 @triton.jit(do_not_specialize=["time", "stride"])
@@ -33,8 +33,7 @@ def system_gradients(
     part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     column = part * BK + tl.arange(0, BK)
     lower = (i[:, None] >= i[None, :]) & live[:, None]
     at_row = first * HV + head + i * HV
@@ -44,53 +43,55 @@ def system_gradients(
     gain = load_gain(beta, first, live, head, HV, HEADS_BETA)
 
     low = k.dtype.element_ty
-    row, to_key = tl.zeros((64,), tl.float32), tl.zeros((64,), tl.float32)
+    row_sums, key_sums = tl.zeros((64,), tl.float32), tl.zeros((64,), tl.float32)
     out = tl.zeros((64, BK), tl.float32)
     at_dP = dP + (first * HV + head) * 64 + i[:, None] * (HV * 64) + i[None, :]
     asked = tl.load(at_dP, live[:, None], 0.0).to(tl.float32)  # what the answers of later tokens make of a key's own
     if mix is not None:
         alpha = load_gate(mix, first, live, head, HV, HEADS_MIX)
-        by_q = tl.zeros((64, 64), tl.float32)
+        q_overlaps = tl.zeros((64, 64), tl.float32)
         for k0 in tl.static_range(0, K, BK):
             c = k0 + tl.arange(0, BK)
             turned = tl.trans(load_rows(k, first, live, head, HV, c, K, HEADS_K))
             some = load_rows(q, first, live, head, HV, c, K, HEADS_K)
-            by_q = tl.dot(some, turned, by_q, input_precision=PRECISION)
+            q_overlaps = tl.dot(some, turned, q_overlaps, input_precision=PRECISION)
         plain = asked * (scale * (1 - alpha))[:, None]
         if part == 0:
-            row, to_key = add_pair_sums(row, to_key, plain * by_q, gain)
+            row_sums, key_sums = add_pair_sums(row_sums, key_sums, plain * q_overlaps, gain)
         queries = load_rows(q, first, live, head, HV, column, K, HEADS_K)
         out = tl.dot(tl.trans(plain.to(low)), queries, out, input_precision=PRECISION)
         asked *= alpha[:, None]
 
-    by_x = tl.zeros((64, 64), tl.float32)
-    by_e = tl.zeros((64, 64), tl.float32)
+    x_overlaps = tl.zeros((64, 64), tl.float32)
+    e_overlaps = tl.zeros((64, 64), tl.float32)
     for k0 in tl.static_range(0, K, BK):
         c = k0 + tl.arange(0, BK)
         turned = tl.trans(load_rows(k, first, live, head, HV, c, K, HEADS_K))
-        by_x = tl.dot(load_rows(x, first, live, head, HV, c, K, 1), turned, by_x, input_precision=PRECISION)
+        x_overlaps = tl.dot(load_rows(x, first, live, head, HV, c, K, 1), turned, x_overlaps, input_precision=PRECISION)
         if x_rest is not None:
-            by_x = tl.dot(load_rows(x_rest, first, live, head, HV, c, K, 1), turned, by_x, input_precision=PRECISION)
-        by_e = tl.dot(load_rows(e, first, live, head, HV, c, K, 1), turned, by_e, input_precision=PRECISION)
+            x_overlaps = tl.dot(
+                load_rows(x_rest, first, live, head, HV, c, K, 1), turned, x_overlaps, input_precision=PRECISION
+            )
+        e_overlaps = tl.dot(load_rows(e, first, live, head, HV, c, K, 1), turned, e_overlaps, input_precision=PRECISION)
     # Memory and system make nearly opposite gradients of a key. Their difference is taken before it is rounded and multiplied by
     # x, which is long where no key is.
-    asked -= pair * by_e
+    asked -= pair * e_overlaps
     if part == 0:
-        row, to_key = add_pair_sums(row, to_key, asked * by_x, gain)
+        row_sums, key_sums = add_pair_sums(row_sums, key_sums, asked * x_overlaps, gain)
     answers = load_rows(x, first, live, head, HV, column, K, 1)
     out = tl.dot(tl.trans(asked.to(low)), answers, out, input_precision=PRECISION)
     adjoint = load_rows(e, first, live, head, HV, column, K, 1)
-    out = tl.dot(tl.trans((-by_x * pair).to(low)), adjoint, out, input_precision=PRECISION)
+    out = tl.dot(tl.trans((-x_overlaps * pair).to(low)), adjoint, out, input_precision=PRECISION)
 
     across = tl.zeros((64, BK), tl.float32)
     onward = across
-    at_end = 0.0
+    end_overlap = 0.0
     for k0 in tl.static_range(0, K, BK):
         c = k0 + tl.arange(0, BK)
         inside = (c < K)[:, None] & (column < K)[None, :]
         H = tl.load(units + at_H + c[:, None] * K + column[None, :], inside, 0.0)
         L = tl.load(later + at_H + c[:, None] * K + column[None, :], inside, 0.0)
-        at_end += tl.sum(H.to(tl.float32) * L)
+        end_overlap += tl.sum(H.to(tl.float32) * L)
         keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
         across = tl.dot(load_rows(x, first, live, head, HV, c, K, 1), H.to(low), across, input_precision=PRECISION)
         if x_rest is not None:
@@ -98,54 +99,51 @@ def system_gradients(
             across = tl.dot(rest, H.to(low), across, input_precision=PRECISION)
         onward = tl.dot(keys, L.to(low), onward, input_precision=PRECISION)
     outside = tl.load(outsides + m * HV + head)
-    row -= (
+    row_sums -= (
         outside * tl.exp2(decay) * tl.sum(across * load_rows(e, first, live, head, HV, column, K, 1).to(tl.float32), 1)
     )
     keys = load_rows(k, first, live, head, HV, column, K, HEADS_K)
     onward *= tl.exp2(total - decay)[:, None]
-    to_end = tl.sum(onward * keys.to(tl.float32), 1)
-    to_key += to_end
-    ends = outside * tl.exp2(total) * at_end + tl.sum(onward * keys.to(tl.float32) * gain[:, None])
+    end_part = tl.sum(onward * keys.to(tl.float32), 1)
+    key_sums += end_part
+    ends = outside * tl.exp2(total) * end_overlap + tl.sum(onward * keys.to(tl.float32) * gain[:, None])
     out += 2 * onward
     if ADAPTIVE:
         w = tl.load(slope + at_row, live, 0.0)
         norm = tl.load(norms + at_row, live, 0.0)
         if part == 0:
-            row -= 0.5 * w * norm * norm
-        by_norm = tl.zeros((64, BK), tl.float32)
+            row_sums -= 0.5 * w * norm * norm
+        norm_part = tl.zeros((64, BK), tl.float32)
         overlaps = tl.zeros((64, 64), tl.float32)
         for k0 in tl.static_range(0, K, BK):
             c = k0 + tl.arange(0, BK)
             inside = (c < K)[:, None] & (column < K)[None, :]
             H = tl.load(units + at_H + c[:, None] * K + column[None, :], inside, 0.0)
             some = load_rows(k, first, live, head, HV, c, K, HEADS_K)
-            by_norm = tl.dot(some, H.to(low), by_norm, input_precision=PRECISION)
+            norm_part = tl.dot(some, H.to(low), norm_part, input_precision=PRECISION)
             overlaps = tl.dot(some, tl.trans(some), overlaps, input_precision=PRECISION)
-        by_norm *= (outside * tl.sum(pair * (w * tl.exp2(decay))[:, None], 0))[:, None]
+        norm_part *= (outside * tl.sum(pair * (w * tl.exp2(decay))[:, None], 0))[:, None]
         overlaps *= tl.dot(tl.trans((pair * w[:, None]).to(low)), pair.to(low), input_precision=PRECISION)
-        by_norm = tl.dot((overlaps * gain[None, :]).to(low), keys, by_norm, input_precision=PRECISION)
-        to_key -= 0.5 * tl.sum(by_norm * keys.to(tl.float32), 1)
-        out -= by_norm
+        norm_part = tl.dot((overlaps * gain[None, :]).to(low), keys, norm_part, input_precision=PRECISION)
+        key_sums -= 0.5 * tl.sum(norm_part * keys.to(tl.float32), 1)
+        out -= norm_part
 
     at, here = row_places(first, live, head, HV, column, K, 1)
     written = tl.load(d_writes + at, here, 0.0).to(tl.float32)
     tl.store(dk + at, ((out + written) * gain[:, None]).to(dk.dtype.element_ty), here)
     if beta is not None:
         again = load_rows(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32)
-        tl.store(gate_grads + part * stride + at_row, to_key + tl.sum(written * again, 1), live)
-    change = row - gain * to_key
+        tl.store(gate_grads + part * stride + at_row, key_sums + tl.sum(written * again, 1), live)
+    change = row_sums - gain * key_sums
     change = tl.cumsum(tl.where(live, tl.where(i == count - 1, change + ends, change), 0.0), 0, reverse=True)
     if part == 0:
         for other in tl.static_range(MEMORY_PARTS):
             change += tl.load(memory_gates + other * stride + stride // 2 + at_row, live, 0.0)
     tl.store(gate_grads + part * stride + stride // 2 + at_row, change, live)
     if d_diagonal is not None:
-        both = tl.sum(
-            load_sum_of_two(x, x_rest, first, live, head, HV, column, K)
-            * load_rows(e, first, live, head, HV, column, K, 1).to(tl.float32),
-            0,
-        )
-        tl.store(d_diagonal + (m.to(tl.int64) * HV + head) * K + column, -both, column < K)
+        solved = load_sum_of_two(x, x_rest, first, live, head, HV, column, K)
+        both = solved * load_rows(e, first, live, head, HV, column, K, 1).to(tl.float32)
+        tl.store(d_diagonal + (m.to(tl.int64) * HV + head) * K + column, -tl.sum(both, 0), column < K)
 
 
 @triton.jit(do_not_specialize=["M"])

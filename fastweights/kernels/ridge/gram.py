@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import infinite_to_nan, is_bad
-from ..common.packing import pieces_of_sequence, program_part, tokens_of_sequence
+from ..common.packing import live_tokens, pieces_of_sequence, program_part, tokens_of_sequence
 from ..common.tiles import load_rows, row_places
 from .chunk import decay_factors, load_gain
 
@@ -22,8 +22,7 @@ def gram_sums(
     part, m, head, first, count = program_part(chunks, time, (K + BV - 1) // BV)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     c, column = tl.arange(0, PK), part * BV + tl.arange(0, BV)
     keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
     some = load_rows(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32)
@@ -55,8 +54,7 @@ def gram_sums_back(
     part, m, head, first, count = program_part(chunks, time, (K + BV - 1) // BV)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     c, column = tl.arange(0, PK), part * BV + tl.arange(0, BV)
     decay, _ = decay_factors(gate, first, count, head, HV)
     kept = tl.exp2(decay)

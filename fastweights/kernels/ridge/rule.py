@@ -13,7 +13,6 @@ from ..common.call import Specs, make_rule, padded
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
-from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 from .gradients import sum_chunks, system_gradients
 from .gram import gram_sums, gram_sums_back, scan_states
@@ -58,16 +57,18 @@ class Ridge(DeltaRule):
     """The memory's linear attention, which is asked one query per value head, and the systems that the queries solve. Outputs:
     o, H and U, these None unless they are wanted."""
 
-    def __init__(
-        self, x: RidgeInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
+    def read_memory(self) -> KernelInputs:
+        x = self.x
         query = TensorSpec((*x.v.shape[:3], x.k.shape[3]), x.k.dtype)  # the dtype of the call
-        memory = KernelInputs(query, x.k, x.v, g=x.g, S=x.U, cu_seqlens=x.cu_seqlens)
-        super().__init__(memory, device, Options(*options), recorder)
-        self.x, self.adaptive = x, self.options.adaptive_ridge
-        self.constants = {
-            "K": self.K, "PK": padded(self.K), "HEADS_K": self.group(x.k), "HEADS_BETA": self.group(x.beta),
-            "PRECISION": self.precision,
+        return KernelInputs(query, x.k, x.v, g=x.g, S=x.U, cu_seqlens=x.cu_seqlens)
+
+    def set_up(self) -> None:
+        super().set_up()
+        x, self.options = self.x, Options(*self.options)
+        self.adaptive = self.options.adaptive_ridge
+        self.constants |= {
+            "HEADS_K": self.group(x.k), "HEADS_BETA": self.group(x.beta), "HEADS_MIX": self.group(x.mix),
+            "ADAPTIVE": self.adaptive,
         }  # fmt: skip
         self.columns = {"BV": min(64, padded(self.K)), "num_warps": 4, "num_stages": 1}
         self.tiles = -(-self.K // self.columns["BV"])
@@ -109,7 +110,7 @@ class Ridge(DeltaRule):
         states, x = self.gram(self.M), self.x
         self.launch(
             gram_sums, (self.tiles * self.M, self.HV), x.k, x.beta, saved.G, states, saved.writes, saved.chunk_table, self.T,
-            self.HV, **self.constants, **self.columns,
+            self.HV, **self.columns,
         )  # fmt: skip
         self.scan(saved, x.H, states, H_end, back=False)
         self.solve(saved, states=states)
@@ -120,7 +121,7 @@ class Ridge(DeltaRule):
         """Turn what every chunk adds, `states`, into H at the chunks' starts (back: into its gradient at their ends)."""
         self.launch(
             scan_states, (self.N, self.HV, -(-self.K * self.K // SCAN_BLOCK)), begin, states, saved.G, end, self.x.cu_seqlens,
-            self.T, self.HV, K=self.K, BLOCK=SCAN_BLOCK, AHEAD=SCAN_AHEAD, BACK=back, num_warps=4,
+            self.T, self.HV, BLOCK=SCAN_BLOCK, AHEAD=SCAN_AHEAD, BACK=back, num_warps=4,
         )  # fmt: skip
 
     def solve(
@@ -135,8 +136,8 @@ class Ridge(DeltaRule):
         self.launch(
             solve_chunk, (self.M, self.HV), x.q, x.k, x.beta, saved.G, x.mix, x.ridge, states, saved.units, saved.outsides,
             saved.norms, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope, dq, dmix, saved.chunk_table, self.T,
-            options.scale, options.ridge, options.iterations, stride, self.HV, **self.constants, HEADS_MIX=self.group(x.mix),
-            CHEBYSHEV=by_chebyshev, ADAPTIVE=self.adaptive, BACK=dy is not None, num_warps=4, num_stages=1,
+            options.scale, options.ridge, options.iterations, stride, self.HV, CHEBYSHEV=by_chebyshev, BACK=dy is not None,
+            num_warps=4, num_stages=1,
         )  # fmt: skip
 
     def backward(self, saved: Saved, output_grads: Sequence[Any], state_grads: bool) -> RidgeInputs:
@@ -152,7 +153,7 @@ class Ridge(DeltaRule):
         place = saved.chunk_table, self.T
         self.launch(
             gram_sums_back, (self.tiles * M, HV), x.k, x.beta, saved.G, saved.x, e, slope, saved.units, saved.outsides, later,
-            *place, HV, **self.constants, ADAPTIVE=self.adaptive, **self.columns,
+            *place, HV, **self.columns,
         )  # fmt: skip
         self.scan(saved, dH_end, later, dH, back=True)
         dk = self.token_tensor(HV, K)
@@ -161,17 +162,14 @@ class Ridge(DeltaRule):
         self.launch(
             system_gradients, (self.tiles * M, HV), x.q, x.k, x.beta, saved.G, x.mix, dP, saved.x, saved.x_rest, e, slope,
             saved.norms, saved.units, saved.outsides, later, d_writes, memory_gates, system_gates, dk, per_chunk, *place,
-            self.options.scale, prod(memory_gates.shape[1:]), HV, K=K, BK=self.columns["BV"], HEADS_K=self.group(x.k),
-            HEADS_BETA=self.group(x.beta), HEADS_MIX=self.group(x.mix), MEMORY_PARTS=memory_gates.shape[0],
-            ADAPTIVE=self.adaptive, PRECISION=self.precision, num_warps=4, num_stages=1,
+            self.options.scale, prod(memory_gates.shape[1:]), HV, BK=self.columns["BV"], MEMORY_PARTS=memory_gates.shape[0],
+            num_warps=4, num_stages=1,
         )  # fmt: skip
         dbeta, dg, _ = self.reduce_grads(kept, system_gates, x.beta, x.g)
         d_ridge = None
         if per_chunk is not None:
             d_ridge = self.empty(*x.ridge.shape, dtype=x.ridge.dtype)
-            self.launch(
-                sum_chunks, (HV,), per_chunk, d_ridge, saved.chunk_table, M, HV, K=K, PK=padded(K), ROWS=16, num_warps=4
-            )
+            self.launch(sum_chunks, (HV,), per_chunk, d_ridge, saved.chunk_table, M, HV, ROWS=16, num_warps=4)
         dH, dU = None if x.H is None else dH, None if x.U is None else dU
         return RidgeInputs(dq, dk, dv, dg, dbeta, dmix, d_ridge, dH, dU)
 

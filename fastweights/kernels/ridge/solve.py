@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import any_so_far, infinite_to_nan, is_bad, zero_where
-from ..common.packing import program_chunk
+from ..common.packing import live_tokens, program_chunk
 from ..common.tiles import load_rows, row_places
 from .chunk import decay_factors, load_gain, load_sum_of_two, store_in_two
 
@@ -116,8 +116,7 @@ def solve_chunk(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     c = tl.arange(0, PK)
     lower = i[:, None] >= i[None, :]
     decay, _ = decay_factors(gate, first, count, head, HV)

@@ -27,20 +27,6 @@ from .private_api import (
 )
 from .workspace import TensorSpec, assign_offsets
 
-__all__ = [
-    "CallPlans",
-    "LaunchPlan",
-    "PlanKey",
-    "Recorder",
-    "Rule",
-    "align",
-    "alignment",
-    "device_of",
-    "launch",
-    "make_rows_contiguous",
-    "plans_for",
-]
-
 Given = TypeVar("Given", bound=Tensor | None)
 
 MAX_PLANS = 256  # kinds of call whose plans are kept, the latest
@@ -284,13 +270,14 @@ def all_arguments(launch: Launch) -> list[Any]:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Launch one kernel on tensors now, outside of any plan. An empty grid launches nothing."""
+    """Launch one kernel now, outside of any plan, on the device of its first tensor. An empty grid launches nothing."""
     if not all(grid):
         return
-    if not fast_launch():
-        plain_launch(kernel, grid, arguments, constants)
-        return
-    now = Launch(kernel, grid, arguments, constants)
-    (compiled,) = compiled_kernels([now])
-    given = [x.data_ptr() if isinstance(x, Tensor) else x for x in all_arguments(now)]
-    launcher()(compiled, (*front_arguments(compiled, grid, current_stream(current_device())), *given))
+    with device_of(next(x for x in arguments if isinstance(x, Tensor))):
+        if not fast_launch():
+            plain_launch(kernel, grid, arguments, constants)
+            return
+        now = Launch(kernel, grid, arguments, constants)
+        (compiled,) = compiled_kernels([now])
+        given = [x.data_ptr() if isinstance(x, Tensor) else x for x in all_arguments(now)]
+        launcher()(compiled, (*front_arguments(compiled, grid, current_stream(current_device())), *given))

@@ -26,19 +26,6 @@ import torch
 from ... import private_torch
 from ...private_torch import current_device
 
-__all__ = [
-    "Launch",
-    "compile_all",
-    "fast_launch",
-    "front_arguments",
-    "is_interpreted",
-    "launcher",
-    "newest_ptxas",
-    "plain_launch",
-    "ptxas_is_safe",
-    "specialized_on",
-]
-
 TESTED = {"triton": ((3, 5), (3, 9)), "torch": private_torch.TESTED}  # first and last minor version
 SAFE_PTXAS = (12, 9)
 _COMPILING = Lock()

@@ -8,8 +8,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-__all__ = ["TensorSpec", "assign_offsets"]
-
 ALIGNMENT = 256  # bytes, as torch's own allocations on a GPU
 
 

@@ -16,8 +16,7 @@ gradient in the state after the token, that of its output included, A = L s and 
 
 with N the gradient in log n where lengths are free (0 otherwise), which becomes N - 2 a da.
 
-Where slots have length 1, decode has kernels of its own: decode_steps.py, decode_steps_back.py and own_slots.py; its outputs come
-from slot_outputs.py.
+Where slots have length 1, decode has kernels of its own, decode_steps.py; its outputs come from slot_outputs.py.
 Normalised encode and similarity take 16 tokens together: slot_turns.py and slot_outputs.py, backwards slot_outputs_back.py,
 slot_turns_back.py and slot_gradients.py. Of f, w and b they keep b alone, from which the backward finds the others again.
 """

@@ -19,17 +19,24 @@ from .forward import (
     find_edges,
     find_turn,
     has_grown,
+    inverse_length,
     inverse_square,
     load_first_slots,
     load_state,
     load_step_slots,
-    per_length,
     step_address,
     store_state,
     store_step_slots,
 )
-from .layout import slot_and_channel, sum_over_channels, sum_over_slots, sum_over_warp_slots
-from .words import load_four, prefetch_rows, store_four
+from .layout import (
+    load_four,
+    prefetch_rows,
+    slot_and_channel,
+    store_four,
+    sum_over_channels,
+    sum_over_slots,
+    sum_over_warp_slots,
+)
 
 
 @triton.jit
@@ -117,7 +124,7 @@ def find_steps_again(
             HEADS_DECAY,
         )  # fmt: skip
         per_square = tl.where(t == first, first_per_square, alive)
-        f, w, _ = find_turn(key, h, gain, d, b, per_length(S), per_square, OBJECTIVE)
+        f, w, _ = find_turn(key, h, gain, d, b, inverse_length(S), per_square, OBJECTIVE)
         store_step_slots(kept + step, slot, f, stores_slots, K, True)
         store_step_slots(turned + step, slot, w, stores_slots, K, True)
         S = f * S + w * h
@@ -260,6 +267,6 @@ def pass_tokens_back(
     if d_start is not None:
         if blocks > 0:
             S, _ = load_first_slots(start, at, slot, channel, K, V)
-            per_first_length = tl.where(first_length == 0, 0.0, 1.0 / first_length)
-            L = per_first_length * (L + (N - sum_over_channels(L * S)) * S)
+            inverse_first_length = tl.where(first_length == 0, 0.0, 1.0 / first_length)
+            L = inverse_first_length * (L + (N - sum_over_channels(L * S)) * S)
         store_state(d_start + at, slot, channel, L, K, V)

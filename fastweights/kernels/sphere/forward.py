@@ -11,8 +11,18 @@ import triton.language as tl
 
 from ..common.math import to_float_or_nan
 from ..common.packing import pieces_of_sequence, tokens_of_sequence
-from .layout import hide_layout, slot_and_channel, sum_over_channels, sum_over_slots, sum_two_over_slots
-from .words import load_four, neighbour_index, prefetch_rows, single_slots, store_four
+from .layout import (
+    hide_layout,
+    load_four,
+    neighbour_index,
+    prefetch_rows,
+    single_slots,
+    slot_and_channel,
+    store_four,
+    sum_over_channels,
+    sum_over_slots,
+    sum_two_over_slots,
+)
 
 SHORTEST = tl.constexpr(1e-6)  # a slot that is not zero is at least so long
 LEAST_DECAY = tl.constexpr(2.0**-23)
@@ -81,7 +91,7 @@ def find_turn(key, h, gain, d, b, unit, per_square, OBJECTIVE: tl.constexpr):
 
 
 @triton.jit
-def per_length(S):
+def inverse_length(S):
     """1 / |s|; 0 for slots of zeros."""
     own = sum_over_channels(S * S)
     return tl.where(own == 0, 0.0, tl.rsqrt(own))
@@ -216,7 +226,7 @@ def pass_tokens(
                 h -= answer
                 store_four(answers + place * V, 0, channel, h, stores_channels, V, 5)
             b = sum_over_channels(S * h)
-            unit = per_length(S)  # rounding would change the length more with every token
+            unit = inverse_length(S)  # rounding would change the length more with every token
             b *= unit
             f, w, longer = find_turn(key, h, gain, d, b, unit, per_square, OBJECTIVE)
             S = f * S + w * h

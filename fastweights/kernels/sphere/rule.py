@@ -11,11 +11,9 @@ import torch
 
 from ..common.call import Call, Specs, make_rule, max_pieces, padded
 from ..common.packing import record_tables
-from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 from .backward import pass_tokens_back
-from .decode_steps import decode_tokens
-from .decode_steps_back import decode_tokens_back
+from .decode_steps import decode_tokens, decode_tokens_back
 from .forward import EVERY, FEW, pass_tokens, slots_per_program
 from .slot_gradients import slot_gradients
 from .slot_outputs import read_slots
@@ -58,25 +56,21 @@ class Sphere(Call):
     """M kept states, one per 16 tokens, or as many numbers as those of packed sequences may take. Options: objective ("decode",
     "encode" or "similarity") and normalize. Outputs: o, S (None unless it is wanted)."""
 
-    def __init__(
-        self, x: SphereInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
-        super().__init__(x, device, options, recorder)
-        objective, normalize = options
+    def set_up(self) -> None:
+        x, (objective, normalize) = self.x, self.options
         self.M = max_pieces(self.N, self.T, EVERY.value, self.packed)
         self.objective, self.free = objective, not normalize
         self.by_chunks = normalize and objective in ("encode", "similarity")
         self.decodes = normalize and objective == "decode"
         self.tiles = -(-self.K // slots_per_program(self.K))
-        self.heads = {
-            "HEADS_K": self.group(x.q), "HEADS_GAMMA": self.group(x.gamma), "HEADS_DECAY": self.group(x.decay),
-        }  # fmt: skip
-        self.widths = {"K": self.K, "V": self.V}
         self.layout = tile(self.K, self.V)
         # Of the forward of the decode objective: half of the warps that its backward needs.
         self.decode_layout = tile(self.K, self.V, 8)
-        # Of kernels by chunks. Wider than a tile of slots, whose layout Triton would take from the values otherwise.
-        self.chunk_widths = {"HV": self.HV, **self.widths, "BV": padded(self.V, 64)}
+        # BV is wider than a tile of slots, whose layout Triton would take from the values otherwise.
+        self.constants |= {
+            "HEADS_K": self.group(x.q), "HEADS_GAMMA": self.group(x.gamma), "HEADS_DECAY": self.group(x.decay), "HV": self.HV,
+            "BV": padded(self.V, 64), "OBJECTIVE": objective, "NORMALIZE": normalize,
+        }  # fmt: skip
 
     def vectors(self, width: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
         """One per token and value head."""
@@ -113,7 +107,7 @@ class Sphere(Call):
         return blocks
 
     def forward(self, final: bool) -> tuple[Specs, Saved]:
-        x, (objective, normalize) = self.x, self.options
+        x = self.x
         (o, S), saved = self.shapes(final)
         if self.decodes:
             self.forward_decoding(o, S, saved)
@@ -124,7 +118,7 @@ class Sphere(Call):
             self.forward_by_chunks(o, S, steps)
         self.launch(
             pass_tokens, (self.N, self.HV), x.q, x.k, x.v, x.gamma, x.decay, x.S, o, *steps[:6], S, saved.grown, x.cu_seqlens,
-            self.T, self.HV, **self.widths, OBJECTIVE=objective, NORMALIZE=normalize, **self.heads, **self.layout,
+            self.T, self.HV, **self.layout,
         )  # fmt: skip
         return (o, S), saved
 
@@ -132,23 +126,18 @@ class Sphere(Call):
         """The outputs of all blocks once their steps are known."""
         self.launch(
             read_slots, (self.M, self.HV), self.x.q, h, saved.kept, saved.turned, saved.states, o, saved.scores, blocks, self.T,
-            **self.chunk_widths, HEADS_K=self.heads["HEADS_K"], BY_CHUNKS=self.by_chunks, PRECISION=self.precision, num_warps=1,
-            num_stages=1,
+            BY_CHUNKS=self.by_chunks, num_warps=1, num_stages=1,
         )  # fmt: skip
 
     def forward_by_chunks(self, o: Any, S: Any, saved: Saved) -> None:
         """The slots of a chunk as coefficients."""
         x, blocks = self.x, self.record_blocks()
         gram = self.floats(self.M, self.HV, EVERY.value, BLOCK.value)
-        widths = {name: self.chunk_widths[name] for name in ("HV", "V", "BV")}
-        self.launch(
-            inner_products, (self.M, self.HV), x.v, gram, blocks, self.T, **widths, PRECISION=self.precision, num_warps=1
-        )  # fmt: skip
+        self.launch(inner_products, (self.M, self.HV), x.v, gram, blocks, self.T, num_warps=1)
         self.launch(
             turn_slots, (self.N, self.HV, self.tiles), x.k, x.v, x.gamma, x.decay, x.S, gram, saved.kept, saved.turned,
-            saved.along, saved.states, saved.first_per_square, S, saved.grown, x.cu_seqlens, self.T, **self.chunk_widths,
-            OBJECTIVE=self.objective, **self.heads, SLOTS=slots_per_program(self.K), num_warps=4 if self.K <= 64 else 8,
-            num_stages=1,
+            saved.along, saved.states, saved.first_per_square, S, saved.grown, x.cu_seqlens, self.T,
+            SLOTS=slots_per_program(self.K), num_warps=4 if self.K <= 64 else 8, num_stages=1,
         )  # fmt: skip
         self.read_outputs(x.v, o, saved, blocks)
 
@@ -157,13 +146,12 @@ class Sphere(Call):
         x = self.x
         self.launch(
             decode_tokens, (self.N, self.HV), x.k, x.v, x.gamma, x.decay, x.S, saved.kept, saved.turned, saved.along,
-            saved.answers, saved.states, S, saved.steep, x.cu_seqlens, self.T, self.HV, **self.widths, **self.heads,
-            **self.decode_layout,
+            saved.answers, saved.states, S, saved.steep, x.cu_seqlens, self.T, self.HV, **self.decode_layout,
         )  # fmt: skip
         self.read_outputs(saved.answers, o, saved, self.record_blocks())
 
     def backward(self, saved: Saved, output_grads: Sequence[Any], state_grads: bool) -> SphereInputs:
-        x, (do, d_end), (objective, normalize) = self.x, output_grads, self.options
+        x, (do, d_end) = self.x, output_grads
         dq, dk, dv = (self.vectors(width, dtype=self.dtype) for width in (self.K, self.K, self.V))
         dgamma, ddecay = (None if gate is None else TensorSpec(gate.shape, gate.dtype) for gate in (x.gamma, x.decay))
         dS = self.state(self.N) if state_grads else None
@@ -173,7 +161,7 @@ class Sphere(Call):
             self.launch(
                 decode_tokens_back, (self.N, self.HV), x.q, x.k, x.gamma, x.decay, x.S, do, d_end, saved.kept, saved.turned,
                 saved.along, saved.answers, saved.states, dq, dk, dv, parts, gates, dS, saved.steep, x.cu_seqlens, self.T,
-                self.HV, **self.widths, **self.heads, **self.layout, FLAGS=self.decode_layout["W"],
+                self.HV, **self.layout, FLAGS=self.decode_layout["W"],
             )  # fmt: skip
         else:
             steps = saved
@@ -183,8 +171,7 @@ class Sphere(Call):
             scratch = self.state(self.N * (EVERY.value // FEW.value))
             self.launch(
                 pass_tokens_back, (self.N, self.HV), x.q, x.k, x.v, x.gamma, x.decay, x.S, do, d_end, *steps[:6], scratch, dq,
-                dk, dv, parts, gates, dS, saved.grown, x.cu_seqlens, self.T, self.HV, **self.widths, OBJECTIVE=objective,
-                NORMALIZE=normalize, **self.heads, **self.layout,
+                dk, dv, parts, gates, dS, saved.grown, x.cu_seqlens, self.T, self.HV, **self.layout,
             )  # fmt: skip
         self.sum_gates(parts, None, (dgamma, ddecay, None), None)
         return SphereInputs(dq, dk, dv, dgamma, ddecay, None if x.S is None else dS)
@@ -198,25 +185,22 @@ class Sphere(Call):
         pairs, reads = self.floats(self.M, self.HV, EVERY.value, self.K + EVERY.value), self.pairs(torch.float32)
         gates = self.floats(self.M, self.HV, 2, EVERY.value)
         A, D, adjoints = self.steps(), self.steps(), self.state(self.M, self.dtype)
-        options = {
-            **self.chunk_widths, **self.heads, "OBJECTIVE": self.objective, "PRECISION": self.precision, "num_stages": 1,
-        }  # fmt: skip
         inputs = x.k, x.v, x.gamma, x.decay
         self.launch(
             prepare_turns_back, (self.M, self.HV), x.q, *inputs, do, saved.along, saved.first_per_square, saved.states, pairs,
-            reads, gates, A, D, dq, blocks, self.T, **options, num_warps=1,
+            reads, gates, A, D, dq, blocks, self.T, num_warps=1, num_stages=1,
             maxnreg=168 if self.dtype.itemsize == 2 else None,  # so that a multiprocessor runs 12 programs, not 8
         )  # fmt: skip
         slots = slots_per_program(self.K)  # of a program; with 32 of them its registers hold less ahead
         self.launch(
             turn_slots_back, (self.N, self.HV, self.tiles), x.q, *inputs, do, d_end, saved.along, saved.first_per_square, A, D,
-            pairs, saved.states, adjoints, dS, x.cu_seqlens, self.T, **options, SLOTS=slots, PAIRS_AHEAD=slots == 16,
-            num_warps=slots // 2,
+            pairs, saved.states, adjoints, dS, x.cu_seqlens, self.T, SLOTS=slots, PAIRS_AHEAD=slots == 16,
+            num_warps=slots // 2, num_stages=1,
         )  # fmt: skip
         self.launch(
             slot_gradients, (self.M, self.HV), *inputs, do, saved.along, saved.states, saved.first_per_square, pairs,
             saved.scores, A, D, adjoints, dk, dv, parts, self.B * self.T * self.HV, dS, blocks, self.T, PARTS=parts.shape[0],
-            **options, num_warps=1,
+            num_warps=1, num_stages=1,
         )  # fmt: skip
         return A, D
 

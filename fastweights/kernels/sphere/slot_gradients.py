@@ -1,8 +1,9 @@
 """The gradients of the steps of slots, in parallel over chunks: see __init__.py for those of one token.
 
 With A = L s and D = L h of a token (L: the gradient in a slot after it, s: the slot before it) the gradient of b is linear in
-both, x = of_A A + of_D D, and L <- f L + x h. A and D of all tokens come from slot_outputs_back.py and slot_turns_back.py. Every
-number of a slot and token is found in the layout of slot_outputs.py, in which it goes into matrix products as it is.
+both, x = A_weight A + D_weight D, and L <- f L + x h. A and D of all tokens come from slot_outputs_back.py and
+slot_turns_back.py. Every number of a slot and token is found in the layout of slot_outputs.py, in which it goes into matrix
+products as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .forward import EVERY, TILE
-from .slot_outputs import join_across_borders, load_operand, operand_tile, to_operand
+from .slot_outputs import join_across_borders, load_operand, make_operand, operand_tile
 from .slot_steps import block_place, find_step_again, inverse_squares, load_block_rows
 
 
@@ -54,7 +55,7 @@ def slot_gradients(
         turns = tl.zeros((EVERY, EVERY), tl.float32)
         dh = tl.zeros((EVERY, BV), tl.float32)
         d_gain = tl.zeros((2, 1, 1, 8, 1), tl.float32)
-        d_decay, of_h = d_gain, d_gain
+        d_decay, h_weight = d_gain, d_gain
         for part in range(0, K, TILE):
             slot = part + first_slots
             in_steps, there = in_head * K * EVERY, slot < K
@@ -69,17 +70,17 @@ def slot_gradients(
                 first_per_square + (n * HV + head) * K, token, slot, per_token, 1, there & (token < EVERY), 0.0
             )
             per_square = inverse_squares(per_square, token, is_first)
-            F, W, error, gain, d, inverse, across, of_A, of_D = find_step_again(
+            F, W, error, gain, d, inverse, across, A_weight, D_weight = find_step_again(
                 key, gamma_t, d_t, b, per_square, square, OBJECTIVE, dtype
             )
-            x = of_A * A_t + of_D * D_t
+            x = A_weight * A_t + D_weight * D_t
             E = F * A_t + W * D_t
             da = (D_t - b * A_t) * inverse - across * E
             # As in `load_operand`, for the layout.
             at = tl.multiple_of(tl.max_contiguous(slot + token * (HV * K), [1, 1, 1, 2, 4]), [1, 1, 1, 1, 1])
             tl.store(dk + place * K + at, (gain * da).to(dk.dtype.element_ty), inside)
             d_gain += sum_over_tile_slots(error * per_square * da)
-            of_h -= sum_over_tile_slots(W * W * E)
+            h_weight -= sum_over_tile_slots(W * W * E)
             if decay is not None:
                 d_decay += sum_over_tile_slots(W * (across * A_t + inverse * inverse * d * (b * A_t - D_t)))
             state_row = part + tl.arange(0, TILE)[:, None]
@@ -95,19 +96,17 @@ def slot_gradients(
                     gradient *= tl.sqrt(first_token_numbers(tl.broadcast_to(per_square, F.shape), token))
                     tl.store(d_start + at_start, gradient, in_tile)
             turns, after, before = join_across_borders(turns, x, W, F, token, dtype, PRECISION)
-            dh = tl.dot(to_operand(after.to(dtype)), S.to(dtype), dh, input_precision=PRECISION)
+            dh = tl.dot(make_operand(after.to(dtype)), S.to(dtype), dh, input_precision=PRECISION)
             L = tl.load(adjoints + in_state, in_tile, 0.0)
-            dh = tl.dot(to_operand(before.to(dtype)), L.to(dtype), dh, input_precision=PRECISION)
+            dh = tl.dot(make_operand(before.to(dtype)), L.to(dtype), dh, input_precision=PRECISION)
         both = turns.to(dtype)
-        h, grad_o = (
-            load_block_rows(v, first, count, head, HV, V, BV),
-            load_block_rows(do, first, count, head, HV, V, BV),
-        )
+        h = load_block_rows(v, first, count, head, HV, V, BV)
+        grad_o = load_block_rows(do, first, count, head, HV, V, BV)
         dh = tl.dot(both, h, dh, input_precision=PRECISION)
         dh = tl.dot(tl.trans(both), h, dh, input_precision=PRECISION)
         scores += in_head * EVERY * EVERY
         dh = tl.dot(tl.trans(tl.load(scores + t * EVERY + c)), grad_o, dh, input_precision=PRECISION)
-        dh += tl.reshape(of_h, (EVERY, 1)) * h.to(tl.float32)
+        dh += tl.reshape(h_weight, (EVERY, 1)) * h.to(tl.float32)
         tl.store(dv + place * V + channel + t * (HV * V), dh.to(dv.dtype.element_ty), (t < count) & (channel < V))
         gate = gate_parts + place + token * HV
         tl.store(gate, d_gain, token < count)

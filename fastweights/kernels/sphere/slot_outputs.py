@@ -27,13 +27,13 @@ def operand_tile(part):
 
 
 @triton.jit
-def to_operand(x):
+def make_operand(x):
     """[16, TILE] of such a tile."""
     return tl.reshape(tl.permute(x, (0, 3, 1, 4, 2)), (EVERY, TILE))
 
 
 @triton.jit
-def to_right_operand(x):
+def make_right_operand(x):
     """The same, [TILE, 16]; turned over by itself it would go through shared memory."""
     return tl.reshape(tl.permute(x, (1, 4, 2, 0, 3)), (TILE, EVERY))
 
@@ -79,7 +79,7 @@ def add_pairs(found, after, before, dtype: tl.constexpr, PRECISION: tl.constexpr
     """`found` [16, 16] with what tokens of the second half of a block of 2 SIZE read of those of the first."""
     t, c = tl.arange(0, EVERY)[:, None], tl.arange(0, EVERY)[None, :]
     joined = (t // (2 * SIZE) == c // (2 * SIZE)) & ((t & SIZE) > 0) & ((c & SIZE) == 0)
-    after, before = to_operand(after.to(dtype)), to_right_operand(before.to(dtype))
+    after, before = make_operand(after.to(dtype)), make_right_operand(before.to(dtype))
     return tl.where(joined, tl.dot(after, before, found, input_precision=PRECISION), found)
 
 
@@ -126,10 +126,12 @@ def read_slots(
             query = to_float_or_nan(query)
             state_row = part + tl.arange(0, TILE)[:, None]
             S = tl.load(states + state_row * V + channel, (state_row < K) & (channel < V), 0.0)
-            own = tl.dot(to_operand(query.to(dtype)), to_right_operand(W.to(dtype)), reads, input_precision=PRECISION)
+            own = tl.dot(
+                make_operand(query.to(dtype)), make_right_operand(W.to(dtype)), reads, input_precision=PRECISION
+            )
             reads = tl.where(t == c, own, reads)
             reads, after, before = join_across_borders(reads, F * query, W, F, token, dtype, PRECISION)
-            out = tl.dot(to_operand(after.to(dtype)), S.to(dtype), out, input_precision=PRECISION)
+            out = tl.dot(make_operand(after.to(dtype)), S.to(dtype), out, input_precision=PRECISION)
         reads = reads.to(dtype)
         if scores is not None:
             tl.store(scores + in_head * EVERY * EVERY + t * EVERY + c, reads)

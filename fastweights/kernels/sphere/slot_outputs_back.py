@@ -66,15 +66,15 @@ def products_of_outputs(query, F, W, slot_do, reads, token):
         read = tl.load(reads + t * EVERY + token)
         y += query_t * read
         z += query_t * do_t
-        kept_part, of_L, of_do = tl.reduce(
+        kept_part, L_part, do_part = tl.reduce(
             (
                 tl.where(token < t, F, 1.0), tl.where(token < t, W * y, -0.0),
                 tl.where(token < t, W * tl.broadcast_to(read, W.shape), -0.0),
             ), 0, compose_steps, keep_dims=True,
         )  # fmt: skip
         now = token == t
-        A, D = tl.where(now, kept_part * z + of_L, A), tl.where(now, y, D)
-        R = tl.where(now, kept_part * do_t + of_do, R)
+        A, D = tl.where(now, kept_part * z + L_part, A), tl.where(now, y, D)
+        R = tl.where(now, kept_part * do_t + do_part, R)
         y *= f
         z *= f
     return A, D, R
@@ -95,10 +95,8 @@ def prepare_turns_back(
         place, in_head = first * HV + head, m * HV + head
         token, other = tl.arange(0, EVERY)[:, None], tl.arange(0, EVERY)[None, :]
         channel = tl.arange(0, BV)[None, :]
-        h, grad_o = (
-            load_block_rows(v, first, count, head, HV, V, BV),
-            load_block_rows(do, first, count, head, HV, V, BV),
-        )
+        h = load_block_rows(v, first, count, head, HV, V, BV)
+        grad_o = load_block_rows(do, first, count, head, HV, V, BV)
         reads += in_head * EVERY * EVERY
         gates += in_head * 2 * EVERY
         pairs += in_head * EVERY * (K + EVERY)

@@ -73,11 +73,11 @@ def find_step_again(key, gain, d, b, per_square, square, OBJECTIVE: tl.constexpr
     inverse = inverse_root(d * d + a * a * across, dtype)
     F, W = (d - a * b) * inverse, a * inverse
     across *= W * inverse
-    of_A, of_D = W * (W * b * F - 1), W * W * W * b
+    A_weight, D_weight = W * (W * b * F - 1), W * W * W * b
     if OBJECTIVE == "encode":
-        of_A += gain * (inverse * b + across * F)
-        of_D -= gain * (inverse - across * W)
-    return F, W, error, gain, d, inverse, across, of_A, of_D
+        A_weight += gain * (inverse * b + across * F)
+        D_weight -= gain * (inverse - across * W)
+    return F, W, error, gain, d, inverse, across, A_weight, D_weight
 
 
 @triton.jit

@@ -88,10 +88,10 @@ def load_gram_rows(products, second, j: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def lane_offsets(of_slot, of_token):
+def lane_offsets(slot_offset, token_offset):
     """The sums of offsets [SLOTS, 1] and [1, 8], called contiguous, which they are not, so that the tokens of a tile get
     neighbouring lanes. Every lane loads one number, so nothing else follows."""
-    return tl.multiple_of(tl.max_contiguous(of_slot + of_token, [1, PART]), [1, 1])
+    return tl.multiple_of(tl.max_contiguous(slot_offset + token_offset, [1, PART]), [1, 1])
 
 
 @triton.jit
@@ -136,7 +136,7 @@ def find_step(key, gain, d, square, b, OBJECTIVE: tl.constexpr, dtype: tl.conste
 
 @triton.jit
 def share_token(x, t: tl.constexpr):
-    """What a slot has for token t of a part, for all its tokens [SLOTS, 8]: one shuffle."""
+    """What a slot has for token t of a tile [SLOTS, tokens], for all its tokens: one shuffle."""
     return tl.gather(x, tl.full(x.shape, t, tl.int32), 1)
 
 

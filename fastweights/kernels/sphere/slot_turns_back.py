@@ -1,7 +1,7 @@
 """The gradient in the slots, backwards from chunk to chunk. A lane holds one token of one slot.
 
-Inside a chunk the gradient of b of token c, x_c = of_A A_c + of_D D_c, is linear in the gradient L at the chunk's end and in the
-x of later tokens t. With F the product of f, and A and D at first what slot_outputs_back.py has found of them,
+Inside a chunk the gradient of b of token c, x_c = A_weight A_c + D_weight D_c, is linear in the gradient L at the chunk's end
+and in the x of later tokens t. With F the product of f, and A and D at first what slot_outputs_back.py has found of them,
 
     A_c += F(c+1 .. end) L.s_{c-1} + sum over t > c of F(c+1 .. t-1) s_{c-1}.h_t x_t
     D_c += F(c+1 .. end) L.h_c     + sum over t > c of F(c+1 .. t-1) h_c.h_t x_t
@@ -19,12 +19,7 @@ import triton.language as tl
 from .forward import EVERY, find_edges
 from .layout import hide_layout
 from .slot_steps import find_step_again, inverse_squares, load_block_rows, load_tokens
-
-
-@triton.jit
-def share_token(x, t: tl.constexpr):
-    """Token t's number of every slot, for all tokens [SLOTS, 16]."""
-    return tl.gather(x, tl.full(x.shape, t, tl.int32), 1)
+from .slot_turns import share_token
 
 
 @triton.jit
@@ -67,7 +62,7 @@ def product_since_start(F, token):
 
 
 @triton.jit
-def to_layout(other, x, always):
+def change_layout(other, x, always):
     """x [SLOTS, BV], whose layout is that of a product, in the layout of a value that was loaded later. always: a condition
     [SLOTS, BV] that holds where it matters."""
     return tl.trans(tl.where(tl.trans(always), tl.trans(x), tl.trans(other)))
@@ -141,7 +136,7 @@ def turn_slots_back(
     begin = first + blocks * EVERY
     m += blocks
     none, ones = tl.zeros((SLOTS, EVERY), tl.float32), tl.full((SLOTS, EVERY), 1.0, tl.float32)
-    F, from_start, W, of_A, of_D, A_t, D_t, until, query = ones, ones, none, none, none, none, none, none, none
+    F, from_start, W, A_weight, D_weight, A_t, D_t, until, query = ones, ones, none, none, none, none, none, none, none
     to_A, to_D = (), ()
     for _t in tl.static_range(1, EVERY):
         to_A, to_D = to_A + (none,), to_D + (none,)  # type: ignore[assignment]
@@ -160,10 +155,8 @@ def turn_slots_back(
         if PAIRS_AHEAD:
             pairs_before, pairs_own = load_pairs(pairs, before_head, token, slot, K)
         next_S = tl.load(states + before_head * K * V + in_state, inside, 0.0)
-        next_h, next_do = (
-            load_block_rows(v, ahead, left, head, HV, V, BV),
-            load_block_rows(do, ahead, left, head, HV, V, BV),
-        )
+        next_h = load_block_rows(v, ahead, left, head, HV, V, BV)
+        next_do = load_block_rows(do, ahead, left, head, HV, V, BV)
         in_head = m * HV + head
         tl.store(adjoints + in_head * K * V + in_state, L.to(dtype), inside & is_real)
         z = tl.sum(L * S.to(tl.float32), 1, keep_dims=True)
@@ -176,7 +169,7 @@ def turn_slots_back(
         A_t += until * scan_before_tokens(along_L, f1, f2, f4, f8, token, EVERY - 1)
         D_t += until * y
         for t in tl.static_range(EVERY - 1, 0, -1):
-            x_t = share_token(of_A * A_t + of_D * D_t, t)
+            x_t = share_token(A_weight * A_t + D_weight * D_t, t)
             A_t += to_A[t - 1] * x_t
             D_t += to_D[t - 1] * x_t
         in_steps = (in_head * K + slot) * EVERY + token
@@ -184,11 +177,11 @@ def turn_slots_back(
         tl.store(A + in_steps, A_t, stored)
         tl.store(D + in_steps, D_t, stored)
         whole = tl.sum(tl.where(token == EVERY - 1, from_start * F, 0.0), 1, keep_dims=True)
-        read_here, turned_here = from_start * F * query, from_start * (of_A * A_t + of_D * D_t)
+        read_here, turned_here = from_start * F * query, from_start * (A_weight * A_t + D_weight * D_t)
         # Of the chunk before, all that does not need L.
         A_t, D_t, query = next_A, next_D, next_query.to(tl.float32)
         per_square = inverse_squares(per_square_first, token, begin <= first + EVERY)
-        F, W, _, _, _, _, _, of_A, of_D = find_step_again(
+        F, W, _, _, _, _, _, A_weight, D_weight = find_step_again(
             key, gain, None if decay is None else d, b, per_square, square, OBJECTIVE, dtype
         )
         f1, f2, f4, f8, w1 = find_factors_before(F, W, token)
@@ -207,7 +200,7 @@ def turn_slots_back(
         written = tl.dot(read_here.to(dtype), grad_o, input_precision=PRECISION)
         written = tl.dot(turned_here.to(dtype), h, written, input_precision=PRECISION)
         S = tl.load(states + tl.where(is_real, in_head, before_head) * K * V + in_state, inside, 0.0).to(tl.float32)
-        L = whole * L + to_layout(S, written, inside)
+        L = whole * L + change_layout(S, written, inside)
         L -= tl.where(is_real, tl.sum(L * S, 1, keep_dims=True), 0.0) * S
         S, h, grad_o = next_S, next_h, next_do
         begin -= EVERY

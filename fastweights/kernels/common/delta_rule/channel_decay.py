@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..math import clamp_decay, is_bad
-from ..packing import program_chunk, program_part
+from ..packing import live_tokens, program_chunk, program_part
 from ..tiles import load_gate, load_tile, tile_address
 from .gradients import sum_over_values
 from .wy import causal_inverse, weigh_rows
@@ -50,8 +50,7 @@ def wy_transform_channel(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     key_start = (first * H + head // (HV // H)) * K
@@ -149,8 +148,7 @@ def chunk_gradients_channel(
     part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     c = part * BK + tl.arange(0, BK)
@@ -162,7 +160,7 @@ def chunk_gradients_channel(
     key_start = (first * H + head // (HV // H)) * K
     at_key = i[:, None] * (H * K) + c[None, :]
     gain = load_gate(beta, first, live, head, HV, HEADS_BETA) if DELTA else tl.zeros((64,), tl.float32)
-    to_q, to_w, to_k, dA, to_beta, at_last = sum_over_values(
+    grad_q, grad_w, grad_k, dA, grad_beta, grad_last = sum_over_values(
         u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, True, PRECISION
     )
     # The order frees the registers of each sum early.
@@ -170,41 +168,41 @@ def chunk_gradients_channel(
     at_write = tile_address(write_key, first, head, HV, c, K, HEADS_W) if WRITE else k + key_start + at_key
     writes = tl.load(at_write, here, 0.0)
     G = tl.cumsum(clamp_decay(load_tile(g, first, here, head, HV, c, K, HEADS_G)), 0)
-    to_P = tl.load(dP + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
-    to_A = tl.where(i[:, None] > i[None, :], -dA, 0.0).to(writes.dtype)
+    grad_P = tl.load(dP + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
+    grad_A = tl.where(i[:, None] > i[None, :], -dA, 0.0).to(writes.dtype)
     if FLAT:
         down = tl.exp2(-MIDDLE - G)
         right = (writes * down).to(writes.dtype)
-        to_w *= tl.exp2(total + MIDDLE)[None, :]
-        at_last = tl.exp2(total) * at_last + tl.sum(right * to_w, 0)
+        grad_w *= tl.exp2(total + MIDDLE)[None, :]
+        grad_last = tl.exp2(total) * grad_last + tl.sum(right * grad_w, 0)
         up = tl.exp2(G + MIDDLE)
         queries = tl.load(q + key_start + at_key, here, 0.0)
-        to_q = tl.dot(to_P.to(right.dtype), right, to_q * tl.exp2(-MIDDLE), input_precision=PRECISION)
+        grad_q = tl.dot(grad_P.to(right.dtype), right, grad_q * tl.exp2(-MIDDLE), input_precision=PRECISION)
         left = (queries * (up * scale)).to(queries.dtype)
-        to_G = left * to_q
-        tl.store(dq + start * K + at_row, (to_q * (up * scale)).to(dq.dtype.element_ty), here)
-        to_w = tl.dot(tl.trans(to_P.to(left.dtype)), left, to_w, input_precision=PRECISION)
+        grad_G = left * grad_q
+        tl.store(dq + start * K + at_row, (grad_q * (up * scale)).to(dq.dtype.element_ty), here)
+        grad_w = tl.dot(tl.trans(grad_P.to(left.dtype)), left, grad_w, input_precision=PRECISION)
         if DELTA:
-            to_k = tl.dot(to_A, right, to_k * -tl.exp2(-MIDDLE), input_precision=PRECISION)
+            grad_k = tl.dot(grad_A, right, grad_k * -tl.exp2(-MIDDLE), input_precision=PRECISION)
             keys = tl.load(k + key_start + at_key, here, 0.0)
             left = (keys * (up * gain[:, None])).to(keys.dtype)
-            to_G += left * to_k
-            to_w = tl.dot(tl.trans(to_A), left, to_w, input_precision=PRECISION)
-            to_k *= up
-        to_G -= right * to_w
-        to_w *= down
+            grad_G += left * grad_k
+            grad_w = tl.dot(tl.trans(grad_A), left, grad_w, input_precision=PRECISION)
+            grad_k *= up
+        grad_G -= right * grad_w
+        grad_w *= down
     else:
         tl.store(dg + start * K + at_row, G, here)  # read back at the borders, in fewer registers than tl.gather takes
         tl.debug_barrier()
         queries = tl.load(q + key_start + at_key, here, 0.0)
         keys = tl.load(k + key_start + at_key, here, 0.0)
-        to_q *= tl.exp2(G) * scale
-        to_w *= tl.exp2(total[None, :] - G)
-        to_k *= -tl.exp2(G)
-        at_last = tl.exp2(total) * at_last + tl.sum(writes * to_w, 0)
-        to_G = queries * to_q - writes * to_w
+        grad_q *= tl.exp2(G) * scale
+        grad_w *= tl.exp2(total[None, :] - G)
+        grad_k *= -tl.exp2(G)
+        grad_last = tl.exp2(total) * grad_last + tl.sum(writes * grad_w, 0)
+        grad_G = queries * grad_q - writes * grad_w
         if DELTA:
-            to_G += keys * (to_k * gain[:, None])
+            grad_G += keys * (grad_k * gain[:, None])
         half = 32
         while half > 0:
             last_left = tl.minimum(find_border(half), count - 1)[:, None] * (HV * K) + c[None, :]
@@ -212,37 +210,34 @@ def chunk_gradients_channel(
             factor, pairs = meet_at_border(G, at_border, half)
             right = (writes * factor).to(writes.dtype)
             left = (queries * (factor * scale)).to(queries.dtype)
-            met = tl.where(pairs, to_P, 0.0).to(left.dtype)
+            met = tl.where(pairs, grad_P, 0.0).to(left.dtype)
             passed = tl.dot(met, right, input_precision=PRECISION)
-            to_q += passed * (factor * scale)
-            to_G += left * passed
+            grad_q += passed * (factor * scale)
+            grad_G += left * passed
             reach = tl.dot(tl.trans(met), left, input_precision=PRECISION)
             if DELTA:
                 left = (keys * (factor * gain[:, None])).to(keys.dtype)
-                met = tl.where(pairs, to_A, 0.0).to(left.dtype)
+                met = tl.where(pairs, grad_A, 0.0).to(left.dtype)
                 passed = tl.dot(met, right, input_precision=PRECISION)
-                to_k += passed * factor
-                to_G += left * passed
+                grad_k += passed * factor
+                grad_G += left * passed
                 reach = tl.dot(tl.trans(met), left, reach, input_precision=PRECISION)
-            to_w += reach * factor
-            to_G -= right * reach
+            grad_w += reach * factor
+            grad_G -= right * reach
             half = half // 2
-        own = tl.sum(tl.where(i[:, None] == i[None, :], to_P.to(tl.float32), 0.0), 1) * scale
-        tl.store(dq + start * K + at_row, (to_q + own[:, None] * writes).to(dq.dtype.element_ty), here)
-        to_w += own[:, None] * queries
-    to_G += tl.where((i == count - 1)[:, None], at_last[None, :], 0.0)
-    tl.store(dg + start * K + at_row, tl.cumsum(to_G, 0, reverse=True), here)
+        own = tl.sum(tl.where(i[:, None] == i[None, :], grad_P.to(tl.float32), 0.0), 1) * scale
+        tl.store(dq + start * K + at_row, (grad_q + own[:, None] * writes).to(dq.dtype.element_ty), here)
+        grad_w += own[:, None] * queries
+    grad_G += tl.where((i == count - 1)[:, None], grad_last[None, :], 0.0)
+    tl.store(dg + start * K + at_row, tl.cumsum(grad_G, 0, reverse=True), here)
     if DELTA:
-        tl.store(
-            gate_grads + part * stride + start + row,
-            to_beta + tl.sum(tl.load(k + key_start + at_key, here, 0.0) * to_k, 1),
-            live,
-        )
-        to_k *= gain[:, None]
+        grad_beta += tl.sum(tl.load(k + key_start + at_key, here, 0.0) * grad_k, 1)
+        tl.store(gate_grads + part * stride + start + row, grad_beta, live)
+        grad_k *= gain[:, None]
     if WRITE:
-        tl.store(dk + start * K + at_row, to_k.to(dk.dtype.element_ty), here)
-        tl.store(dw + start * K + at_row, to_w.to(dw.dtype.element_ty), here)
+        tl.store(dk + start * K + at_row, grad_k.to(dk.dtype.element_ty), here)
+        tl.store(dw + start * K + at_row, grad_w.to(dw.dtype.element_ty), here)
     elif DELTA:
-        tl.store(dk + start * K + at_row, (to_k + to_w).to(dk.dtype.element_ty), here)
+        tl.store(dk + start * K + at_row, (grad_k + grad_w).to(dk.dtype.element_ty), here)
     else:
-        tl.store(dk + start * K + at_row, to_w.to(dk.dtype.element_ty), here)
+        tl.store(dk + start * K + at_row, grad_w.to(dk.dtype.element_ty), here)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..packing import program_part
+from ..packing import live_tokens, program_part
 from ..tiles import load_gate, tile_address
 
 
@@ -31,12 +31,12 @@ def sum_over_values(
     """
     row = tl.arange(0, 64) * HV
     state = (m.to(tl.int64) * HV + head) * K * V
-    to_q = tl.zeros((64, BK), tl.float32)
-    to_w = tl.zeros((64, BK), tl.float32)
-    to_k = tl.zeros((64, BK), tl.float32)
+    grad_q = tl.zeros((64, BK), tl.float32)
+    grad_w = tl.zeros((64, BK), tl.float32)
+    grad_k = tl.zeros((64, BK), tl.float32)
     dA = tl.zeros((64, 64), tl.float32)
-    to_beta = tl.zeros((64,), tl.float32)
-    across = tl.zeros((BK,), tl.float32)
+    grad_beta = tl.zeros((64,), tl.float32)
+    overlap_sums = tl.zeros((BK,), tl.float32)
     for v0 in range(0, V, BV):
         column = v0 + tl.arange(0, BV)
         at = row[:, None] * V + column[None, :]
@@ -50,18 +50,18 @@ def sum_over_values(
         if DECAY:
             S_again = tl.load(h + state + at_state, inside, 0.0, eviction_policy="evict_last")
             dS_again = tl.load(dh + state + at_state, inside, 0.0, eviction_policy="evict_last")
-            across += tl.sum(S_again.to(tl.float32) * dS_again.to(tl.float32), 1)
-        to_q = tl.dot(grad_o, tl.trans(S), to_q, input_precision=PRECISION)
-        to_w = tl.dot(written, tl.trans(dS), to_w, input_precision=PRECISION)
+            overlap_sums += tl.sum(S_again.to(tl.float32) * dS_again.to(tl.float32), 1)
+        grad_q = tl.dot(grad_o, tl.trans(S), grad_q, input_precision=PRECISION)
+        grad_w = tl.dot(written, tl.trans(dS), grad_w, input_precision=PRECISION)
         if DELTA:
             corrected = tl.load(z + start * V + at, narrow, 0.0).to(grad_o.dtype)
             if part == 0 and v is not None:
                 full = tl.load(z + start * V + at, narrow, 0.0, eviction_policy="evict_last").to(tl.float32)
-                to_beta += tl.sum(full * tl.load(v + start * V + at, narrow, 0.0).to(tl.float32), 1)
+                grad_beta += tl.sum(full * tl.load(v + start * V + at, narrow, 0.0).to(tl.float32), 1)
                 tl.store(dv + start * V + at, (gain[:, None] * full).to(dv.dtype.element_ty), narrow)
             dA = tl.dot(corrected, tl.trans(written), dA, input_precision=PRECISION)
-            to_k = tl.dot(corrected, tl.trans(S), to_k, input_precision=PRECISION)
-    return to_q, to_w, to_k, dA, to_beta, across
+            grad_k = tl.dot(corrected, tl.trans(S), grad_k, input_precision=PRECISION)
+    return grad_q, grad_w, grad_k, dA, grad_beta, overlap_sums
 
 
 @triton.jit(do_not_specialize=["time", "stride"])
@@ -78,8 +78,7 @@ def chunk_gradients(
     part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     c = part * BK + tl.arange(0, BK)
@@ -91,62 +90,59 @@ def chunk_gradients(
         gain = tl.full((64,), 1.0, tl.float32)
     else:
         gain = load_gate(beta, first, live, head, HV, HEADS_BETA)
-    to_q, to_w, to_k, dA, to_beta, across = sum_over_values(
+    grad_q, grad_w, grad_k, dA, grad_beta, overlap_sums = sum_over_values(
         u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, DECAY > 0, PRECISION
     )
     # The order frees the registers of each sum early.
     at_row = row[:, None] * K + c[None, :]
     at_write = tile_address(write_key, first, head, HV, c, K, HEADS_W) if WRITE else k + key_start + at_key
-    to_P = tl.load(dP + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
+    grad_P = tl.load(dP + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
     writes = tl.load(at_write, here, 0.0)
     if DECAY:
         decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # past the end the last decay: no overflow
         total = tl.load(gate + (first + count - 1) * HV + head)
-        to_q *= tl.exp2(decay)[:, None]
-        to_w *= tl.exp2(total - decay)[:, None]
-        at_last = tl.exp2(total) * tl.sum(across, 0) + tl.sum(writes.to(tl.float32) * to_w)
-    to_q *= scale
+        grad_q *= tl.exp2(decay)[:, None]
+        grad_w *= tl.exp2(total - decay)[:, None]
+        grad_last = tl.exp2(total) * tl.sum(overlap_sums, 0) + tl.sum(writes.to(tl.float32) * grad_w)
+    grad_q *= scale
     if divisor is not None:
-        to_q /= tl.load(divisor + start + row, live, 1.0)[:, None]
+        grad_q /= tl.load(divisor + start + row, live, 1.0)[:, None]
     if PAIRS:
-        to_q = tl.dot(to_P, writes, to_q, input_precision=PRECISION)
+        grad_q = tl.dot(grad_P, writes, grad_q, input_precision=PRECISION)
     queries = tl.load(q + key_start + at_key, here, 0.0)
     if PAIRS:
-        tl.store(dq + start * K + at_row, to_q.to(dq.dtype.element_ty), here)
-    summed = tl.sum(queries.to(tl.float32) * to_q, 1)
+        tl.store(dq + start * K + at_row, grad_q.to(dq.dtype.element_ty), here)
+    summed = tl.sum(queries.to(tl.float32) * grad_q, 1)
     if q_rest is not None:
         rest = tl.load(q_rest + key_start + at_key, here, 0.0)
-        summed += tl.sum(rest.to(tl.float32) * to_q, 1)
+        summed += tl.sum(rest.to(tl.float32) * grad_q, 1)
     if PAIRS:
-        to_w = tl.dot(tl.trans(to_P), queries, to_w, input_precision=PRECISION)
+        grad_w = tl.dot(tl.trans(grad_P), queries, grad_w, input_precision=PRECISION)
     else:
-        to_q = tl.dot(to_P, writes, to_q, input_precision=PRECISION)
-        tl.store(dq + start * K + at_row, to_q.to(dq.dtype.element_ty), here)
+        grad_q = tl.dot(grad_P, writes, grad_q, input_precision=PRECISION)
+        tl.store(dq + start * K + at_row, grad_q.to(dq.dtype.element_ty), here)
     if DELTA:
         pair = i[:, None] > i[None, :]
         if DECAY:
             dA *= tl.exp2(tl.where(pair, decay[:, None] - decay[None, :], 0.0))
-            to_k *= tl.exp2(decay)[:, None]
+            grad_k *= tl.exp2(decay)[:, None]
         dA = tl.where(pair, -dA, 0.0)
         keys = tl.load(k + key_start + at_key, here, 0.0)
-        to_k = tl.dot(dA.to(key_type), writes, -to_k, input_precision=PRECISION)
-        overlap = tl.sum(keys.to(tl.float32) * to_k, 1)
+        grad_k = tl.dot(dA.to(key_type), writes, -grad_k, input_precision=PRECISION)
+        overlap = tl.sum(keys.to(tl.float32) * grad_k, 1)
         if beta is not None:
-            tl.store(gate_grads + part * stride + start + row, to_beta + overlap, live)
+            tl.store(gate_grads + part * stride + start + row, grad_beta + overlap, live)
         summed += overlap * gain
-        to_k *= gain[:, None]
+        grad_k *= gain[:, None]
         if WRITE:
-            tl.store(dk + start * K + at_row, to_k.to(dk.dtype.element_ty), here)
-        to_w = tl.dot(tl.trans((dA * gain[:, None]).to(key_type)), keys, to_w, input_precision=PRECISION)
+            tl.store(dk + start * K + at_row, grad_k.to(dk.dtype.element_ty), here)
+        grad_w = tl.dot(tl.trans((dA * gain[:, None]).to(key_type)), keys, grad_w, input_precision=PRECISION)
     if DECAY:
-        summed -= tl.sum(tl.load(at_write, here, 0.0).to(tl.float32) * to_w, 1)
-        summed = tl.where(i == count - 1, summed + at_last, summed)
-        tl.store(
-            gate_grads + part * stride + stride // 2 + start + row,
-            tl.cumsum(tl.where(live, summed, 0.0), 0, reverse=True),
-            live,
-        )
+        summed -= tl.sum(tl.load(at_write, here, 0.0).to(tl.float32) * grad_w, 1)
+        summed = tl.where(i == count - 1, summed + grad_last, summed)
+        summed = tl.cumsum(tl.where(live, summed, 0.0), 0, reverse=True)
+        tl.store(gate_grads + part * stride + stride // 2 + start + row, summed, live)
     if WRITE:
-        tl.store(dw + start * K + at_row, to_w.to(dw.dtype.element_ty), here)
+        tl.store(dw + start * K + at_row, grad_w.to(dw.dtype.element_ty), here)
     else:
-        tl.store(dk + start * K + at_row, (to_k + to_w).to(dk.dtype.element_ty), here)
+        tl.store(dk + start * K + at_row, (grad_k + grad_w).to(dk.dtype.element_ty), here)

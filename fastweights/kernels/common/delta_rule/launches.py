@@ -54,24 +54,19 @@ class DeltaRule(ChunkSizes):
         self.launch(
             chunk_output, (-(-self.V // self.tile["chunk_output"].BV) * self.M, self.HV), chunks.q, chunks.write_key, chunks.u,
             saved.G, chunks.P, h, o, chunks.q_rest, self.memory.divisor, saved.chunk_table, self.T, scale, self.H, self.HV,
-            **self.score_constants(chunks), FINER=self.finer, **self.tile_options("chunk_output", "BK", "BV"),
+            **self.score_heads(chunks), **self.tile_options("chunk_output", "BK", "BV"),
         )  # fmt: skip
 
-    def score_constants(self, chunks: ChunkOperands) -> dict[str, Any]:
-        """What is compiled into the kernels that take the products of queries and write keys."""
-        return {
-            "K": self.K, "V": self.V, "HEADS_Q": self.group(chunks.q), "HEADS_K": self.group(chunks.write_key),
-            "DECAY": self.decay, "PRECISION": self.precision,
-        }  # fmt: skip
+    def score_heads(self, chunks: ChunkOperands) -> dict[str, int]:
+        """For the kernels that take the products of queries and write keys."""
+        return {"HEADS_Q": self.group(chunks.q), "HEADS_K": self.group(chunks.write_key)}
 
     def transform_chunks(self, saved: SavedForBackward, scale: float, reuse_saved: bool) -> ChunkOperands:
         """What depends on one chunk alone. reuse_saved: `saved` is filled already, u included."""
         x, HV, K = self.memory, self.HV, self.K
         keys = saved.write_keys if self.precond else x.k if x.write_key is None else x.write_key
-        constants = {
-            "K": K, "V": self.V, "HEADS_G": self.group(x.g), "HEADS_BETA": self.group(x.beta), "HEADS_W": self.group(keys),
-            "WRITE": self.writes, "REUSE_SAVED": reuse_saved, "PRECISION": self.precision,
-        }  # fmt: skip
+        constants = {"HEADS_G": self.group(x.g), "HEADS_BETA": self.group(x.beta), "HEADS_W": self.group(keys)}
+        constants["REUSE_SAVED"] = reuse_saved
         place, heads = (saved.chunk_table, self.T), (self.H, HV)
         # A backward with finer write keys does without W.
         W = self.token_tensor(HV, K) if self.delta and not (reuse_saved and self.finer) else None
@@ -81,7 +76,7 @@ class DeltaRule(ChunkSizes):
             P, last_gate = self.token_tensor(HV, CHUNK), self.floats(self.M, HV, K)
             self.launch(
                 wy_transform_channel, (self.M, HV), x.q, x.k, keys, x.v, x.beta, x.g, saved.T, Qd, Ke, P, W, u, last_gate,
-                *place, scale, *heads, **constants, DELTA=self.delta, **self.tile_options("wy_transform_channel", "BK", "BV"),
+                *place, scale, *heads, **constants, **self.tile_options("wy_transform_channel", "BK", "BV"),
             )  # fmt: skip
             return ChunkOperands(Qd, Ke, W, u, keys, P, last_gate)
         if self.delta and W is not None:
@@ -110,9 +105,8 @@ class DeltaRule(ChunkSizes):
             chunk_state, (parts * self.P, HV), chunks.write_key, chunks.write_key_rest, chunks.W, chunks.u, saved.G,
             chunks.last_gate, start, h, saved.starts if summary else end, saved.transitions if self.cut else None,
             self.segment_table(saved), self.T, self.H, HV,
-            K=K, PK=tile.BK, V=V, BV=tile.BV, HEADS_K=self.group(chunks.write_key), DELTA=self.delta and not reuse_saved,
-            DECAY=self.decay, STARTED=start is not None, ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages,
-            PRECISION=self.precision, num_warps=tile.num_warps,
+            PK=tile.BK, BV=tile.BV, HEADS_K=self.group(chunks.write_key), DELTA=self.delta and not reuse_saved,
+            STARTED=start is not None, ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages, num_warps=tile.num_warps,
         )  # fmt: skip
         return h
 
@@ -140,20 +134,8 @@ class DeltaRule(ChunkSizes):
         dw = self.token_tensor(HV, K, dtype=torch.float32 if self.finer else None) if self.writes else None
         if not channel:
             gates = self.partial_gates("chunk_gradients")
-            grads = dq, dk, dw, dv, gates
-            self.record_chunk_gradients(
-                chunks,
-                saved,
-                scale,
-                (x.q, x.k, chunks.plain_write_key, x.v, x.beta),
-                chunks.u,
-                du,
-                do,
-                dP,
-                h,
-                dh,
-                grads,
-            )
+            inputs, grads = (x.q, x.k, chunks.plain_write_key, x.v, x.beta), (dq, dk, dw, dv, gates)
+            self.record_chunk_gradients(chunks, saved, scale, inputs, chunks.u, du, do, dP, h, dh, grads)
             return MemoryGrads(dq, dk, dv, dw, None, dS, gates)
         gates, dg = self.partial_gates("chunk_gradients_channel"), self.token_tensor(HV, K, dtype=torch.float32)
         for name in ("chunk_gradients_channel", "chunk_gradients_channel_halves"):
@@ -161,8 +143,8 @@ class DeltaRule(ChunkSizes):
                 chunk_gradients_channel, (gates.shape[0] * self.M, HV),
                 x.q, x.k, chunks.plain_write_key, x.v, x.beta, x.g, chunks.last_gate, chunks.u, du, do, dP, h, dh,
                 saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, dg, prod(gates.shape[1:]), self.H, HV,
-                HEADS_G=self.group(x.g), FLAT=name == "chunk_gradients_channel",
-                **self.gradient_constants(x.beta, chunks.plain_write_key), **self.tile_options(name, "BK", "BV"),
+                HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), HEADS_W=self.group(chunks.plain_write_key),
+                FLAT=name == "chunk_gradients_channel", **self.tile_options(name, "BK", "BV"),
             )  # fmt: skip
         return MemoryGrads(dq, dk, dv, dw, dg, dS, gates)
 
@@ -178,19 +160,12 @@ class DeltaRule(ChunkSizes):
         self.launch(
             value_grads, (self.M, self.HV), chunks.q, chunks.write_key, chunks.u, do, saved.G, chunks.P, dh, out, dP,
             chunks.q_rest, self.memory.divisor, saved.chunk_table, self.T, scale, self.H, self.HV,
-            **self.score_constants(chunks), STATES=dh is not None, FINER=self.finer,
-            **self.tile_options("value_grads", "BK", "BV"),
+            **self.score_heads(chunks), STATES=dh is not None, **self.tile_options("value_grads", "BK", "BV"),
         )  # fmt: skip
 
     def partial_gates(self, name: str) -> TensorSpec:
         """Where the programs of a launch leave the gradients of beta and of a decay per head, a part per tile of channels."""
         return self.floats(-(-self.K // self.tile[name].BK), 2, *self.rows, self.HV)
-
-    def gradient_constants(self, beta: Any, write_key: Any) -> dict[str, Any]:
-        return {
-            "K": self.K, "V": self.V, "HEADS_BETA": self.group(beta), "HEADS_W": self.group(write_key), "WRITE": self.writes,
-            "DELTA": self.delta, "PRECISION": self.precision,
-        }  # fmt: skip
 
     def record_chunk_gradients(
         self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, inputs: Sequence[Any], u: Any, z: Any, do: Any,
@@ -200,11 +175,11 @@ class DeltaRule(ChunkSizes):
         as the kernel takes it."""
         gates = grads[4]
         stride = 0 if gates is None else prod(gates.shape[1:])
-        constants = self.gradient_constants(inputs[4], inputs[2]) | {"DECAY": self.decay, "PAIRS": True}
         self.launch(
             chunk_gradients, (-(-self.K // self.tile["chunk_gradients"].BK) * self.M, self.HV),
             *inputs, saved.G, u, z, do, dP, h, dh, saved.chunk_table, self.T, scale, *grads, chunks.q_rest, self.memory.divisor,
-            stride, self.H, self.HV, **constants | changed, **self.tile_options("chunk_gradients", "BK", "BV"),
+            stride, self.H, self.HV, HEADS_BETA=self.group(inputs[4]), HEADS_W=self.group(inputs[2]),
+            **{"PAIRS": True, **changed}, **self.tile_options("chunk_gradients", "BK", "BV"),
         )  # fmt: skip
 
     def pass_state_back(
@@ -222,8 +197,8 @@ class DeltaRule(ChunkSizes):
                 chunk_state_backward, (-(-V // tile.BV) * self.P, HV),
                 chunks.q, chunks.write_key, chunks.write_key_rest, chunks.W, x.k if self.finer else None, x.divisor, saved.T,
                 du, do, saved.G, chunks.last_gate, start, dh, end, self.segment_table(saved), self.T, scale, self.H, HV,
-                PK=tile.BK, BV=tile.BV, **self.score_constants(chunks), DELTA=self.delta, STARTED=start is not None,
-                ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages, num_warps=tile.num_warps,
+                PK=tile.BK, BV=tile.BV, **self.score_heads(chunks), STARTED=start is not None, ENDED=end is not None,
+                SUMMARY=summary, STAGES=tile.num_stages, num_warps=tile.num_warps,
             )  # fmt: skip
 
         if self.segment is not None:

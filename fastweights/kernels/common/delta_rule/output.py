@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..math import any_so_far, has_bad_number, infinite_to_nan, is_bad, zero_where
-from ..packing import program_chunk, program_part
+from ..packing import live_tokens, program_chunk, program_part
 from ..tiles import load_state, load_tile
 
 
@@ -31,8 +31,7 @@ def chunk_output(
     part, m, head, first, count = program_part(chunks, time, (V + BV - 1) // BV)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     state = (m.to(tl.int64) * HV + head) * K * V
@@ -95,8 +94,7 @@ def value_grads(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     state = (m.to(tl.int64) * HV + head) * K * V
@@ -128,7 +126,7 @@ def value_grads(
     weights = tl.trans(rounded)
     if FINER:
         rest = tl.trans(rounding_error(inner, rounded))
-    to_P = tl.zeros((64, 64), tl.float32)
+    grad_P = tl.zeros((64, 64), tl.float32)
     for v0 in tl.static_range(0, V, BV):
         column = v0 + tl.arange(0, BV)
         at = row[:, None] * V + column[None, :]
@@ -149,15 +147,12 @@ def value_grads(
             out += across
         tl.store(dv + start * V + at, out.to(dv.dtype.element_ty), narrow)
         written = tl.load(u + start * V + at, narrow, 0.0).to(grad_o.dtype)  # after the store, which frees registers
-        to_P = tl.dot(grad_o, tl.trans(written), to_P, input_precision=PRECISION)
+        grad_P = tl.dot(grad_o, tl.trans(written), grad_P, input_precision=PRECISION)
     if DECAY == 1:
-        to_P *= pair
+        grad_P *= pair
     elif DECAY == 0:
-        to_P *= scale
+        grad_P *= scale
     if divisor is not None:
-        to_P /= by[:, None]
-    tl.store(
-        dP + start * 64 + row[:, None] * 64 + i[None, :],
-        tl.where(lower, to_P, 0.0).to(dP.dtype.element_ty),
-        live[:, None],
-    )
+        grad_P /= by[:, None]
+    grad_P = tl.where(lower, grad_P, 0.0).to(dP.dtype.element_ty)
+    tl.store(dP + start * 64 + row[:, None] * 64 + i[None, :], grad_P, live[:, None])

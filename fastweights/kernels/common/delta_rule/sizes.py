@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...runtime.launch_plan import Recorder
 from ...runtime.workspace import TensorSpec
 from ..call import Call, max_pieces, padded
 from ..packing import CHUNK, record_tables
@@ -92,23 +91,13 @@ def tiles(K: int, V: int, dtype: torch.dtype, delta: bool, large: bool = True, f
         }
     else:
         found = {
-            **{name: Tile(K, 16, 4, 1) for name in ("chunk_state", "segment_states", "chunk_state_backward")},
-            **{
-                name: Tile(32, 32, 4, 1)
-                for name in (
-                    "wy_transform",
-                    "wy_transform_again",
-                    "chunk_output",
-                    "value_grads",
-                    "wy_transform_channel",
-                )
-            },
-            **{
-                name: Tile(32, 32, 8, 1)
-                for name in ("chunk_gradients", "chunk_gradients_channel", "chunk_gradients_channel_halves")
-            },
+            **dict.fromkeys(("chunk_state", "segment_states", "chunk_state_backward"), Tile(K, 16, 4, 1)),
+            **dict.fromkeys(("wy_transform", "wy_transform_again", "wy_transform_channel"), Tile(32, 32, 4, 1)),
+            **dict.fromkeys(("chunk_output", "value_grads"), Tile(32, 32, 4, 1)),
+            **dict.fromkeys(("chunk_gradients", "chunk_gradients_channel"), Tile(32, 32, 8, 1)),
+            "chunk_gradients_channel_halves": Tile(32, 32, 8, 1),
             "combine_segments": Tile(32, 16, 4, 1),
-            **{name: Tile(64, 16, 4, 1) for name in ("precondition", "precondition_grads", "key_energy_backward")},
+            **dict.fromkeys(("precondition", "precondition_grads", "key_energy_backward"), Tile(64, 16, 4, 1)),
         }
     found["precondition_whole"] = Tile(K, 16, 8, 1)
     if finer and large:
@@ -138,14 +127,18 @@ def segment_length(batch: int, time: int, programs: int, wanted: int) -> tuple[i
 
 
 class ChunkSizes(Call):
-    """P segments, or as many numbers as those of packed sequences may take. Each sequence is one segment where none is cut.
-    memory: the inputs of the memory, which are those of the call unless another family asks it."""
+    """P segments, or as many numbers as those of packed sequences may take. Each sequence is one segment where none is cut."""
 
-    def __init__(
-        self, memory: KernelInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
-        super().__init__(memory, device, options, recorder)
-        x = self.memory = memory
+    def read_memory(self) -> KernelInputs:
+        """The inputs of the memory: those of the call, unless another family asks it."""
+        return self.x
+
+    def find_heads(self) -> tuple[Any, Sequence[int]]:
+        self.memory = self.read_memory()
+        return self.memory.q, self.memory.v.shape[2:]
+
+    def set_up(self) -> None:
+        x = self.memory
         self.delta, self.precond = x.beta is not None, x.precond_g is not None
         self.writes = x.write_key is not None or self.precond
         self.decay = 0 if x.g is None else x.g.ndim - 2
@@ -159,6 +152,7 @@ class ChunkSizes(Call):
         self.P = self.N + self.cut * (pieces - self.N)
         # What is written to narrow states has the largest error: T and u are not rounded on the way to it.
         self.u_dtype = torch.float32 if self.K < 64 or self.finer else self.dtype
+        self.constants |= {"DECAY": self.decay, "DELTA": self.delta, "WRITE": self.writes, "FINER": self.finer}
 
     # A launch chooses by these. `placeholders` must not: it is called with the symbols of torch.compile(dynamic=True) too.
 

@@ -97,11 +97,8 @@ def chunk_state(
             if not DELTA and part == 0:
                 tl.store(transition + at_segment + c, kept, c < K)
         else:
-            tl.store(
-                transition + (at_segment + c)[:, None] * K + column[None, :],
-                S,
-                (c < K)[:, None] & (column < K)[None, :],
-            )
+            at = transition + (at_segment + c)[:, None] * K + column[None, :]
+            tl.store(at, S, (c < K)[:, None] & (column < K)[None, :])
     elif ENDED:  # noqa: SIM102 (one is known when compiling)
         # Looked up again: kept through the loop, these would crowd the registers.
         _, _, _, sequence, _, is_last = segment_place(segments, segment, time)

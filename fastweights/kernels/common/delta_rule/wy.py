@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..math import any_so_far, clamp_decay, has_bad_number, is_bad, zero_where
-from ..packing import chunk_place, program_chunk
+from ..packing import chunk_place, live_tokens, program_chunk
 from ..tiles import load_gate, load_tile
 
 
@@ -66,8 +66,7 @@ def wy_transform(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
+    i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     at_keys = k + (first * H + head // (HV // H)) * K + i[:, None] * (H * K)

@@ -50,9 +50,7 @@ REFRESHED_SPEC = OpSpec(
     inputs={name: SPEC.inputs[name] for name in ("u", "b", "refresh")},
     states={"A": State("GKK")},
     outputs=SPEC.outputs,
-    backends={
-        "triton": kernels(defer_family("inverse_gram.refreshed_rule", "REFRESHED", "RefreshInputs"), widest=WIDEST)
-    },
+    backends={"triton": kernels(defer_family("inverse_gram.rule", "REFRESHED", "RefreshInputs"), widest=WIDEST)},
 )
 
 
