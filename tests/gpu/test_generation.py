@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastweights.layers import MIXERS
-from fastweights.models import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM, decoding, prefill
+from fastweights.models import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM, decoding, prompts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -131,9 +131,9 @@ def test_the_memory_of_a_prompt_is_within_what_its_block_was_chosen_for(mixer: o
         with torch.no_grad():
             lm(ids[:, :length], logits_to_keep=1)
         found.append(torch.cuda.max_memory_allocated() - before)
-    estimate = 2 * 4096 * prefill.token_bytes(lm, 8192, whole=True)
+    estimate = 2 * 4096 * prompts.token_bytes(lm, 8192, whole=True)
     print(f"{mixer}: {(found[2] - found[1]) / estimate:.2f} of the estimate")
-    assert found[2] - found[1] <= estimate / prefill.SHARE
+    assert found[2] - found[1] <= estimate / prompts.SHARE
 
 
 def test_prompts_that_fit_are_read_in_one_pass_and_others_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,8 +144,8 @@ def test_prompts_that_fit_are_read_in_one_pass_and_others_in_blocks(monkeypatch:
     )
     whole = lm.generate(ids, max_new_tokens=4, do_sample=False)
     assert read == [4000, 1, 1, 1]
-    per_token = 2 * prefill.token_bytes(lm, 4000, whole=False) / prefill.SHARE
+    per_token = 2 * prompts.token_bytes(lm, 4000, whole=False) / prompts.SHARE
     free = int(1100 * per_token) + 2 * lm.state_size(4000) * 4
-    monkeypatch.setattr(prefill, "free_memory", lambda device: free)
+    monkeypatch.setattr(prompts, "free_memory", lambda device: free)
     assert torch.equal(lm.generate(ids, max_new_tokens=4, do_sample=False), whole)
     assert read[4:] == [1024, 1024, 1024, 928, 1, 1, 1]
