@@ -65,14 +65,14 @@ WITHOUT: dict[str, str] = {
 # Calls that cost much: wrong values are refused before the work, which is not done here.
 COSTLY = {
     "conversion.convert_folder",
-    "training.run_recall",
-    "training.run_recall_parts",
+    "training.recall.run_recall",
+    "training.recall.run_recall_parts",
     "training.language.train_language",
 }
 # What messages call an argument.
 NAMED = {
     ("results.load_results", "path"): "result",
-    ("training.load_recall_file", "path"): "run file",
+    ("training.recall.load_recall_file", "path"): "run file",
     ("training.language.load_run", "path"): "run file",
     ("evaluation.load_language_model", "path"): "MODEL",
     ("layers.MixerChoice", "name"): "mixer",
@@ -80,8 +80,8 @@ NAMED = {
     ("layers.parse_mixers", "text"): "mixer",
     ("evaluation.word_tokens", "count"): "symbols",
     ("models.preset", "name"): "preset",
-    ("training.RecallExperiment", "mixers"): "mixer",
-    ("training.run_recall_parts", "parts"): "experiment",
+    ("training.recall.RecallExperiment", "mixers"): "mixer",
+    ("training.recall.run_recall_parts", "parts"): "experiment",
 }
 # Values that fit and cannot be refused: what they lead to, a caller's own code or a long text says.
 UNTRIED = {("evaluation.regression_errors", "model", "a module"), ("evaluation.continue_text", "prompt", "long text")}
@@ -234,15 +234,15 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "results.summarize": lambda: {"results": results()},
     "results.undertrained": lambda: {"steps": [1, 2], "losses": [2.0, 1.0], "learning": [1.0, 1.0]},
     "testing.check_mixer": lambda: {"layer": build_mixer("linear", **SIZES), "hidden_size": 16, "length": 8},
-    "training.RecallExperiment": lambda: fields(experiment()),
-    "training.RecallFile": dict,
-    "training.RecallRun": lambda: fields(run()),
-    "training.Stage": lambda: {"pairs": 4, "steps": 2},
+    "training.recall.RecallExperiment": lambda: fields(experiment()),
+    "training.recall.RecallFile": dict,
+    "training.recall.RecallRun": lambda: fields(run()),
+    "training.recall.Stage": lambda: {"pairs": 4, "steps": 2},
     "training.learning_rate_factor": lambda: {"step": 1, "steps": 10, "warmup_steps": 2, "final": 0.1},
-    "training.load_recall_file": lambda: {"path": run_file("steps = 3\n")},
-    "training.run_recall": lambda: {"experiment": experiment(), "output": "out", "workers": 1},
-    "training.run_recall_parts": lambda: {"parts": {"": experiment()}, "outputs": {"": "out"}, "workers": 1},
-    "training.train_run": lambda: {"run": run(), "checkpoint": Path("a.checkpoint")},
+    "training.recall.load_recall_file": lambda: {"path": run_file("steps = 3\n")},
+    "training.recall.run_recall": lambda: {"experiment": experiment(), "output": "out", "workers": 1},
+    "training.recall.run_recall_parts": lambda: {"parts": {"": experiment()}, "outputs": {"": "out"}, "workers": 1},
+    "training.recall.train_run": lambda: {"run": run(), "checkpoint": Path("a.checkpoint")},
     "training.undecayed_parameters": lambda: {"model": model()},
     "training.weight_decay_groups": lambda: {"model": model(), "weight_decay": 0.1},
     "training.language.LanguageRun": dict,

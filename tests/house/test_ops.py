@@ -145,7 +145,7 @@ def test_names_decide_nothing() -> None:
 def test_kernels_that_declarations_name_exist(name: str) -> None:
     """They are imported at the first launch alone."""
     pytest.importorskip("triton")
-    spec = spec_of(getattr(ops, name))
+    spec = spec_of(ops.OPS[name])
     assert spec.recurrent is None or callable(spec.recurrent.decode)
     form = spec.backends.get("triton")
     if isinstance(form, kernels):
