@@ -33,8 +33,8 @@ def test_packed_equals_separate(monkeypatch: pytest.MonkeyPatch, options: dict[s
     x = torch.randn(1, sum(LENGTHS), 256, device="cuda", dtype=torch.bfloat16)
     alone = [run(layer, part) for part in x.split(LENGTHS, 1)]
     assert attention.takes_packed(x[..., None, :64], x[..., None, :64])
-    monkeypatch.setattr(attention, "document_attention", None)  # which a call would fail with
-    monkeypatch.setattr(softmax_attention, "by_length", None)
+    monkeypatch.setattr(softmax_attention, "document_attention", None)  # which a call would fail with
+    monkeypatch.setattr(attention, "group_by_length", None)
     if compiled:
         torch._dynamo.reset()
         layer.compile(fullgraph=True)
