@@ -66,7 +66,7 @@ class Registry(Mapping[str, Entry]):
         """The names registered so far that are not the library's."""
         return [name for name in self.specs if name not in self.own]
 
-    def check_text(self, name: str) -> None:
+    def check_characters(self, name: str) -> None:
         """Refuse a name that is not of letters, digits, ".", "_" and "-"."""
         if not re.fullmatch(r"[A-Za-z0-9._-]+", check_text("name", name, what=f"the name of a {self.kind}")):
             raise ValueError(f"name must be of letters, digits, '.', '_' and '-', got {name!r}")
@@ -74,7 +74,7 @@ class Registry(Mapping[str, Entry]):
     def check_name(self, name: str, defined: Any) -> None:
         """Refuse such a name for the class or function `defined`, and one that another has. What is defined again, as in a
         notebook, takes its own place."""
-        self.check_text(name)
+        self.check_characters(name)
         if name in self.specs and self._places[name] != _place(defined):
             raise ValueError(f"{self.kind} {name!r} is taken by {'.'.join(self._places[name])}; choose another name")
 

@@ -118,7 +118,7 @@ def register_mixer(
         TypeError: layer is not a subclass of `Mixer`, or its constructor does not take hidden_size and num_heads.
         ValueError: a name that is taken or has other characters, or an option that the layer lacks.
     """
-    _REGISTRY.check_text(name)
+    _REGISTRY.check_characters(name)
     for key in description:
         check_choice("a description", key, (*DESCRIPTION, "state", "cost"))
     for key in dict.fromkeys((*DESCRIPTION, *description)):

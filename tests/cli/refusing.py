@@ -11,27 +11,12 @@ import pytest
 from fastweights.cli import main
 from tests.evaluation.small import TEXT, save
 
-__all__ = ["IMPORTS", "LONG", "RECALL_FILES", "RUN", "RUN_FILES", "check_refusal", "place", "refused"]
+from .run_file import RUN
+
+__all__ = ["IMPORTS", "LONG", "RECALL_FILES", "RUN_FILES", "check_refusal", "place", "refused"]
 
 SECONDS = 10
 LONG = "n" * 300  # a name that no file can have
-RUN = """
-length = 32
-batch_size = 2
-max_steps = 2
-evaluation_rows = 2
-context_lengths = [16]
-output = "trained"
-cache = "cache"
-[model]
-hidden_size = 16
-num_hidden_layers = 1
-num_heads = 2
-[tokenizer]
-vocab_size = 300
-[corpus]
-paths = ["text.txt"]
-"""
 # Run files of recall by name: what they hold.
 RECALL_FILES = {
     "unknown-key": ("step = 3", "'steps'"),

@@ -7,7 +7,8 @@ import pytest
 from fastweights.cli import main
 
 from . import refusing
-from .refusing import IMPORTS, LONG, RECALL_FILES, RUN, RUN_FILES, check_refusal
+from .refusing import IMPORTS, LONG, RECALL_FILES, RUN_FILES, check_refusal
+from .run_file import RUN
 
 place, refused = refusing.place, refusing.refused  # fixtures
 WITH_IMPORT = (

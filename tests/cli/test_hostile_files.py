@@ -12,26 +12,9 @@ from fastweights.cli import main
 
 from ..evaluation.small import TEXT, save
 from .hostile import HARMS, check_one_line, check_reading, run
+from .run_file import RUN as SMALL_RUN
 
-RUN = """
-length = 32
-batch_size = 2
-max_steps = 2
-checkpoint_every = 1
-keep_checkpoints = 1
-evaluation_rows = 2
-context_lengths = [16]
-output = "trained"
-cache = "cache"
-[model]
-hidden_size = 16
-num_hidden_layers = 1
-num_heads = 2
-[tokenizer]
-vocab_size = 300
-[corpus]
-paths = ["text.txt"]
-"""
+RUN = SMALL_RUN.replace("max_steps = 2\n", "max_steps = 2\ncheckpoint_every = 1\nkeep_checkpoints = 1\n")
 RECALL = """recall --mixers linear --pairs 2 --vocab-size 16 --width 8 --heads 2 --layers 1 --steps 2 --batch-size 4
     --learning-rates 0.01 --test-examples 4 --workers 1 --output out"""
 # What a command reads, and the command.

@@ -11,24 +11,9 @@ from fastweights.training.language import load_run
 from fastweights.training.language.trainer import training_arguments
 
 from ..evaluation.small import TEXT, save
+from .planning import check_plan, check_refused_plan
+from .run_file import RUN
 
-RUN = """
-length = 32
-batch_size = 2
-max_steps = 2
-evaluation_rows = 2
-context_lengths = [16]
-output = "trained"
-cache = "cache"
-[model]
-hidden_size = 16
-num_hidden_layers = 1
-num_heads = 2
-[tokenizer]
-vocab_size = 300
-[corpus]
-paths = ["text.txt"]
-"""
 RECALL = (
     "recall --pairs 2,4 --vocab-size 16 --width 8 --layers 1 --steps 2 --batch-size 2 --test-examples 2 --mixers linear "
     "--learning-rates 0.01,0.02 --output out"
@@ -43,10 +28,6 @@ COMMANDS = [
     "serve",
 ]
 EVALUATE = "evaluate model --text text.txt --lengths 16,32 --texts 1 --stretch 8"
-
-
-def contents(folder):
-    return {path: (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*")}
 
 
 def fill(folder):
@@ -76,11 +57,7 @@ def folder(tmp_path, monkeypatch, capsys):
 def test_a_dry_run_says_what_and_writes_nothing(folder, capsys, command, words):
     for output in (".new",):  # what a killed command leaves
         (folder / f"{output}.0badcafe.partial").mkdir()
-    before = contents(folder)
-    assert main([*command.split(), "--dry-run"]) == 0
-    printed = capsys.readouterr()
-    assert printed.err == "" and all(word in printed.out for word in words), printed.out
-    assert printed.out.endswith("Nothing was written.\n") and contents(folder) == before
+    check_plan(folder, capsys, command, words)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +75,7 @@ def test_a_dry_run_says_what_and_writes_nothing(folder, capsys, command, words):
     ],
 )
 def test_a_dry_run_refuses_what_the_command_would(folder, capsys, command):
-    before = contents(folder)
-    assert main([*command.split(), "--dry-run"]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "" and printed.err.count("\n") == 1 and contents(folder) == before
+    check_refused_plan(folder, capsys, command)
 
 
 def test_a_dry_run_knows_what_is_there(folder, capsys):

@@ -15,24 +15,10 @@ import pytest
 from fastweights.cli import main
 from tests.evaluation.small import TEXT, save
 
-__all__ = ["QUICK", "RUN", "SMALL", "folder", "place", "refused", "run_twice", "whole", "writing_tests"]
+from .run_file import RUN
 
-RUN = """
-length = 32
-batch_size = 2
-max_steps = 2
-evaluation_rows = 2
-context_lengths = [16]
-cache = "cache"
-[model]
-hidden_size = 16
-num_hidden_layers = 1
-num_heads = 2
-[tokenizer]
-vocab_size = 300
-[corpus]
-paths = ["text.txt"]
-"""
+__all__ = ["QUICK", "SMALL", "folder", "place", "refused", "run_twice", "whole", "writing_tests"]
+
 SMALL = "--task mqar-shuffled --mixers linear --pairs 2 --vocab-size 16 --width 8 --layers 1 --steps 2 --batch-size 2"
 QUICK = "--lengths 40 --texts 1 --stretch 8 --text text.txt"
 INPUTS = ("model/model.safetensors", "model/config.json", "run.toml", "text.txt", "model")
@@ -79,7 +65,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("whole")
     save(place / "model", mixer="gdn")
     (place / "text.txt").write_text(TEXT * 8)
-    (place / "run.toml").write_text(RUN)
+    (place / "run.toml").write_text(RUN.replace('output = "trained"\n', ""))
     (place / "mine").mkdir()
     (place / "mine" / "file").write_text("precious")
     return place

@@ -3,11 +3,8 @@
 import pytest
 
 from fastweights.cli import main
+from tests.cli.planning import check_plan, check_refused_plan
 from tests.evaluation.small import TEXT, save
-
-
-def contents(folder):
-    return {path: (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*")}
 
 
 @pytest.fixture
@@ -29,11 +26,7 @@ def folder(tmp_path, monkeypatch, capsys):
 )  # fmt: skip
 def test_a_dry_run_says_what_and_writes_nothing(folder, capsys, command, words):
     (folder / "model" / ".inspection.0badcafe.partial").mkdir()  # what a killed command leaves
-    before = contents(folder)
-    assert main([*command.split(), "--dry-run"]) == 0
-    printed = capsys.readouterr()
-    assert printed.err == "" and all(word in printed.out for word in words), printed.out
-    assert printed.out.endswith("Nothing was written.\n") and contents(folder) == before
+    check_plan(folder, capsys, command, words)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +40,7 @@ def test_a_dry_run_says_what_and_writes_nothing(folder, capsys, command, words):
     ],
 )
 def test_a_dry_run_refuses_what_the_command_would(folder, capsys, command):
-    before = contents(folder)
-    assert main([*command.split(), "--dry-run"]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "" and printed.err.count("\n") == 1 and contents(folder) == before
+    check_refused_plan(folder, capsys, command)
 
 
 @pytest.mark.slow
