@@ -1,0 +1,86 @@
+"""The stages of a run: each a training of its own, in its own folder, on the model of the stage before."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...checks import check_text, describe_value, error_prefix
+from ..optimization import ParameterGroup
+from ..run_files import from_mapping
+from .schedule import BatchStage, reset_alternatives
+
+if TYPE_CHECKING:
+    from .run import LanguageRun
+
+__all__ = ["LISTS", "make_lists", "resolve", "split_into_stages"]
+
+# What all stages of a run share.
+SHARED = ("output", "cache", "tokenizer", "mixers", "stages", "stage", "skip_tokens")
+LISTS: dict[str, type[Any]] = {"batch_ramp": BatchStage, "groups": ParameterGroup}  # fields that are lists of tables
+
+
+def make_lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, with what lists of tables describe in their place."""
+    made = {
+        name: tuple(from_mapping(kind, one, f"[[{name}]]") if isinstance(one, Mapping) else one for one in values[name])
+        for name, kind in LISTS.items()
+        if isinstance(values.get(name), (list, tuple))
+    }
+    return {**values, **made}
+
+
+def split_into_stages(run: LanguageRun) -> list[LanguageRun]:
+    """The runs of the stages.
+
+    Raises:
+        ValueError: a key or value of a stage that does not fit, or two stages of one name.
+    """
+    runs: list[LanguageRun] = []
+    for number, table in enumerate(run.stages, 1):
+        fields = make_lists(table)
+        name = check_text("name of a stage", fields.pop("name", f"stage{number}"))
+        if not name.replace("-", "").replace("_", "").isalnum() or name in [made.stage for made in runs]:
+            raise ValueError(f"name of a stage must be its own, of letters, digits, - and _, got {name!r}")
+        with error_prefix(f"stage {name!r}"):
+            for key in SHARED:
+                if key in fields:
+                    raise ValueError(f"{key} must stand above the stages, which all share it; move it there")
+            runs.append(_make_stage(run, runs[-1] if runs else None, name, fields))
+    return runs
+
+
+def _make_stage(run: LanguageRun, before: LanguageRun | None, name: str, fields: dict[str, Any]) -> LanguageRun:
+    model, corpus = (fields.pop(key, {}) for key in ("model", "corpus"))
+    for key, table in (("model", model), ("corpus", corpus)):
+        if not isinstance(table, Mapping):
+            raise TypeError(f"{key} must be a table of what differs, got {describe_value(table)}")
+    start = run.model if before is None else {"path": before.output}
+    shared = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+    own = {
+        "output": f"{run.output.rstrip('/')}/{name}",
+        "stage": name,
+        "stages": (),
+        "model": {**start, **model},
+        "corpus": from_mapping(type(run.corpus), {**_fields(run.corpus), **corpus}, "[corpus]"),
+    }
+    return from_mapping(type(run), {**shared, **reset_alternatives(fields), **fields, **own}, "it")
+
+
+def _fields(made: Any) -> dict[str, Any]:
+    return {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+
+
+def resolve(run: LanguageRun, processes: int) -> list[LanguageRun]:
+    """The runs of the models and stages of `run` in so many processes, with max_steps in place of max_tokens, and where a stage
+    reads on in the text of those before, skip_tokens."""
+    resolved: list[LanguageRun] = []
+    for model in run.models():
+        read: list[tuple[Any, int]] = []  # text and length of the stages before, and their tokens
+        for stage in model.stage_runs():
+            plan, text = stage.plan(processes), (stage.corpus, stage.length)
+            skipped = int(stage.skip_tokens) + sum(tokens for other, tokens in read if other == text)
+            read.append((text, plan.tokens(plan.steps)))
+            resolved.append(dataclasses.replace(stage, max_steps=plan.steps, max_tokens=None, skip_tokens=skipped))
+    return resolved
