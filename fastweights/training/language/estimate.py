@@ -97,9 +97,9 @@ def describe_memory(
     """
     parts = memory_parts(run, model, processes)
     total = sum(parts.values())
-    listed = ", ".join(f"{name} {size / GIB:.2g}" for name, size in parts.items())
+    listed = ", ".join(f"{name} {size / GIB:.3g}" for name, size in parts.items())
     if machine is None:
-        return f"about {total / GIB:.2g} GiB per process: {listed}"
+        return f"about {total / GIB:.3g} GiB per process: {listed}"
     room = machine.gpu.memory * (1 - RESERVED)
     least = total - (1 - LEAST_ACTIVATIONS) * parts["activations"]
     if least > room:

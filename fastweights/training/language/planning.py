@@ -86,7 +86,7 @@ def plan_training(
         models.append(_plan_model(single, config, overwrite, processes, machine))
     return {
         "settings": as_stored(dataclasses.asdict(run)),
-        "step": step_size(run, processes),
+        **({} if run.stages else {"step": step_size(run, processes)}),
         "models": models,
     }
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...checks import check_text, describe_value, error_prefix
 from ..optimization import ParameterGroup
 from ..run_files import from_mapping
 from .schedule import BatchStage, reset_alternatives
-
-if TYPE_CHECKING:
-    from .run import LanguageRun
 
 __all__ = ["LISTS", "make_lists", "resolve", "split_into_stages"]
 
@@ -31,13 +28,13 @@ def make_lists(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, **made}
 
 
-def split_into_stages(run: LanguageRun) -> list[LanguageRun]:
-    """The runs of the stages.
+def split_into_stages(run: Any) -> list[Any]:
+    """The runs of the stages of a `LanguageRun`, which knows this module.
 
     Raises:
         ValueError: a key or value of a stage that does not fit, or two stages of one name.
     """
-    runs: list[LanguageRun] = []
+    runs: list[Any] = []
     for number, table in enumerate(run.stages, 1):
         fields = make_lists(table)
         name = check_text("name of a stage", fields.pop("name", f"stage{number}"))
@@ -51,7 +48,7 @@ def split_into_stages(run: LanguageRun) -> list[LanguageRun]:
     return runs
 
 
-def _make_stage(run: LanguageRun, before: LanguageRun | None, name: str, fields: dict[str, Any]) -> LanguageRun:
+def _make_stage(run: Any, before: Any, name: str, fields: dict[str, Any]) -> Any:
     model, corpus = (fields.pop(key, {}) for key in ("model", "corpus"))
     for key, table in (("model", model), ("corpus", corpus)):
         if not isinstance(table, Mapping):
@@ -72,10 +69,10 @@ def _fields(made: Any) -> dict[str, Any]:
     return {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
 
 
-def resolve(run: LanguageRun, processes: int) -> list[LanguageRun]:
-    """The runs of the models and stages of `run` in so many processes, with max_steps in place of max_tokens, and where a stage
+def resolve(run: Any, processes: int) -> list[Any]:
+    """The runs of the models and stages of a `LanguageRun` in so many processes, with max_steps in place of max_tokens, and where a stage
     reads on in the text of those before, skip_tokens."""
-    resolved: list[LanguageRun] = []
+    resolved: list[Any] = []
     for model in run.models():
         read: list[tuple[Any, int]] = []  # text and length of the stages before, and their tokens
         for stage in model.stage_runs():
