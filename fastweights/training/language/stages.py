@@ -70,8 +70,8 @@ def _fields(made: Any) -> dict[str, Any]:
 
 
 def resolve(run: Any, processes: int) -> list[Any]:
-    """The runs of the models and stages of a `LanguageRun` in so many processes, with max_steps in place of max_tokens, and where a stage
-    reads on in the text of those before, skip_tokens."""
+    """The runs of the models and stages of a `LanguageRun` in so many processes, with max_steps in place of max_tokens, and where
+    a stage reads on in the text of those before, skip_tokens."""
     resolved: list[Any] = []
     for model in run.models():
         read: list[tuple[Any, int]] = []  # text and length of the stages before, and their tokens
