@@ -17,7 +17,7 @@ OPS: Mapping[str, Callable[..., Any]] = _REGISTRY
 
 
 def register_op(op: Registered) -> Registered:
-    """Make an op of your own known by the name of its declaration, so that `fastweights.testing.CASES` holds its cases.
+    """Register an op of your own under the name in its declaration. `OPS` and `fastweights.testing.CASES` then have it.
 
     Args:
         op: what `@op(SPEC)` makes of a function; this decorator stands above that one.

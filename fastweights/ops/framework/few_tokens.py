@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,18 +34,13 @@ def overwriting_states() -> Iterator[None]:
 
 
 def overwrites_states() -> bool:
-    """Whether the caller has allowed it."""
+    """Whether the call stands in the body of `overwriting_states`."""
     return _overwrites.get()
 
 
 def defer_decode(module: str, function: str = "decode") -> Callable[[], Callable[[RecurrentCall], Any]]:
-    """What loads the function of this name in a module of fastweights.kernels.recurrent."""
-    return partial(_load_decode, module, function)
-
-
-def _load_decode(module: str, function: str) -> Callable[[RecurrentCall], Any]:
-    found: Callable[[RecurrentCall], Any] = getattr(load_module(f"recurrent.{module}"), function)
-    return found
+    """A loader for `recurrent`: it imports the function from a module of fastweights.kernels.recurrent."""
+    return lambda: getattr(load_module(f"recurrent.{module}"), function)
 
 
 class recurrent:
@@ -58,7 +53,7 @@ class recurrent:
         without: inputs that the kernel does not take.
         widest: the most key channels that it takes; None for no limit.
         starts: whether it can begin without an initial state.
-        numbers: parameters that it takes as numbers too, which spares the launch that fills a tensor.
+        numbers: parameters that it also takes as numbers, which spares the launch that fills a tensor.
     """
 
     def __init__(
@@ -85,13 +80,13 @@ class recurrent:
         self.spec = spec
 
     def takes(self, inputs: Mapping[str, Any], options: Mapping[str, Any], key: int) -> bool:
-        """Whether it has this form of the op, with so many key channels."""
+        """Whether the kernel takes these inputs, these options and `key` key channels."""
         has_form = all(options[name] in served for name, served in self.only.items())
         has_form = has_form and all(inputs[name] is None for name in self.without)
         return has_form and (self.widest is None or key <= self.widest)
 
     def parameter(self, name: str, x: Any, sizes: Sizes, like: Tensor) -> Any:
-        """A parameter as the kernel takes it."""
+        """The parameter as the kernel takes it: a number where it may be one, else a tensor of its full shape."""
         if name in self.numbers and not isinstance(x, Tensor):
             return x
         return expand_parameter(x, self.spec.parameters[name], sizes, like)
@@ -99,7 +94,7 @@ class recurrent:
     def serves(
         self, backend: str, inputs: Mapping[str, Any], options: Mapping[str, Any], key: int, started: bool
     ) -> bool:  # fmt: skip
-        """Whether it runs for these few tokens, outside torch.compile, where they need no gradient."""
+        """Whether the kernel runs for these few tokens, outside torch.compile, where they need no gradient."""
         if backend not in ("auto", "triton"):
             return False
         if not (self.starts or started) or not self.takes(inputs, options, key):

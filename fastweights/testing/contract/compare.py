@@ -58,7 +58,7 @@ def random_states(case: OpCase, inputs: OpInputs, **keywords: Any) -> tuple[Tens
     return tuple(s.detach() for s in states)
 
 
-def with_tokens(inputs: OpInputs, **tokens: Tensor) -> OpInputs:
+def replace_tokens(inputs: OpInputs, **tokens: Tensor) -> OpInputs:
     return OpInputs({**inputs.tokens, **tokens}, inputs.parameters, inputs.options)
 
 
