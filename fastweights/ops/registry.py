@@ -36,5 +36,5 @@ def register_own(values: Iterable[Any]) -> None:
     """Register the ops among the values of a module as the library's own. Lists have them in alphabetical order."""
     own = {op.spec.name: op for op in values if isinstance(op, Op)}
     _REGISTRY.own = sorted(own)
-    for op in own.values():
-        register_op(op)
+    for name in _REGISTRY.own:
+        register_op(own[name])
