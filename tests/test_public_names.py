@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+from types import ModuleType
 
 import pytest
 
 import fastweights
-from fastweights import ops
+from fastweights import layers, ops
+from fastweights.ops import authoring
 
 from .public_signatures import SHAPES, SIGNATURES
 
@@ -33,3 +36,12 @@ def test_docstring_states_the_contract(name: str) -> None:
 def test_package_names() -> None:
     for name in fastweights.__all__:
         assert hasattr(fastweights, name)
+
+
+@pytest.mark.parametrize("face", [ops, authoring, layers], ids=lambda face: face.__name__)
+def test_type_checkers_take_the_names_for_public(face: ModuleType) -> None:
+    """Each is imported as itself: `from .x import name as name`. The others begin with an underscore."""
+    imports = [node for node in ast.parse(inspect.getsource(face)).body if isinstance(node, ast.ImportFrom)]
+    names = [(name.name, name.asname) for node in imports for name in node.names]
+    assert len(names) > 15
+    assert not [name for name, alias in names if alias != name and not (alias or "").startswith("_")]
