@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +44,7 @@ def defer_decode(module: str, function: str = "decode") -> Callable[[], Callable
     return lambda: getattr(load_module(f"recurrent.{module}"), function)
 
 
+@dataclass(eq=False)
 class recurrent:
     """The recurrent kernel of an op, with or without kernels for long sequences. Calls that it does not take go to a backend.
 
@@ -56,21 +58,12 @@ class recurrent:
         numbers: parameters that it also takes as numbers, which spares the launch that fills a tensor.
     """
 
-    def __init__(
-        self,
-        load: Callable[[], Callable[[RecurrentCall], Any]],
-        only: Mapping[str, tuple[Any, ...]] | None = None,
-        without: Sequence[str] = (),
-        widest: int | None = None,
-        starts: bool = True,
-        numbers: Sequence[str] = (),
-    ) -> None:
-        self.load = load
-        self.only = only or {}
-        self.without = without
-        self.widest = widest
-        self.starts = starts
-        self.numbers = numbers
+    load: Callable[[], Callable[[RecurrentCall], Any]]
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    without: Sequence[str] = ()
+    widest: int | None = None
+    starts: bool = True
+    numbers: Sequence[str] = ()
 
     @cached_property
     def decode(self) -> Callable[[RecurrentCall], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ def defer_family(module: str, rule: str, inputs: str, **options: Any) -> Callabl
     return load
 
 
+@dataclass(eq=False)
 class kernels:
     """The backend "triton". For calls that its kernels do not take, "auto" takes the chunkwise form.
 
@@ -49,20 +51,13 @@ class kernels:
         widest_in_float32: that number in float32, where it is smaller.
     """
 
-    def __init__(
-        self,
-        load: Callable[[], KernelFamily],
-        only: Mapping[str, tuple[Any, ...]] | None = None,
-        widest: int | None = None,
-        widest_in_float32: int | None = None,
-    ) -> None:
-        self.load = load
-        self.only = only or {}
-        self.widest = widest
-        self.widest_in_float32 = widest_in_float32 or widest
+    load: Callable[[], KernelFamily]
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    widest: int | None = None
+    widest_in_float32: int | None = None
 
     def most_channels(self, dtype: torch.dtype) -> int | None:
-        return self.widest_in_float32 if dtype == torch.float32 else self.widest
+        return self.widest_in_float32 or self.widest if dtype == torch.float32 else self.widest
 
     @cached_property
     def family(self) -> KernelFamily:
