@@ -27,7 +27,9 @@ from .wy import chunk_cumsum, wy_transform
 
 class ChunkOperands(
     namedtuple(
-        "ChunkOperands", "q write_key W u plain_write_key P last_gate q_rest write_key_rest", defaults=[None] * 4
+        "ChunkOperands",
+        "q write_key W u plain_write_key P last_gate q_rest write_key_rest",
+        defaults=(None, None, None, None),
     )
 ):
     """What the state pass and the outputs take: queries and write keys, W, u (before the state pass U), and the write keys as

@@ -22,7 +22,7 @@ class KernelInputs(
     namedtuple(
         "KernelInputs",
         "q k v beta g write_key S precond_g precond_beta center A cu_seqlens write_key_rest divisor",
-        defaults=[None] * 11,
+        defaults=(None, None, None, None, None, None, None, None, None, None, None),
     )
 ):
     """Contiguous tensors as the ops take them, or placeholders; None where a rule lacks one. S [N, HV, K, V] and A [N, HV, K]
@@ -35,7 +35,7 @@ class SavedForBackward(
     namedtuple(
         "SavedForBackward",
         "T u G starts transitions key_energy write_keys chunk_table segment_table",
-        defaults=[None] * 9,
+        defaults=(None, None, None, None, None, None, None, None, None),
     )
 ):
     """T [BT, HV, 64], u [BT, HV, V], G [BT, HV], states at the segments' starts (P HV K V numbers), the segments' transitions
