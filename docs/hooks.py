@@ -12,7 +12,6 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -144,18 +143,12 @@ def reference_page(package: str) -> str:
     another name there, so its entry is that of the package that exports it."""
     module = importlib.import_module(package)
     entries = []
-    for name in public_names(module):
+    for name in module.__all__:
         found = getattr(module, name)
         named = isinstance(found, type) or inspect.isroutine(found)
         place = found.__module__ if named and hasattr(importlib.import_module(found.__module__), name) else package
         entries.append(f"::: {place}.{name}")
     return f"# {package}\n\n" + "\n\n".join([(module.__doc__ or "").partition("\n")[0], *entries]) + "\n"
-
-
-def public_names(module: ModuleType) -> list[str]:
-    """Those of `__all__`; where a package only imports its names from its modules, all of them."""
-    names = [name for name, found in vars(module).items() if not (name.startswith("_") or inspect.ismodule(found))]
-    return getattr(module, "__all__", sorted(names))
 
 
 def folder_page(folder: str) -> str:

@@ -1,7 +1,10 @@
 """Sequence mixers: modules around one memory rule each, and the registry that names them.
 
-A layer of the library is one line here. `name as name` marks a public name for type checkers.
+A layer of the library is one line here. `name as name` marks a public name for type checkers, which do not read `__all__` below.
 """
+
+import inspect as _inspect
+import typing as _typing
 
 from ..plugins import import_mixers as import_mixers
 from .cache import LayerCache as LayerCache
@@ -34,3 +37,6 @@ from .registry import register_mixer as register_mixer
 from .softmax_attention import SoftmaxAttention as SoftmaxAttention
 from .vla import PrintedDeltaNet as PrintedDeltaNet
 from .vla import VariationalLinearAttention as VariationalLinearAttention
+
+if not _typing.TYPE_CHECKING:  # what `import *` takes: the names above, and no modules
+    __all__ = sorted(name for name, x in globals().items() if not (name.startswith("_") or _inspect.ismodule(x)))

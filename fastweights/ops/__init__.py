@@ -1,7 +1,10 @@
 """The memory rules as functions on tensors. docs/rules.md describes what each one computes and costs.
 
-An op of the library is one line here. `name as name` marks a public name for type checkers.
+An op of the library is one line here. `name as name` marks a public name for type checkers, which do not read `__all__` below.
 """
+
+import inspect as _inspect
+import typing as _typing
 
 from .delta_rule import delta_rule as delta_rule
 from .elementwise_longhorn import elementwise_longhorn as elementwise_longhorn
@@ -38,3 +41,6 @@ recursive_least_squares_ = recursive_least_squares.in_place
 variational_linear_attention_ = variational_linear_attention.in_place
 
 _register_own(globals().values())
+
+if not _typing.TYPE_CHECKING:  # what `import *` takes: the names above, and no modules
+    __all__ = sorted(name for name, x in globals().items() if not (name.startswith("_") or _inspect.ismodule(x)))

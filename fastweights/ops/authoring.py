@@ -7,8 +7,10 @@ public function under `@op(SPEC)` that passes its arguments to `call`.
 A layer calls ops, and what stands around a memory: short convolutions, norms, gates. Functions in pairs, such as `takes_ring` and
 `ring_attention`, are kernels for some calls; the first says whether the second serves a call.
 
-Every name is one line here. `name as name` marks a public name for type checkers.
+Every name is one line here. `name as name` marks a public name for type checkers, which do not read `__all__` below.
 """
+
+import typing as _typing
 
 from ..kernels.runtime.launch_plan import Recorder as Recorder
 from ..kernels.runtime.launch_plan import Rule as Rule
@@ -74,3 +76,6 @@ from .variational_linear_attention import penalized_memory as penalized_memory
 
 delta_rule_by_chunks = _delta_rule.chunked
 linear_attention_by_chunks = _linear_attention.chunked
+
+if not _typing.TYPE_CHECKING:  # what `import *` takes
+    __all__ = sorted(name for name in globals() if not name.startswith("_"))

@@ -6,7 +6,6 @@ Every import statement counts, those inside functions and under TYPE_CHECKING to
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -129,10 +128,7 @@ def test_a_package_imports_only_those_below_it(package: str) -> None:
 
 def test_layers_use_the_public_faces_of_the_ops() -> None:
     """What a layer of a user's own may use: the public names of `fastweights.ops` and of `fastweights.ops.authoring`."""
-    of_ops = [name for name, x in vars(ops).items() if not inspect.ismodule(x)]
-    public = {
-        f"{face.__name__}.{name}" for face, names in {ops: of_ops, authoring: vars(authoring)}.items() for name in names
-    }
+    public = {f"{face.__name__}.{name}" for face in (ops, authoring) for name in face.__all__}
     deeper = {
         f"{path.name} imports {name}"
         for path in (ROOT / "fastweights" / "layers").rglob("*.py")
