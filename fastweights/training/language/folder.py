@@ -65,9 +65,9 @@ class LanguageFolder(OwnedFolder):
     }
     LONGER = (
         "max_steps",
-        "the learning rate has its warm-up and its cosine over max_steps. To train the model on, write a run file with its "
-        "folder as path in [model], another output and the further steps, whose learning rate has a warm-up and a cosine of its "
-        "own (docs/train.md, 'Continue')",
+        "the learning rate has its warm-up and its schedule over max_steps. To train the model on, write a run file with its "
+        "folder as path in [model], another output and the further steps, whose learning rate has a schedule of its own "
+        "(docs/train.md, 'Continue')",
     )
 
     def __init__(self, path: Path) -> None:

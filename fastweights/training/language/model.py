@@ -73,14 +73,16 @@ def _changed_config(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsC
     name, options = _target(run)
     if name is not None:
         config = fitting_config(config, name, options)
-    changes = run.model.get("options", {})
+    if "options" not in run.model:
+        return config
+    changes = run.model["options"]
     if not isinstance(changes, Mapping) or not all(isinstance(new, Mapping) for new in changes.values()):
         raise TypeError(f"options of model must be tables of options by the names of mixers, got {changes!r}")
     layers = config.mixers()
     for mixer in changes:
         check_choice("a key of options in model", mixer, sorted({name for name, _ in layers}))
     entries = [{"name": name, **options, **changes.get(name, {})} for name, options in layers]
-    changed = FastWeightsConfig.from_dict({**config.to_dict(), "mixer": entries}) if changes else config
+    changed = FastWeightsConfig.from_dict({**config.to_dict(), "mixer": entries})
     with torch.device("meta"):
         there, here = (
             {name: tuple(x.shape) for name, x in FastWeightsForCausalLM(one).state_dict().items()}

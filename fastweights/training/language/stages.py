@@ -15,6 +15,7 @@ __all__ = ["LISTS", "make_lists", "resolve", "split_into_stages"]
 
 # What all stages of a run share.
 SHARED = ("output", "cache", "tokenizer", "mixers", "stages", "stage", "skip_tokens")
+SAME_STATE = ("optimizer", "groups", "fsdp")  # what the form of the optimizer's state depends on
 LISTS: dict[str, type[Any]] = {"batch_ramp": BatchStage, "groups": ParameterGroup}  # fields that are lists of tables
 
 
@@ -62,7 +63,14 @@ def _make_stage(run: Any, before: Any, name: str, fields: dict[str, Any]) -> Any
         "model": {**start, **model},
         "corpus": from_mapping(type(run.corpus), {**_fields(run.corpus), **corpus}, "[corpus]"),
     }
-    return from_mapping(type(run), {**shared, **reset_alternatives(fields), **fields, **own}, "it")
+    made = from_mapping(type(run), {**shared, **reset_alternatives(fields), **fields, **own}, "it")
+    for key in SAME_STATE if before is not None and made.keep_optimizer else ():
+        if getattr(made, key) != getattr(before, key):
+            raise ValueError(
+                f"keep_optimizer must be false where {key} is not that of the stage before, whose moments it would keep; set it to "
+                f"false, or leave {key} as it was"
+            )
+    return made
 
 
 def _fields(made: Any) -> dict[str, Any]:
@@ -77,7 +85,9 @@ def resolve(run: Any, processes: int) -> list[Any]:
         read: list[tuple[Any, int]] = []  # text and length of the stages before, and their tokens
         for stage in model.stage_runs():
             plan, text = stage.plan(processes), (stage.corpus, stage.length)
-            skipped = int(stage.skip_tokens) + sum(tokens for other, tokens in read if other == text)
+            skipped = sum(tokens for other, tokens in read if other == text)
+            if text == (model.corpus, model.length):
+                skipped += int(model.skip_tokens)
             read.append((text, plan.tokens(plan.steps)))
             resolved.append(dataclasses.replace(stage, max_steps=plan.steps, max_tokens=None, skip_tokens=skipped))
     return resolved

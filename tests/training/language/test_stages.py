@@ -165,6 +165,13 @@ def test_a_plan_shows_every_stage(make_run):
     assert "8 h100" in first["time"] and "GiB" in first["memory"]
 
 
+def test_a_stage_skips_what_stages_on_the_same_text_have_read():
+    stages = ({"max_steps": 3}, {"max_steps": 2, "length": 64}, {"max_steps": 4})
+    run = LanguageRun(length=32, batch_size=2, stages=stages, skip_tokens=1000)
+    assert [stage.skip_tokens for stage in resolve(run, 2)] == [1000, 0, 1000 + 3 * 2 * 2 * 32]
+
+
+@pytest.mark.slow
 def test_an_output_with_stages_may_move(make_run, tmp_path):
     run = make_run("there", stages=({"max_steps": 1}, {"max_steps": 2}), evaluate_every=0, context_lengths=())
     train_language(run, stop_at=1)
@@ -187,6 +194,10 @@ def test_an_output_with_stages_may_move(make_run, tmp_path):
         (({}, {"corpus": {"path": "a"}}), r"stage 'stage2': \[corpus\] has no key 'path'"),
         (({}, {"corpus": "a"}), "stage 'stage2': corpus must be a table"),
         (({}, {"keep_optimizer": True, "model": {"mixer": "pgdn"}}), "stage 'stage2': keep_optimizer must be false"),
+        (
+            ({}, {"keep_optimizer": True, "optimizer": "muon"}),
+            "stage 'stage2': keep_optimizer must be false where optimizer",
+        ),
         ("a", "stages must be a list of tables"),
     ],
 )
