@@ -30,11 +30,11 @@ def test_frequencies_are_those_of_transformers(theta, scaling):
         rope_parameters={"rope_theta": theta, **scaling},
     )
     expected, amplitude = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, "cpu")
-    position = torch.tensor([[0, 1, 1000, 131071]])
-    cos, sin = rotation(position, 128, theta, torch.float32, check_scaling("rope_scaling", scaling))
-    angle = position[0, :, None].float() * expected
-    torch.testing.assert_close(cos[0, :, 0], angle.cos() * amplitude, rtol=0, atol=2e-2)  # angles of 10^5 in float32
-    torch.testing.assert_close(sin[0, :3, 0], angle[:3].sin() * amplitude, rtol=0, atol=2e-4)
+    plain = theta ** (-torch.arange(64, dtype=torch.float32) / 64)
+    torch.testing.assert_close(RopeScaling(**scaling).scale_frequencies(plain, theta), expected, rtol=1e-5, atol=0)
+    cos, sin = rotation(torch.tensor([[3]]), 128, theta, torch.float32, check_scaling("rope_scaling", scaling))
+    torch.testing.assert_close(cos[0, 0, 0], (3 * expected).cos() * amplitude)
+    torch.testing.assert_close(sin[0, 0, 0], (3 * expected).sin() * amplitude)
     assert RopeScaling(**scaling).amplitude == pytest.approx(amplitude)
 
 

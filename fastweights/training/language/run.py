@@ -159,8 +159,8 @@ class LanguageRun(Schedule):
         ):
             object.__setattr__(self, name, check_whole_number(name, getattr(self, name), high=largest))
         self.check_schedule()
-        if self.skip_tokens != 0:
-            object.__setattr__(self, "skip_tokens", count_tokens("skip_tokens", self.skip_tokens))
+        count = count_tokens if isinstance(self.skip_tokens, str) else check_whole_number  # which takes 0
+        object.__setattr__(self, "skip_tokens", count("skip_tokens", self.skip_tokens))
         for name in ("gradient_checkpointing", "fsdp", "reshard_after_forward", "tensorboard", "keep_optimizer"):
             check_flag(name, getattr(self, name))
         check_choice("precision", self.precision, ("no", "bf16", "fp16"))

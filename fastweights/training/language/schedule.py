@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
@@ -27,6 +28,7 @@ SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 # Beyond these the rows of a step would fill the memory, or a training would never end.
 LARGEST = {"length": 2**24, "batch_size": 2**20, "accumulation": 2**20, "max_steps": 10**9}
 MOST_TOKENS = 10**16
+NUMBER = r"[0-9]{1,30}(\.[0-9]{1,30})?"
 # Fields that say the same: only one of each may be set.
 ALTERNATIVES = (
     ("max_steps", "max_tokens"),
@@ -46,13 +48,12 @@ def count_tokens(name: str, value: object) -> int:
         return check_size(name, value, high=MOST_TOKENS)
     text = value.strip().replace("_", "").replace(",", "")
     size = SUFFIXES.get(text[-1:].upper(), 1)
-    try:
-        number = Fraction(text[:-1] if size > 1 else text) * size
-    except (ValueError, ZeroDivisionError):
-        number = Fraction(1, 2)
-    if number.denominator != 1:
+    written = text[:-1] if size > 1 else text
+    number = Fraction(written) * size if re.fullmatch(NUMBER, written) else None
+    if number is None or number.denominator != 1:
         raise ValueError(
-            f'{name} must be a whole number of tokens such as 15000000 or "15B" (suffixes {", ".join(SUFFIXES)}), got {value!r}'
+            f'{name} must be a whole number of tokens such as 15000000 or "15B" (suffixes {", ".join(SUFFIXES)}), got '
+            f"{describe_value(value)}"
         )
     return check_size(name, int(number), high=MOST_TOKENS)
 

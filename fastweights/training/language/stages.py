@@ -67,8 +67,8 @@ def _make_stage(run: Any, before: Any, name: str, fields: dict[str, Any]) -> Any
     for key in SAME_STATE if before is not None and made.keep_optimizer else ():
         if getattr(made, key) != getattr(before, key):
             raise ValueError(
-                f"keep_optimizer must be false where {key} is not that of the stage before, whose moments it would keep; set it to "
-                f"false, or leave {key} as it was"
+                f"keep_optimizer must be false where {key} is not that of the stage before, whose moments it would keep; set it "
+                f"to false, or leave {key} as it was"
             )
     return made
 
