@@ -35,7 +35,7 @@ class Registry(Mapping[str, Entry]):
 
     Args:
         kind: what messages call it, such as "mixer".
-        own: the names of the library's, in the order of lists; those of users follow in the order of registration.
+        order: names in the order of lists; others follow in the order of registration, the library's before those of users.
 
     Attributes:
         specs: what is registered so far.
@@ -43,8 +43,8 @@ class Registry(Mapping[str, Entry]):
 
     made: ClassVar[list[Registry[Any]]] = []  # every registry of this process
 
-    def __init__(self, kind: str, own: Sequence[str]) -> None:
-        self.kind, self.own = kind, own
+    def __init__(self, kind: str, order: Sequence[str] = ()) -> None:
+        self.kind, self.order = kind, order
         self.specs: dict[str, Entry] = {}
         self._places: dict[str, tuple[str, str]] = {}
         self.made.append(self)
@@ -56,15 +56,17 @@ class Registry(Mapping[str, Entry]):
 
     def __iter__(self) -> Iterator[str]:
         load_plugins()
-        return iter([*(name for name in self.own if name in self.specs), *self.names_of_users()])
+        first = [name for name in self.order if name in self.specs]
+        return iter(dict.fromkeys([*first, *self.own_names(), *self.specs]))
 
     def __len__(self) -> int:
         load_plugins()
         return len(self.specs)
 
-    def names_of_users(self) -> list[str]:
-        """The names registered so far that are not the library's."""
-        return [name for name in self.specs if name not in self.own]
+    def own_names(self) -> list[str]:
+        """The names registered so far that are the library's: what they stand for is defined in this package."""
+        package = f"{__package__}."
+        return [name for name in self.specs if self._places[name][0].startswith(package)]
 
     def check_characters(self, name: str) -> None:
         """Refuse a name that is not of letters, digits, ".", "_" and "-"."""
@@ -91,7 +93,7 @@ def _place(defined: Any) -> tuple[str, str]:
 def users_have_registered() -> bool:
     """Whether any registry holds something that is not the library's."""
     load_plugins()
-    return any(registry.names_of_users() for registry in Registry.made)
+    return any(len(registry.own_names()) < len(registry.specs) for registry in Registry.made)
 
 
 def load_plugins() -> None:

@@ -11,7 +11,7 @@ from .framework.spec import spec_of
 __all__ = ["OPS", "register_op", "register_own"]
 
 Op = TypeVar("Op", bound=Callable[..., Any])
-_REGISTRY: Registry[Callable[..., Any]] = Registry("memory rule", ())
+_REGISTRY: Registry[Callable[..., Any]] = Registry("memory rule")
 OPS: Mapping[str, Callable[..., Any]] = _REGISTRY
 
 
@@ -33,6 +33,5 @@ def register_op(op: Op) -> Op:
 
 def register_own(ops: Mapping[str, Callable[..., Any]]) -> None:
     """Register the library's ops, in the order of lists."""
-    _REGISTRY.own = tuple(ops)
     for op in ops.values():
         register_op(op)
