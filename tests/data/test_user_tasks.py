@@ -29,7 +29,7 @@ from fastweights.data import (
 from fastweights.evaluation import MEASURES, EvaluationSettings, evaluate, word_recall
 from fastweights.layers import import_mixers
 from fastweights.models import FastWeightsConfig
-from fastweights.training.recall.objectives import objective_of
+from fastweights.training.recall.objectives import make_objective
 
 from ..evaluation.small import model, tokenizer
 
@@ -123,7 +123,7 @@ class Doubled(VectorTask):
 def test_a_task_of_vectors_is_trained_beside_its_best_predictor() -> None:
     register_task(Doubled)
     task = make_task("doubled", pairs=5)
-    objective = objective_of(task)
+    objective = make_objective(task)
     torch.manual_seed(0)
     model = objective.build(
         FastWeightsConfig(vocab_size=1, hidden_size=8, num_hidden_layers=1, num_heads=1, mixer="linear")
