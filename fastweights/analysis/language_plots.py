@@ -5,6 +5,7 @@ matplotlib (the `viz` extra) is imported when a plot is drawn. Figures are made 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
