@@ -47,6 +47,7 @@ class Registry(Mapping[str, Entry]):
         self.kind, self.order = kind, order
         self.specs: dict[str, Entry] = {}
         self._places: dict[str, tuple[str, str]] = {}
+        self._defined_here: set[str] = set()
         self.made.append(self)
 
     def __getitem__(self, name: str) -> Entry:
@@ -64,9 +65,9 @@ class Registry(Mapping[str, Entry]):
         return len(self.specs)
 
     def own_names(self) -> list[str]:
-        """The names registered so far that are the library's: what they stand for is defined in this package."""
-        package = f"{__package__}."
-        return [name for name in self.specs if self._places[name][0].startswith(package)]
+        """The names registered so far that are the library's: those of `order`, and of what is defined in this package and
+        registered itself. A mixer of users may be a layer of the library under a name of theirs."""
+        return [name for name in self.specs if name in self.order or name in self._defined_here]
 
     def check_characters(self, name: str) -> None:
         """Refuse a name that is not of letters, digits, ".", "_" and "-"."""
@@ -83,6 +84,8 @@ class Registry(Mapping[str, Entry]):
     def add(self, name: str, entry: Entry, defined: Any) -> None:
         """Register what stands for the class or function `defined`, whose name is checked."""
         self.specs[name], self._places[name] = entry, _place(defined)
+        if entry is defined and defined.__module__.startswith(f"{__package__}."):
+            self._defined_here.add(name)
         note_registration()
 
 
