@@ -62,6 +62,7 @@ def preset(name: str, **changes: Any) -> FastWeightsConfig:
     return FastWeightsConfig(**{**kept, **changes})
 
 
+@checked
 def with_mixer(name: str, choice: MixerChoice) -> dict[str, Any]:
     """Changes that give the preset called `name` the mixer of the choice. Options of the preset's mixer hold under those of the
     choice (`MixerChoice.in_place_of`), and the layers of softmax attention of a hybrid stay.

@@ -19,6 +19,7 @@ from ...checks import (
     check_unicode,
     check_whole_number,
     describe_value,
+    error_prefix,
 )
 from ...data.text import TextCorpus, TextTokenizer
 from ...files import file_name
@@ -166,7 +167,8 @@ class LanguageRun:
         check_unicode("prompt", self.prompt)
         check_unicode("label", self.label)
         mixers = check_list("mixers", self.mixers, "names of mixers")
-        object.__setattr__(self, "mixers", tuple(MixerChoice.of(mixer).short for mixer in mixers))
+        with error_prefix("mixers"):
+            object.__setattr__(self, "mixers", tuple(MixerChoice.of(mixer).short for mixer in mixers))
         self._check_model()
         for name, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
             if not isinstance(getattr(self, name), made):
