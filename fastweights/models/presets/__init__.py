@@ -14,10 +14,8 @@ from ..configuration import FastWeightsConfig
 
 __all__ = ["PRESETS", "Preset", "preset", "with_mixer"]
 
-LAYOUT = (
-    "softmax_layers",
-    "softmax_options",
-)  # fields of a configuration that say where a hybrid has softmax attention
+# Fields of a configuration that say where a hybrid has softmax attention.
+LAYOUT = ("softmax_layers", "softmax_options")
 
 
 @checked

@@ -6,6 +6,7 @@ import pytest
 
 from fastweights.data.text import TextCorpus, TextTokenizer
 from fastweights.training.language import LanguageRun, load_run
+from fastweights.training.language.folder import LanguageFolder
 from fastweights.training.language.model import build_model, model_config
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.toml"))
@@ -89,6 +90,8 @@ def test_one_run_a_mixer():
     first, second = RUN.models()
     assert (first.output, first.mixers, first.model) == ("runs/a/gdn", (), {"hidden_size": 64, "mixer": "gdn"})
     assert second.model["mixer"] == "pgdn" and second.models() == [second]
+    assert LanguageFolder.describe(RUN)["mixers"] == ["gdn", "pgdn"]  # as in the folders of before
+    assert "label" not in LanguageFolder.describe(second)
 
 
 CHOICES = """
