@@ -13,13 +13,14 @@ from ...checks import check_choice
 from ...conversion.convert import convert, fitting_config
 from ...data.text import TextTokenizer
 from ...data.text.tokenizer import vocabulary_size
+from ...layers.choice import split_entry
 from ...models import FastWeightsConfig, FastWeightsForCausalLM, preset
 from ...models.loading import has_tokenizer, load_config, load_tokenizer, load_weights, model_folder
 from ..checkpoints import checkpoints_in
 from .processes import world_size
 from .run import LanguageRun
 
-__all__ = ["build_model", "mixer_name", "model_config", "model_tokenizer", "moments_of", "training_facts"]
+__all__ = ["build_model", "model_config", "model_name", "model_tokenizer", "moments_of", "training_facts"]
 
 
 def model_tokenizer(run: LanguageRun) -> TextTokenizer:
@@ -97,13 +98,12 @@ def _changed_config(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsC
 
 def _target(run: LanguageRun) -> tuple[str | None, dict[str, Any]]:
     """Name and options of the mixer that a continued model is converted to."""
-    given = run.model.get("mixer")
-    options = dict(given) if isinstance(given, Mapping) else {"name": given}
-    return options.pop("name", None), options
+    return split_entry(run.model["mixer"], "model mixer") if "mixer" in run.model else (None, {})
 
 
 def build_model(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsForCausalLM:
-    """The model to train, with the weights of the folder it continues from, or first weights from the run's seed.
+    """The model to train, with the weights of the folder it continues from, or first weights from the run's seed. What another
+    mixer adds to a model that continues starts from first values (`fastweights.conversion.CONVERSIONS`).
 
     Raises:
         ValueError: the folder's weights are damaged, or not those of its configuration.
@@ -145,8 +145,10 @@ def moments_of(run: LanguageRun) -> Path | None:
     return found[0]
 
 
-def mixer_name(config: FastWeightsConfig) -> str:
-    """The name of a model: the mixer that all its layers have, or "hybrid"."""
+def model_name(run: LanguageRun, config: FastWeightsConfig) -> str:
+    """The run's label, or the mixer that all layers have, or "hybrid"."""
+    if run.label:
+        return run.label
     names = {name for name, _ in config.mixers()}
     return names.pop() if len(names) == 1 else "hybrid"
 

@@ -19,7 +19,7 @@ from ..folder import as_stored
 from ..optimization import weight_decay_groups
 from .estimate import Machine, describe_memory, describe_time, parse_machine
 from .folder import LanguageFolder
-from .model import mixer_name, model_config, model_tokenizer, moments_of
+from .model import model_config, model_name, model_tokenizer, moments_of
 from .processes import check_launch, step_size, world_size
 from .run import LanguageRun
 from .stages import resolve
@@ -106,7 +106,7 @@ def _plan_model(
         model = FastWeightsForCausalLM(config)
     plan = run.plan(processes)
     return {
-        "name": mixer_name(config),
+        "name": model_name(run, config),
         **({"stage": run.stage, "step": step_size(run, processes)} if run.stage else {}),
         "parameters": model.num_parameters(),
         "state size": model.state_size(run.length),

@@ -18,8 +18,12 @@ from ...checks import (
     check_unicode,
     check_whole_number,
     describe_value,
+    error_prefix,
 )
 from ...data.text import TextCorpus, TextTokenizer
+from ...files import file_name
+from ...layers import MixerChoice
+from ...models.presets import with_mixer
 from .schedule import Schedule, count_tokens
 from .stages import split_into_stages
 
@@ -45,7 +49,11 @@ class LanguageRun(Schedule):
             a training to continue from. vocab_size is the tokenizer's where it is not given. Beside path, "mixer" (a name, or
             {"name": ..., option: ...}) converts the layers that continue as this mixer (`fastweights.conversion.convert`), and
             "options" ({mixer: {option: value}}) sets options of layers whose weights keep their shapes, such as rope_theta.
-        mixers: train one model with each of these in every layer, and compare them; () trains `model` as it is.
+        mixers: train one model with each of these in every layer, and compare them; () trains `model` as it is. Each is a name, a
+            text with options and a label such as "gka:ridge=0.01@a" (`fastweights.layers.parse_mixers`), a table with name,
+            options and label, or a `MixerChoice`. Options of a preset's mixer hold for those that have them, and layers of
+            softmax attention in a preset's hybrid stay.
+        label: what tables, plots and progress call the model; its mixer, or "hybrid", where it is "".
         corpus: the text. Files in the folders output and cache are left out.
         tokenizer: the tokenizer; with {"path": folder} as model, the one in that folder, or its path where there is none.
         cache: folder where tokens are kept for later runs.
@@ -122,7 +130,8 @@ class LanguageRun(Schedule):
 
     output: str = "runs/train"
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    mixers: tuple[str, ...] = ()
+    mixers: tuple[str | MixerChoice, ...] = ()
+    label: str = ""
     corpus: TextCorpus = TextCorpus()
     tokenizer: TextTokenizer = TextTokenizer()
     cache: str = "runs/tokens"
@@ -170,7 +179,10 @@ class LanguageRun(Schedule):
         for name in ("output", "cache"):
             check_path(name, check_text(name, getattr(self, name), what="the path of a folder"), "the path of a folder")
         check_unicode("prompt", self.prompt)
-        object.__setattr__(self, "mixers", check_texts("mixers", self.mixers, what="names of mixers"))
+        check_unicode("label", self.label)
+        mixers = check_list("mixers", self.mixers, "names of mixers")
+        with error_prefix("mixers"):
+            object.__setattr__(self, "mixers", tuple(MixerChoice.of(mixer).short for mixer in mixers))
         self._check_model()
         for name, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
             if not isinstance(getattr(self, name), made):
@@ -183,8 +195,11 @@ class LanguageRun(Schedule):
         lengths = check_list("context_lengths", self.context_lengths, "whole numbers")
         lengths = tuple(check_whole_number("context_lengths", length, low=2) for length in lengths)
         object.__setattr__(self, "context_lengths", lengths)
-        if len(set(self.mixers)) < len(self.mixers):
-            raise ValueError(f"mixers must be different from each other, got {', '.join(self.mixers)}")
+        labels = [MixerChoice.of(mixer).label for mixer in self.mixers]
+        if len(set(labels)) < len(labels):
+            raise ValueError(
+                f"mixers must be different from each other, got {', '.join(labels)}; give one of them another label, NAME@LABEL"
+            )
         object.__setattr__(self, "stages", check_list("stages", self.stages, "tables of fields", Mapping))
         check_text("stage", self.stage)
         if self.stages:  # to check their fields
@@ -255,11 +270,16 @@ class LanguageRun(Schedule):
         """One run per model: the run itself, or one per mixer, each in its own folder within `output`."""
         if not self.mixers:
             return [self]
+        preset = self.model.get("preset")
         return [
             dataclasses.replace(
-                self, mixers=(), model={**self.model, "mixer": mixer}, output=f"{self.output.rstrip('/')}/{mixer}"
+                self,
+                mixers=(),
+                model={**({"mixer": choice.entry} if preset is None else with_mixer(preset, choice)), **self.model},
+                label=choice.label,
+                output=f"{self.output.rstrip('/')}/{file_name(choice.label)}",
             )
-            for mixer in self.mixers
+            for choice in map(MixerChoice.of, self.mixers)
         ]
 
     def stage_runs(self) -> list[LanguageRun]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...checks import check_choice
 from ...data.text import TextCorpus, TextTokenizer
+from ...layers import MixerChoice
 from ..run_files import check_run_file, from_mapping, override_settings, parse_overrides, read_toml
 from .run import LanguageRun
 from .schedule import reset_alternatives
@@ -66,7 +67,8 @@ def _write_tables(run: LanguageRun) -> dict[str, Any]:
     """The tables of a file that describes the run."""
     tables = {key: _read_fields(getattr(run, key)) for key in TABLES}
     lists = {key: [_read_fields(one) for one in getattr(run, key)] for key in LISTS}
-    return {**_read_fields(run), **tables, **lists}
+    mixers = [MixerChoice.of(mixer).record() for mixer in run.mixers]
+    return {**_read_fields(run), **tables, **lists, "mixers": mixers}
 
 
 def _read_fields(made: Any) -> dict[str, Any]:

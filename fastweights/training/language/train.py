@@ -30,7 +30,7 @@ from ..folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
 from .compiling import compiler_loading, what_to_compile
 from .folder import MEASURED, LanguageFolder
-from .model import build_model, mixer_name, model_tokenizer, moments_of, training_facts
+from .model import build_model, model_name, model_tokenizer, moments_of, training_facts
 from .planning import check_training, checked_configs
 from .processes import from_main_process, is_main_process, on_main_process, step_size, world_size
 from .progress import TextProgress, TrainingProgress
@@ -174,7 +174,8 @@ def _train_one(
     console: Console,
     signals: StopSignals,
 ) -> LanguageResult | None:
-    folder, title = LanguageFolder(Path(run.output)), " ".join(filter(None, (mixer_name(config), run.stage)))
+    folder, name = LanguageFolder(Path(run.output)), model_name(run, config)
+    title = " ".join(filter(None, (name, run.stage)))
     model = None
     if not from_main_process(folder.result.exists() and not overwrite):  # a training that has finished needs none
         with compiler_loading(what_to_compile(run), PartialState().device):
@@ -209,7 +210,7 @@ def _train_one(
         if not is_main_process():
             return None
         result = LanguageResult(
-            name=mixer_name(config),
+            name=name,
             folder=str(folder.model),
             run=as_stored(dataclasses.asdict(run)),
             parameters=parameters,
@@ -231,6 +232,7 @@ def _load_finished(
 ) -> LanguageResult:
     """The result of a finished training. Where the run now measures other things, the saved model is measured again."""
     result = load_result(folder.result)
+    result = dataclasses.replace(result, name=run.label or result.name)
     wanted = {name: as_stored(getattr(run, name)) for name in MEASURED}
     same = wanted.items() <= result.run.items()
     report(f"{result.label}: finished earlier, not trained again" + ("" if same else "; measured as this run asks"))
