@@ -26,6 +26,13 @@ def train(
         int | None,
         typer.Option(help="End after this step with a checkpoint; without this option the same command continues."),
     ] = None,
+    tiny: Annotated[
+        bool,
+        typer.Option(
+            "--tiny",
+            help="Train the same models and stages at sizes that a CPU trains in minutes, on local text, into OUTPUT-tiny.",
+        ),
+    ] = False,
     overwrite: Overwrite = False,
     settings: Overrides = None,
     dry_run: DryRun = False,
@@ -69,7 +76,7 @@ def train(
     with one_line_errors(f"{command} continues after the last checkpoint", LESS_MEMORY), StopSignals() as signals:
         import_mixers(imports)
         given = {name: value for name, value in options.items() if value is not None}
-        run = load_run(run_file, overrides=settings or (), **given)
+        run = load_run(run_file, overrides=settings or (), tiny=tiny, **given)
         if gpu is not None and not dry_run:
             raise ValueError("--gpu is for a plan; give --dry-run with it, or leave it out")
         if dry_run:

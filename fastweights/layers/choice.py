@@ -18,7 +18,15 @@ from ..kinds import checked
 from .mixer import Mixer
 from .registry import MIXERS, MixerSpec, mixer_spec
 
-__all__ = ["MixerChoice", "check_backend", "described_options", "option_value", "parse_mixers", "split_entry"]
+__all__ = [
+    "MixerChoice",
+    "check_backend",
+    "check_label",
+    "described_options",
+    "option_value",
+    "parse_mixers",
+    "split_entry",
+]
 
 LONGEST_LABEL = 100
 SIZES = ("hidden_size", "num_heads")  # every mixer has them, from the model
@@ -57,12 +65,7 @@ class MixerChoice:
                 f"options of mixer {self.name!r} must be values that JSON can hold, but {error}; replace that value"
             ) from None
         object.__setattr__(self, "options", _with_none(self.name, options))
-        label = check_text("label", self.label) or self._text()
-        if label != label.strip() or not label.isprintable() or len(label) > LONGEST_LABEL:
-            raise ValueError(
-                f"label of a mixer must be one line of at most {LONGEST_LABEL} characters without spaces around it, got "
-                f"{describe_value(label)}; choose another, NAME:OPTION=VALUE@LABEL in a command"
-            )
+        label = check_label(check_text("label", self.label) or self._text())
         object.__setattr__(self, "label", label)
 
     def _text(self) -> str:
@@ -127,6 +130,16 @@ class MixerChoice:
                 if key not in MIXERS[self.name].options and _declaring(theirs, key) is _declaring(ours, key) is not None
             }
         return MixerChoice(self.name, {**options, **self.options}).entry
+
+
+def check_label(label: str) -> str:
+    """The label of a model of a comparison; ValueError where it cannot be shown in a line."""
+    if label != label.strip() or not label.isprintable() or len(label) > LONGEST_LABEL:
+        raise ValueError(
+            f"label of a mixer must be one line of at most {LONGEST_LABEL} characters without spaces around it, got "
+            f"{describe_value(label)}; choose another, NAME:OPTION=VALUE@LABEL in a command"
+        )
+    return label
 
 
 def _declaring(kind: type | None, name: str) -> type | None:

@@ -18,7 +18,7 @@ from fastweights.training import (
     train_run,
     weight_decay_groups,
 )
-from fastweights.training.language import LanguageRun, load_run, train_language
+from fastweights.training.language import LanguageRun, load_run, tiny_run, train_language
 
 from ..bad_calls import check_refused
 
@@ -177,6 +177,8 @@ CALLS: dict[str, tuple[str, Callable[[], object]]] = {
     "a run file by number": ("run file", lambda: load_run(3)),  # type: ignore[arg-type]
     "a run file that is not UTF-8": ("run file", lambda: load_run("latin.toml")),
     "an unknown change": ("lenght", lambda: load_run("good.toml", lenght=3)),
+    "tiny by name": ("tiny", lambda: load_run("good.toml", tiny="yes")),  # type: ignore[arg-type]
+    "a tiny run of a saved model": ("model with path", lambda: tiny_run(language(model={"path": "x"}))),
     "a bad change": ("length", lambda: load_run("good.toml", length=-3)),
     "a training by name": ("run", lambda: train_language("run.toml")),  # type: ignore[arg-type]
     "an end at step 0": ("stop_at", lambda: train_language(language(), stop_at=0)),

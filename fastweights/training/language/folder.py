@@ -39,12 +39,12 @@ LATER = (
         "skip_tokens",
         "keep_optimizer",
     ),
-    *("stages", "stage"),
+    *("presets", "stages", "stage"),
 )
 
 
 class LanguageFolder(OwnedFolder):
-    """A folder that holds one training, or those of several mixers and their results.json, and nothing else.
+    """A folder that holds one training, or those of several models and their results.json, and nothing else.
 
     run.json                 the configuration, and hashes of text and tokenizer, that the numbers depend on
     log.jsonl                a line for every point of the loss curve and of the held-out loss

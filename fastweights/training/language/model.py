@@ -83,7 +83,8 @@ def _changed_config(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsC
     for mixer in changes:
         check_choice("a key of options in model", mixer, sorted({name for name, _ in layers}))
     entries = [{"name": name, **options, **changes.get(name, {})} for name, options in layers]
-    changed = FastWeightsConfig.from_dict({**config.to_dict(), "mixer": entries})
+    listed = {"mixer": entries, "softmax_layers": [], "softmax_options": None}
+    changed = FastWeightsConfig.from_dict({**config.to_dict(), **listed})
     with torch.device("meta"):
         there, here = (
             {name: tuple(x.shape) for name, x in FastWeightsForCausalLM(one).state_dict().items()}

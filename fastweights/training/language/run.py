@@ -24,6 +24,7 @@ from ...data.text import TextCorpus, TextTokenizer
 from ...files import file_name
 from ...layers import MixerChoice
 from ...models.presets import with_mixer
+from .choices import split_preset
 from .schedule import Schedule, count_tokens
 from .stages import split_into_stages
 
@@ -37,7 +38,7 @@ BESIDE_PATH = {"path", "mixer", "options"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageRun(Schedule):
-    """One training, or one for each of `mixers`, of a causal language model on text.
+    """One training, or one for each of `mixers` or `presets`, of a causal language model on text.
 
     Each process reads `length * batch_size * accumulation` tokens per step. Data order depends on seed and step alone, and
     two processes at batch_size b read the same tokens as one at 2 b. A number of tokens is a whole number or a text such as
@@ -53,6 +54,9 @@ class LanguageRun(Schedule):
             text with options and a label such as "gka:ridge=0.01@a" (`fastweights.layers.parse_mixers`), a table with name,
             options and label, or a `MixerChoice`. Options of a preset's mixer hold for those that have them, and layers of
             softmax attention in a preset's hybrid stay.
+        presets: train each of these models, and compare them; () trains `model`. Each is the name of a preset
+            (`fastweights.models.PRESETS`), or a table with its name, a label and changes to it (fields of `FastWeightsConfig`).
+            Fields of `model` are changes to all of them.
         label: what tables, plots and progress call the model; its mixer, or "hybrid", where it is "".
         corpus: the text. Files in the folders output and cache are left out.
         tokenizer: the tokenizer; with {"path": folder} as model, the one in that folder, or its path where there is none.
@@ -131,6 +135,7 @@ class LanguageRun(Schedule):
     output: str = "runs/train"
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     mixers: tuple[str | MixerChoice, ...] = ()
+    presets: tuple[str | Mapping[str, Any], ...] = ()
     label: str = ""
     corpus: TextCorpus = TextCorpus()
     tokenizer: TextTokenizer = TextTokenizer()
@@ -183,6 +188,7 @@ class LanguageRun(Schedule):
         mixers = check_list("mixers", self.mixers, "names of mixers")
         with error_prefix("mixers"):
             object.__setattr__(self, "mixers", tuple(MixerChoice.of(mixer).short for mixer in mixers))
+        object.__setattr__(self, "presets", check_list("presets", self.presets, "names of presets"))
         self._check_model()
         for name, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
             if not isinstance(getattr(self, name), made):
@@ -195,15 +201,16 @@ class LanguageRun(Schedule):
         lengths = check_list("context_lengths", self.context_lengths, "whole numbers")
         lengths = tuple(check_whole_number("context_lengths", length, low=2) for length in lengths)
         object.__setattr__(self, "context_lengths", lengths)
-        labels = [MixerChoice.of(mixer).label for mixer in self.mixers]
+        labels = [label for label, _ in self._choices()]
         if len(set(labels)) < len(labels):
             raise ValueError(
-                f"mixers must be different from each other, got {', '.join(labels)}; give one of them another label, NAME@LABEL"
+                f"{'presets' if self.presets else 'mixers'} must be different from each other, got {', '.join(labels)}; give "
+                'one of them another label, {name = "NAME", label = "LABEL"}, or NAME@LABEL for a mixer'
             )
         object.__setattr__(self, "stages", check_list("stages", self.stages, "tables of fields", Mapping))
         check_text("stage", self.stage)
         if self.stages:  # to check their fields
-            _ = self.models() if self.mixers else self.stage_runs()
+            _ = self.models() if self.mixers or self.presets else self.stage_runs()
 
     @property
     def writes_tensorboard(self) -> bool:
@@ -265,21 +272,37 @@ class LanguageRun(Schedule):
             )
         if self.mixers and "mixer" in self.model:
             raise ValueError("model must have no mixer where mixers are given; drop one of the two")
+        refused = sorted({"preset", "path", "mixer"} & self.model.keys()) + ["mixers"] * bool(self.mixers)
+        if self.presets and refused:
+            raise ValueError(
+                f"presets must be () beside {' and '.join(refused)}, which name models too; drop one of the two"
+            )
 
     def models(self) -> list[LanguageRun]:
-        """One run per model: the run itself, or one per mixer, each in its own folder within `output`."""
-        if not self.mixers:
-            return [self]
-        preset = self.model.get("preset")
+        """One run per model: the run itself, or one per mixer or preset, each in its own folder within `output`."""
         return [
             dataclasses.replace(
                 self,
                 mixers=(),
-                model={**({"mixer": choice.entry} if preset is None else with_mixer(preset, choice)), **self.model},
-                label=choice.label,
-                output=f"{self.output.rstrip('/')}/{file_name(choice.label)}",
+                presets=(),
+                model=model,
+                label=label,
+                output=f"{self.output.rstrip('/')}/{file_name(label)}",
             )
-            for choice in map(MixerChoice.of, self.mixers)
+            for label, model in self._choices()
+        ] or [self]
+
+    def _choices(self) -> list[tuple[str, dict[str, Any]]]:
+        """Label and `model` of each of the mixers or presets."""
+        if self.presets:
+            return [(label, {**self.model, **fields}) for label, fields in map(split_preset, self.presets)]
+        preset, choices = self.model.get("preset"), [MixerChoice.of(mixer) for mixer in self.mixers]
+        return [
+            (
+                choice.label,
+                {**({"mixer": choice.entry} if preset is None else with_mixer(preset, choice)), **self.model},
+            )
+            for choice in choices
         ]
 
     def stage_runs(self) -> list[LanguageRun]:

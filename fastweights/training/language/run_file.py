@@ -8,22 +8,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...checks import check_choice
+from ...checks import check_choice, check_flag
 from ...data.text import TextCorpus, TextTokenizer
 from ...layers import MixerChoice
 from ..run_files import check_run_file, from_mapping, override_settings, parse_overrides, read_toml
 from .run import LanguageRun
 from .schedule import reset_alternatives
 from .stages import LISTS, make_lists
+from .tiny import tiny_run
 
 __all__ = ["load_run"]
 
 TABLES: dict[str, type[Any]] = {"corpus": TextCorpus, "tokenizer": TextTokenizer}
 
 
-def load_run(path: str | Path, *, overrides: Sequence[str] = (), **changes: Any) -> LanguageRun:
+def load_run(path: str | Path, *, overrides: Sequence[str] = (), tiny: bool = False, **changes: Any) -> LanguageRun:
     """The run that a file describes, with `changes` (fields of `LanguageRun`) over it, and over both `overrides`, keys and values
-    such as "model.num_heads=8".
+    such as "model.num_heads=8". tiny: the run of the file is made small first (`tiny_run`).
 
     A .toml file has the fields as keys, the tables [model], [corpus] and [tokenizer], and lists of tables [[stages]],
     [[batch_ramp]] and [[groups]]. A .py file is executed; it defines `run`, a `LanguageRun` or a function without arguments that
@@ -38,6 +39,8 @@ def load_run(path: str | Path, *, overrides: Sequence[str] = (), **changes: Any)
     file = check_run_file(path, ".toml", ".py")
     replaced = parse_overrides(overrides)
     run = _from_toml(file) if file.suffix == ".toml" else _from_python(file)
+    if check_flag("tiny", tiny):
+        run = tiny_run(run)
     run = dataclasses.replace(run, **{**reset_alternatives(changes), **changes})
     if not replaced:
         return run

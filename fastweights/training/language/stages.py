@@ -14,7 +14,7 @@ from .schedule import BatchStage, reset_alternatives
 __all__ = ["LISTS", "make_lists", "resolve", "split_into_stages"]
 
 # What all stages of a run share.
-SHARED = ("output", "cache", "tokenizer", "mixers", "stages", "stage", "skip_tokens")
+SHARED = ("output", "cache", "tokenizer", "mixers", "presets", "stages", "stage", "skip_tokens")
 SAME_STATE = ("optimizer", "groups", "fsdp")  # what the form of the optimizer's state depends on
 LISTS: dict[str, type[Any]] = {"batch_ramp": BatchStage, "groups": ParameterGroup}  # fields that are lists of tables
 

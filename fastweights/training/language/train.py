@@ -94,7 +94,7 @@ def train_language(
     for single, text in zip(singles, texts, strict=True):
         _check_text(single, text, report)
     configs = checked_configs(singles, texts[0].tokenizer)
-    folder, has_parts = LanguageFolder(Path(run.output)), bool(run.mixers or run.stages)
+    folder, has_parts = LanguageFolder(Path(run.output)), bool(run.mixers or run.presets or run.stages)
     with folder.opened(run, texts[0], overwrite=overwrite) if has_parts else nullcontext():
         results: dict[str, LanguageResult | None] = {}  # by the folder
         for single, config, text in zip(singles, configs, texts, strict=True):

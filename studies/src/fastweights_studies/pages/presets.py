@@ -26,7 +26,8 @@ The models of the papers and the baselines that they train beside them: `fastwei
 configuration. *Stated* is the size that the paper gives, two or three digits of
 it, *counted* the parameters here. An embedding and an output matrix of their own count once, as in the papers. A difference of
 more than 2% is explained below the table, and after it what the papers leave open or contradict, and what is taken here.
-[rules.md](rules.md#departures-from-the-papers) lists where the layers depart from their papers.
+[rules.md](rules.md#departures-from-the-papers) lists where the layers depart from their papers; [recipes.md](recipes.md)
+trains them as the papers do.
 """
 
 
