@@ -88,7 +88,7 @@ def test_the_only_plain_file_is_cut_within_what_is_read_of_it(tmp_path, text, li
 
 def test_a_long_line_or_row_becomes_several_documents(tmp_path, monkeypatch):
     monkeypatch.setattr("fastweights.data.text.files.PIECE_CHARACTERS", 50)
-    monkeypatch.setattr("fastweights.data.text.corpus.LONGEST_DOCUMENT", 100)
+    monkeypatch.setattr("fastweights.data.text.files.LONGEST_DOCUMENT", 100)
     (tmp_path / "a.txt").write_text("x" * 950)
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "y" * 950}))
     found = texts(TextCorpus(paths=(str(tmp_path),)))
