@@ -241,6 +241,19 @@ def test_a_folder_without_text(tmp_path):
         (ValueError, {"dataset": "a", "paths": ("b",)}, "choose one of them"),
         (ValueError, {"max_megabytes": 0}, "max_megabytes must be positive"),
         (TypeError, {"text_field": None}, "text_field must be a string"),
+        (
+            ValueError,
+            {"paths": "a", "revision": "main"},
+            "data_files and revision must be left out without the dataset",
+        ),
+        (ValueError, {"min_tokens": 9, "max_tokens": 8}, "max_tokens must be a whole number of at least 9, got 8"),
+        (ValueError, {"weight": 2.0}, "weight must be that of an entry of sources, got 2"),
+        (ValueError, {"parts": 2}, "parts must be None without streaming, got 2"),
+        (ValueError, {"streaming": True, "max_megabytes": 1}, "max_megabytes must be None with streaming"),
+        (ValueError, {"epochs": 0}, "epochs must be a positive whole number"),
+        (ValueError, {"paths": "a", "sources": [{"paths": "b"}]}, "paths must be left out beside sources"),
+        (ValueError, {"sources": [{"paths": "b", "weight": 0}]}, "weight must be positive"),
+        (TypeError, {"sources": ["b"]}, "sources must be TextSource, tables in a run file"),
     ],
 )
 def test_settings_that_do_not_fit(error, settings, words):
