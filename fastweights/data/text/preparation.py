@@ -33,7 +33,7 @@ from .corpus import TextCorpus
 from .shards import SHARDS, TokenShards, shards_damage, text_hash
 from .splitting import Document, Lengths
 from .tokenizer import TextTokenizer, fingerprint
-from .tokenizing import UNFINISHED, Encoder, tokenize
+from .tokenizing import Encoder, note_path, tokenize
 
 __all__ = ["PreparedText", "prepare_text"]
 
@@ -146,7 +146,7 @@ def _make_tokens(corpus: TextCorpus, tokenizer: Any, tokens: Path, processes: in
     """Make the folder `tokens`. What a killed process has begun is continued. Of a corpus that is streamed it has held-out text
     alone."""
     begun = tokens.with_name(f".{tokens.name}.unfinished")
-    check_own("cache", tokens.parent, {tokens.name: SHARDS, begun.name: UNFINISHED})
+    check_own("cache", tokens.parent, {tokens.name: SHARDS, begun.name: SHARDS, note_path(begun).name: any_file})
     work, total = ("reading held-out text", None) if corpus.streaming else ("tokenizing the text", corpus.size)
     encoder = Encoder(tokenizer, corpus.lengths)
     documents = _measured(corpus, encoder) if corpus.streaming else corpus.documents()
@@ -154,8 +154,10 @@ def _make_tokens(corpus: TextCorpus, tokenizer: Any, tokens: Path, processes: in
         tokenize(documents, encoder, begun, processes=processes, progress=lambda read: progress(work, read, total))
         with writing(tokens.name, tokens.parent):
             publish_folder(begun, tokens, SHARDS)
+        note_path(begun).unlink(missing_ok=True)
     except (ValueError, WriteError):  # which would come again; after others the next call continues
         shutil.rmtree(begun, ignore_errors=True)
+        note_path(begun).unlink(missing_ok=True)
         raise
 
 

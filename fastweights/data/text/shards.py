@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from array import array
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...checks import check_choice, check_path
-from ...files import CHECKSUMS, Own, any_file, damage, write_checksums, write_json, writing
+from ...files import CHECKSUMS, Own, any_file, damage, write_bytes, write_checksums, write_json, writing
 from ...untrusted import read_json_object
 
 __all__ = ["SHARDS", "ShardWriter", "TokenShards", "shards_damage", "text_hash", "token_dtype", "write_manifest"]
@@ -53,10 +54,13 @@ class ShardWriter:
         kept = {shard_file(folder, split, number): size for number, size in enumerate(self._shards)}
         for file in folder.glob(f"{split}-*.bin"):
             with writing(file.name, folder):
-                if file in kept:
-                    os.truncate(file, kept[file] * np.dtype(dtype).itemsize)
-                else:
+                if file not in kept:
                     file.unlink()
+                    continue
+                size = kept[file] * np.dtype(dtype).itemsize
+                if file.stat().st_size < size:
+                    raise ValueError(f"{file.name} has fewer tokens than were noted; start again")
+                os.truncate(file, size)
 
     def append(self, ids: Sequence[int] | np.ndarray) -> None:
         """Append one document; an empty one is ignored. A shard ends with a document, after at least `shard_tokens` tokens."""
@@ -71,10 +75,13 @@ class ShardWriter:
         self._shards[-1] += len(ids)
 
     def finished(self) -> dict[str, Any]:
-        """Writes where documents start; the split's entry in the manifest."""
-        starts = starts_file(self._folder, self._split)
-        with writing(starts.name, self._folder):
-            np.save(starts, np.array(self._starts, dtype=np.int64))
+        """Writes where documents start, once all tokens are on the disk; the split's entry in the manifest."""
+        for number in range(len(self._shards)):
+            with shard_file(self._folder, self._split, number).open("rb") as file:
+                os.fsync(file.fileno())
+        content = io.BytesIO()
+        np.save(content, np.array(self._starts, dtype=np.int64))
+        write_bytes(starts_file(self._folder, self._split), content.getvalue())
         return {"documents": len(self._starts), "shards": self._shards}
 
 

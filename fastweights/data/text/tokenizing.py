@@ -17,22 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from ...files import write_json
+from ...files import write_json, writing
 from ...safe_path import same_path
 from ...untrusted import read_json_object
-from .shards import SHARDS, ShardWriter, token_dtype, write_manifest
+from .shards import ShardWriter, token_dtype, write_manifest
 from .splitting import Document, Lengths
 from .tokenizer import vocabulary_size
 
-__all__ = ["UNFINISHED", "Encoder", "tokenize"]
+__all__ = ["Encoder", "note_path", "tokenize"]
 
 BATCH_CHARACTERS = 2**22  # text that is tokenized at a time
-ENCODED_CHARACTERS = (
-    2**19
-)  # of these, at a time: what the tokenizers library makes of a text takes 100 times its memory
+ENCODED_CHARACTERS = 2**19  # of these, at a time: the tokenizers library takes 100 times the memory of a text
 NOTE_SECONDS = 30.0  # between two notes of what is done
-NOTE = "unfinished.json"
-UNFINISHED = {**SHARDS, NOTE: next(iter(SHARDS.values()))}
 SPLITS = ("train", "held_out")
 
 
@@ -77,19 +73,21 @@ def tokenize(
     processes: int = 1,
     progress: Callable[[int], None] = lambda read: None,
 ) -> None:
-    """Write the shards of `documents` to `folder`, where a call that was killed may have begun with it.
+    """Write the shards of `documents` to `folder`, where a call that was killed may have begun with it: `note_path` of the folder
+    says how far.
 
     Args:
         documents: the same at each call.
         progress: receives the number of characters read.
 
     Raises:
-        ValueError: there are no documents, or others than those that were begun with.
+        ValueError: there are no documents, or others than those that were begun with, or the files are shorter than noted.
         WriteError: the folder cannot be written to.
     """
     content, read = hashlib.sha256(), 0
-    folder.mkdir(parents=True, exist_ok=True)
     documents, note = iter(documents), _read_note(folder)
+    with writing(folder.name, folder.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     for document in islice(documents, note["documents"]):
         content.update(_hashed(document))
         read += len(document.text)
@@ -109,10 +107,9 @@ def tokenize(
             progress(read)
             if time.monotonic() - noted >= NOTE_SECONDS:
                 entries = {split: writer.finished() for split, writer in writers.items()}
-                write_json(folder / NOTE, {"documents": count, "splits": entries, "text": content.hexdigest()})
+                write_json(note_path(folder), {"documents": count, "splits": entries, "text": content.hexdigest()})
                 noted = time.monotonic()
     entries = {split: writer.finished() for split, writer in writers.items()}
-    (folder / NOTE).unlink(missing_ok=True)
     if not any(entry["documents"] for entry in entries.values()):
         raise ValueError(
             "corpus must hold text, but all its documents are empty, or shorter than min_tokens or longer than max_tokens; pass "
@@ -121,12 +118,19 @@ def tokenize(
     write_manifest(folder, dtype=encoder.dtype, splits=entries, text=content.hexdigest())
 
 
+def note_path(folder: Path) -> Path:
+    """Where `tokenize` notes what it has written to the folder."""
+    return folder.with_name(f"{folder.name}.json")
+
+
 def _read_note(folder: Path) -> dict[str, Any]:
-    """What is done; nothing where the note is missing or damaged."""
+    """What is done; nothing where the note or the folder is missing, or the note damaged."""
     try:
-        return read_json_object(folder / NOTE)
+        if folder.is_dir():
+            return read_json_object(note_path(folder))
     except ValueError:
-        return {"documents": 0, "splits": {}}
+        pass
+    return {"documents": 0, "splits": {}}
 
 
 def _hashed(document: Document) -> bytes:

@@ -14,8 +14,8 @@ from fastweights.data.text import TextCorpus, TextSource, TextTokenizer, prepare
 from fastweights.results.language import load_result
 from fastweights.training.language import load_run, rows, train_language
 
+from .launching import torchrun
 from .small import WORDS, log, losses
-from .test_processes import torchrun
 
 pytest.importorskip("datasets")
 
