@@ -144,7 +144,7 @@ class _PackedStream:
 
 def _close(pool: ThreadPoolExecutor, streams: list[_PackedStream]) -> None:
     """Ends reading: files that are open when Python exits would be closed too late, with errors."""
-    pool.shutdown(cancel_futures=True)
+    pool.shutdown(wait=False, cancel_futures=True)  # garbage may be collected in its thread
     for stream in streams:
         stream.close()
 
