@@ -12,7 +12,7 @@ from .framework.spec import spec_of
 __all__ = ["OPS", "register_op", "register_own"]
 
 Registered = TypeVar("Registered", bound=Callable[..., Any])
-_REGISTRY: Registry[Callable[..., Any]] = Registry("memory rule", ())
+_REGISTRY: Registry[Callable[..., Any]] = Registry("memory rule")
 OPS: Mapping[str, Callable[..., Any]] = _REGISTRY
 
 
@@ -35,6 +35,5 @@ def register_op(op: Registered) -> Registered:
 def register_own(values: Iterable[Any]) -> None:
     """Register the ops among the values of a module as the library's own. Lists have them in alphabetical order."""
     own = {op.spec.name: op for op in values if isinstance(op, Op)}
-    _REGISTRY.own = sorted(own)
-    for name in _REGISTRY.own:
+    for name in sorted(own):
         register_op(own[name])

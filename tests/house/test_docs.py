@@ -7,16 +7,18 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from fastweights import ops
+from fastweights.cli import authoring as cli_authoring
 from fastweights.kernels.runtime.private_api import TESTED
 from fastweights.layers import MIXERS
 from fastweights.layers.registry import ORDER
-from fastweights.ops import authoring
+from fastweights.ops import authoring as ops_authoring
 from fastweights.ops.framework.spec import spec_of
 
 from ..public_signatures import DECODING, MEMORIES
@@ -116,9 +118,10 @@ def test_every_op_in_place_is_described() -> None:
         assert f"`{name}`" in text, name
 
 
-def test_the_authoring_face_is_described() -> None:
-    text = (ROOT / "docs" / "ops.md").read_text()
-    for name in authoring.__all__:
+@pytest.mark.parametrize(("page", "face"), [("ops.md", ops_authoring), ("commands.md", cli_authoring)])
+def test_the_authoring_faces_are_described(page: str, face: ModuleType) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    for name in face.__all__:
         assert f"`{name}`" in text, name
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...checks import check_choice
 from ...data.text import TextCorpus, TextSource, TextTokenizer
+from ...layers import MixerChoice
 from ..run_files import check_run_file, from_mapping, override_settings, parse_overrides, read_toml
 from .run import LanguageRun
 
@@ -61,7 +62,7 @@ def _write_tables(run: LanguageRun) -> dict[str, Any]:
     """The tables of a file that describes the run."""
     tables = {key: _read_fields(getattr(run, key)) for key in TABLES}
     tables["corpus"]["sources"] = [_read_fields(source) for source in run.corpus.sources]
-    return {**_read_fields(run), **tables}
+    return {**_read_fields(run), **tables, "mixers": [MixerChoice.of(mixer).record() for mixer in run.mixers]}
 
 
 def _read_fields(made: Any) -> dict[str, Any]:
