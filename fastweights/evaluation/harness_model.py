@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -58,6 +59,8 @@ class FastWeightsLM(HFLM):
         self.block = check_size("block", block, high=LARGEST_COUNT)
         self._lost: dict[tuple[str, int | None], int] = {}
         super().__init__(pretrained, max_length=max_length, **options)
+        self.tokenizer = copy(self.tokenizer)
+        self.tokenizer.model_max_length = LARGEST_COUNT  # it would warn of longer prompts
 
     @property
     def max_length(self) -> int:
@@ -127,7 +130,8 @@ class FastWeightsLM(HFLM):
             sharing[self._cut_prompt(prompt, answer)].append(number)
         prompts = sorted(sharing, key=len, reverse=True)  # a full memory shows at once
         found: dict[int, tuple[float, bool]] = {}
-        with tqdm(total=len(requests), disable=disable_tqdm or self.rank != 0, desc="Reading prompts") as bar:
+        quiet = disable_tqdm or override_bs is not None or self.rank != 0  # windows of texts come batch by batch
+        with tqdm(total=len(requests), disable=quiet, desc="Reading prompts") as bar:
             for start in range(0, len(prompts), rows):
                 together = prompts[start : start + rows]
                 asked = [(row, number) for row, prompt in enumerate(together) for number in sharing[prompt]]
