@@ -155,11 +155,14 @@ def _retrieval_tables(results: Mapping[str, Sequence[Any]]) -> Iterator[Table]:
 
 def _harness_table(scores: Sequence[HarnessScore]) -> Table:
     """One row per task and metric of lm-evaluation-harness."""
-    cut = {score.task: (score.cut_prompts, score.cut_tokens) for score in scores if score.cut_prompts}
-    told = [f"{task}: {prompts:,} prompts by {tokens:,} tokens" for task, (prompts, tokens) in cut.items()]
+    cuts = [
+        f"{score.task}: {score.cut_prompts:,} prompts by {score.cut_tokens:,} tokens in all"
+        for score in scores
+        if score.cut_prompts
+    ]
     table = plain_table(
         "lm-evaluation-harness",
-        f"Cut at the beginning: {'; '.join(told)}." if cut else "No prompt was cut.",
+        f"Cut at the beginning: {'; '.join(dict.fromkeys(cuts))}." if cuts else "No prompt was cut.",
         text=("task", "metric"),
         numbers=("value",),
     )

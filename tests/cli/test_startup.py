@@ -11,6 +11,7 @@ import typer
 from fastweights.__main__ import main as process
 from fastweights.cli import app, main
 from fastweights.evaluation import MEASURES, EvaluationSettings
+from fastweights.evaluation.suites import SUITES
 from fastweights.training import RecallExperiment, WorkerError
 
 HELP = """
@@ -53,10 +54,11 @@ def test_defaults_are_those_of_the_library(command, settings, renamed):
         assert options[name] == as_typed, name
 
 
-def test_help_names_every_measure(capsys, monkeypatch):
+def test_help_names_every_measure_and_suite(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     main(["evaluate", "--help"])
-    assert ", ".join(MEASURES) in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert ", ".join(MEASURES) in printed and ", ".join(SUITES) in printed
 
 
 def test_ctrl_c_while_importing(capsys, monkeypatch):
