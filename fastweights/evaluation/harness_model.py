@@ -13,7 +13,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
-from tqdm import tqdm
+from transformers.utils.logging import tqdm
 
 from ..checks import LARGEST_COUNT, check_size
 from ..models import FastWeightsForCausalLM  # its import makes transformers' Auto classes know our models
@@ -56,7 +56,7 @@ class FastWeightsLM(HFLM):
             check_size("max_length", max_length, high=LARGEST_COUNT)
         if truncation:
             raise ValueError("truncation must be False: max_length alone cuts prompts; pass max_length")
-        self.block = check_size("block", block, high=LARGEST_COUNT)
+        self.block, self.limit = check_size("block", block, high=LARGEST_COUNT), max_length
         self._lost: dict[tuple[str, int | None], int] = {}
         super().__init__(pretrained, max_length=max_length, **options)
         self.tokenizer = copy(self.tokenizer)
@@ -65,7 +65,7 @@ class FastWeightsLM(HFLM):
     @property
     def max_length(self) -> int:
         """Tokens of a prompt and its answer, at most."""
-        return self._max_length or LARGEST_COUNT
+        return self.limit or LARGEST_COUNT
 
     @property
     def cuts(self) -> dict[str, Cut]:
@@ -78,7 +78,11 @@ class FastWeightsLM(HFLM):
 
     def get_model_info(self) -> dict[str, Any]:
         """As in the harness, for its own report, with the cuts."""
-        return {**super().get_model_info(), "max_length": self._max_length, "cuts": self.cuts}
+        return {
+            **super().get_model_info(),
+            "max_length": self.limit,
+            "cuts": {task: cut._asdict() for task, cut in self.cuts.items()},
+        }
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         # The last token of an answer is predicted, never read.
@@ -104,7 +108,7 @@ class FastWeightsLM(HFLM):
 
     def _count_cuts(self, requests: Iterable[Any], room: Callable[[Any], int]) -> None:
         """Note what the prompts are about to lose. An example with several answers counts once, with its largest loss."""
-        if self._max_length is None:
+        if self.limit is None:
             return
         for request in requests:
             text = "".join(part for part in request.args if isinstance(part, str))
@@ -186,7 +190,8 @@ class FastWeightsLM(HFLM):
 
         @find_executable_batch_size(starting_batch_size=self.max_batch_size)
         def fitting(batch_size: int) -> int:
-            self._model_call(torch.ones(batch_size, self.block, dtype=torch.long, device=self.device))
+            with torch.no_grad(), self._mixed_precision():
+                self.model(torch.ones(batch_size, self.block, dtype=torch.long, device=self.device))
             return batch_size
 
         return fitting()

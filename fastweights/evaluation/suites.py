@@ -33,12 +33,10 @@ class Suite:
     """A suite of tasks.
 
     Attributes:
-        summary: what it asks for.
         columns: "task/metric" of the numbers that stand for it; the metric * of a task that is made for a context length stands
             for all lengths.
     """
 
-    summary: str
     columns: tuple[str, ...]
 
     @property
@@ -58,8 +56,7 @@ def _declared() -> dict[str, Any]:
 
 
 SUITES: Mapping[str, Suite] = {
-    name: Suite(summary=suite["summary"], columns=tuple(suite["columns"].split()))
-    for name, suite in _declared()["suites"].items()
+    name: Suite(columns=tuple(suite["columns"].split())) for name, suite in _declared()["suites"].items()
 }
 
 

@@ -74,7 +74,7 @@ def test_examples_come_in_rounds_of_all_labels_with_numbers_of_the_question(fold
 
 def test_three_hundred_examples_are_read_whole_and_answered_as_by_hand(folder):
     pytest.importorskip("lm_eval", reason="lm-evaluation-harness is missing: pip install 'fastweights[eval]'")
-    from .test_harness_length import ask
+    from .harness_calls import ask
 
     document = shots(folder, 9000)[0]
     assert document["shots"] >= 300

@@ -7,40 +7,14 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from fastweights.evaluation.reading import prompt_tokens
 from fastweights.evaluation.ruler_text import documentation, write_prompt
 
-from .small import TEXT, model, tokenizer
+from .harness_calls import WORDS, ask, likelihood_by_hand
+from .small import TEXT, model
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is missing: pip install 'fastweights[eval]'")
-
-WORDS = tokenizer()
-WORDS.model_max_length = 1024  # GPT-2's, which is no limit of these models
-
-
-def ask(lm, kind, arguments, documents=None, **options):
-    """The answers of the harness's class, and what it cut."""
-    from lm_eval.api.instance import Instance
-
-    from fastweights.evaluation.harness import FastWeightsLM
-
-    wrapped = FastWeightsLM(lm, tokenizer=WORDS, **options)
-    requests = [
-        Instance(request_type=kind, doc={}, arguments=each, idx=0, metadata=("task", document, 1))
-        for each, document in zip(arguments, documents or range(len(arguments)), strict=True)
-    ]
-    return getattr(wrapped, kind)(requests, disable_tqdm=True), wrapped.cuts
-
-
-def likelihood_by_hand(lm, prompt, answer):
-    """ln p of the answer by one forward over everything, and how many tokens that has."""
-    whole = WORDS(prompt + answer, verbose=False).input_ids
-    size = len(whole) - len(WORDS(prompt, verbose=False).input_ids)
-    with torch.no_grad():
-        logits = lm(torch.tensor([whole])).logits[0, -size - 1 : -1]
-    return -F.cross_entropy(logits, torch.tensor(whole[-size:]), reduction="sum").item(), len(whole)
 
 
 def needle_prompt(length):
@@ -166,3 +140,15 @@ def test_batches_and_blocks_change_nothing(batch_size, block):
 def test_what_does_not_fit_is_refused(kind, arguments, options, message):
     with pytest.raises(ValueError, match=message):
         ask(model(), kind, [arguments], **options)
+
+
+def test_an_adapter_is_part_of_the_model():
+    peft = pytest.importorskip("peft")
+    lm = peft.get_peft_model(
+        model(["gdn", "softmax"]), peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)
+    ).eval()
+    pair = (TEXT[:400], " so it is")
+    ((value, _),), _ = ask(lm, "loglikelihood", [pair], block=64)
+    assert value == pytest.approx(likelihood_by_hand(lm, *pair)[0], rel=1e-4)
+    with lm.disable_adapter():
+        assert value != pytest.approx(likelihood_by_hand(lm, *pair)[0], rel=1e-3)

@@ -12,13 +12,11 @@ from fastweights.evaluation.answers import Question, _tokens, answer_prompts, sc
 from fastweights.evaluation.reading import prompt_tokens
 from fastweights.evaluation.ruler_text import write_prompt
 
-from .small import TEXT, model, tokenizer
-from .test_harness_length import ask
+from .harness_calls import WORDS, ask
+from .small import TEXT, model
 
 pytest.importorskip("wonderwords", reason="RULER's packages are missing: pip install 'fastweights[eval]'")
 pytestmark = pytest.mark.slow  # wonderwords and nltk take seconds to start
-
-WORDS = tokenizer()
 
 
 @pytest.fixture(autouse=True)
