@@ -97,7 +97,7 @@ def test_a_text_is_scored_in_one_piece_block_by_block():
 
 
 def test_an_example_with_several_answers_is_cut_once_and_by_the_longest():
-    pairs = [(TEXT[:900], " so"), (TEXT[:900], " it is that which"), ("So", " it is")]
+    pairs = [(TEXT[:900], " it is that which"), (TEXT[:900], " so"), ("So", " it is")]
     sizes = [len(WORDS(prompt + answer).input_ids) for prompt, answer in pairs]
     _, cuts = ask(model(), "loglikelihood", pairs, documents=[0, 0, 1], max_length=100)
     assert cuts == {"task": (1, max(sizes) - 101)}
