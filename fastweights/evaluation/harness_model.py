@@ -43,6 +43,8 @@ class FastWeightsLM(HFLM):
         ValueError: `max_length` or `block` is no positive whole number, or `truncation` is set.
     """
 
+    tokenizer: Any
+
     def __init__(
         self,
         pretrained: Any,
