@@ -80,10 +80,10 @@ def evaluate_suites(
     Raises:
         ValueError: an unknown suite, and as `evaluate_with_harness`.
     """
-    from .harness import evaluate_with_harness  # needs the extra `eval`
-
     if not check_suites(suites):
         raise ValueError("suites must hold at least one name of a suite, got none")
+    from .harness import evaluate_with_harness  # needs the extra `eval`
+
     scores: list[HarnessScore] = []
     for lengths in (None, [4096] if ruler_lengths is None else ruler_lengths):
         chosen = [SUITES[suite].tasks for suite in suites if SUITES[suite].has_lengths == (lengths is not None)]
