@@ -222,6 +222,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "models.preset": lambda: {"name": "gdn-340m"},
     "models.presets.with_mixer": lambda: {"name": "gdn-340m", "choice": MixerChoice("gdn")},
     "results.HarnessScore": lambda: {"task": "arc", "metric": "acc", "value": 0.5},
+    "results.SuiteScores": lambda: {"source": "ruler", "size": "", "model": "GDN", "values": {"vt/4096": 1.0}, "average": 1.0},
     "results.LanguageResult": lambda: fields(TRAINED),
     "results.LengthPerplexity": lambda: {**SEEN},
     "results.NeedleRecall": lambda: {"task": "s-niah-1", "depth": 0.5, **ANSWERED},
