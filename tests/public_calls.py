@@ -90,7 +90,10 @@ UNTRIED = {("evaluation.regression_errors", "model", "a module"), ("evaluation.c
 TAKEN = {
     ("data.text.TextCorpus", name): {"text", "long text", "half a character"}
     for name in ("paths", "held_out", "excluded")
-} | {("layers.DecayOptions", "long_memory"): {"True"}}
+} | {
+    ("layers.DecayOptions", "long_memory"): {"True"},
+    ("training.ParameterGroup", "parameters"): {"text", "long text", "half a character"},
+}
 
 
 def public(top: Any = fastweights, inside: Collection[str] = INSIDE) -> dict[str, Any]:
@@ -242,6 +245,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "training.recall.RecallFile": dict,
     "training.recall.RecallRun": lambda: fields(run()),
     "training.recall.Stage": lambda: {"pairs": 4, "steps": 2},
+    "training.ParameterGroup": lambda: {"parameters": ("*",)},
     "training.learning_rate_factor": lambda: {"step": 1, "steps": 10, "warmup_steps": 2, "final": 0.1},
     "training.recall.load_recall_file": lambda: {"path": run_file("steps = 3\n")},
     "training.recall.run_recall": lambda: {"experiment": experiment(), "output": "out", "workers": 1},
@@ -249,6 +253,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "training.recall.train_run": lambda: {"run": run(), "checkpoint": Path("a.checkpoint")},
     "training.undecayed_parameters": lambda: {"model": model()},
     "training.weight_decay_groups": lambda: {"model": model(), "weight_decay": 0.1},
+    "training.language.BatchStage": lambda: {"batch_size": 2, "steps": 1},
     "training.language.LanguageRun": dict,
     "training.language.load_run": lambda: {"path": run_file("max_steps = 3\n")},
     "training.language.train_language": lambda: {"run": LanguageRun(corpus=TextCorpus(paths=("missing",)))},

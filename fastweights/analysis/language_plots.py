@@ -41,29 +41,38 @@ def save_language_plots(results: Sequence[LanguageResult], folder: Path) -> list
 def loss_plot(results: Sequence[LanguageResult]) -> Figure:
     """Training loss (lines) and held-out loss (markers) over the tokens read."""
     figure, axes = _panel("Training loss (lines) and held-out loss (markers)", results)
-    styles = mixer_styles(result.name for result in results)
+    styles = mixer_styles(result.label for result in results)
+    before: dict[str, int] = {}  # tokens that earlier stages of a model have read
     for result in results:
-        style, tokens = styles[result.name], result.tokens / result.steps
-        look = style.describe_curve(result.name) | {"linewidth": 1, "alpha": 0.7}
-        axes.plot([step * tokens for step in result.loss_steps], result.losses, **look)
+        style, start = styles[result.label], before.get(result.name, 0)
+        look = style.describe_curve(result.label) | {"linewidth": 1, "alpha": 0.7}
+        axes.plot(
+            [start + read for read in _tokens(result, result.loss_tokens, result.loss_steps)], result.losses, **look
+        )
         look = {"color": style.colour, "marker": style.marker, "markersize": 7, "linestyle": "none"}
-        read = [step * tokens for step in result.held_out_steps]
-        label = f"{result.name}: {result.held_out_loss:.3f} held out"
+        read = [start + read for read in _tokens(result, result.held_out_tokens, result.held_out_steps)]
+        label = f"{result.label}: {result.held_out_loss:.3f} held out"
         axes.plot(read, result.held_out_losses, label=label, **look)
+        before[result.name] = start + result.tokens
     axes.set_xlabel("tokens read")
     axes.set_ylabel("cross-entropy, nats per token")
     axes.xaxis.set_major_formatter(_short_number)
     return _finish(figure, axes)
 
 
+def _tokens(result: LanguageResult, tokens: Sequence[int], steps: Sequence[int]) -> Sequence[float]:
+    """Those read up to the points of a curve."""
+    return tokens or [step * result.tokens / result.steps for step in steps]
+
+
 def perplexity_plot(results: Sequence[LanguageResult]) -> Figure:
     """Held-out perplexity over context length: of whole texts (solid), and of their last tokens alone (dashed)."""
     figure, axes = _panel("Held-out perplexity by context length", results)
     _draw_perplexities(
-        axes, {result.name: [LengthPerplexity(**entry) for entry in result.perplexities] for result in results}
+        axes, {result.label: [LengthPerplexity(**entry) for entry in result.perplexities] for result in results}
     )
-    trained = results[0].run["length"]
-    axes.axvline(trained, color="#555555", linestyle=(0, (2, 2)), linewidth=1, label=f"trained at {trained:,}")
+    for trained in sorted({result.run["length"] for result in results}):
+        axes.axvline(trained, color="#555555", linestyle=(0, (2, 2)), linewidth=1, label=f"trained at {trained:,}")
     return _finish(figure, axes, label="the last 256 tokens before the length")
 
 

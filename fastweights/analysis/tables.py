@@ -75,18 +75,21 @@ def stage_table(results: Sequence[RecallResult]) -> Table:
 
 def language_tables(results: Sequence[LanguageResult]) -> Iterator[Table]:
     """Sizes and held-out loss of every model, then its perplexity by context length."""
+    tokens = {result.tokens for result in results}
+    differ = len(tokens) > 1 or any(result.label != result.name for result in results)  # as those of stages do
     table = plain_table(
-        f"Held-out text after {results[0].tokens:,} tokens",
+        "Held-out text" if differ else f"Held-out text after {tokens.pop():,} tokens",
         "Loss: nats per token of packed documents, as in training; perplexity: e^loss. State size: numbers in memory per "
         "sequence.",
         text=("model",),
-        numbers=("parameters", "state size", "loss", "perplexity"),
+        numbers=(*(("steps", "tokens") if differ else ()), "parameters", "state size", "loss", "perplexity"),
     )
     for result in results:
         loss = result.held_out_loss
         add_row(
             table,
-            result.name,
+            result.label,
+            *((f"{result.steps:,}", f"{result.tokens:,}") if differ else ()),
             f"{result.parameters:,}",
             f"{result.state_size:,}",
             f"{loss:.4f}",
@@ -99,7 +102,7 @@ def language_tables(results: Sequence[LanguageResult]) -> Iterator[Table]:
         headers = [f"{length:,} tokens" for length in lengths[part]]
         table = plain_table("Perplexity of held-out texts by their length", text=("model",), numbers=headers)
         for result in results:
-            add_row(table, result.name, *(_format_perplexity(entry["loss"]) for entry in result.perplexities[part]))
+            add_row(table, result.label, *(_format_perplexity(entry["loss"]) for entry in result.perplexities[part]))
         yield table
 
 

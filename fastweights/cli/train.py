@@ -29,6 +29,13 @@ def train(
     overwrite: Overwrite = False,
     settings: Overrides = None,
     dry_run: DryRun = False,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[N x]NAME",
+            help="With --dry-run: plan for this GPU, such as h100 or 8xh100, and estimate the time; refuse what cannot fit.",
+        ),
+    ] = None,
     quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
@@ -45,7 +52,7 @@ def train(
         from ..analysis.tables import language_tables
         from ..training.language import NonFiniteLoss, load_run, train_language
         from ..training.language.folder import LanguageFolder
-        from ..training.language.train import plan_training
+        from ..training.language.planning import plan_training
     except ImportError as error:
         raise typer.Exit(fail(f"training needs {error.name}; pip install 'fastweights[train]'", 1)) from None
 
@@ -63,8 +70,10 @@ def train(
         import_mixers(imports)
         given = {name: value for name, value in options.items() if value is not None}
         run = load_run(run_file, overrides=settings or (), **given)
+        if gpu is not None and not dry_run:
+            raise ValueError("--gpu is for a plan; give --dry-run with it, or leave it out")
         if dry_run:
-            show_plan(plan_training(run, stop_at=stop_at, overwrite=overwrite))
+            show_plan(plan_training(run, stop_at=stop_at, overwrite=overwrite, gpu=gpu))
             return
         try:
             results = train_language(
@@ -79,7 +88,7 @@ def train(
     Console().print(*language_tables(results), sep="\n")
     for result in results:
         if result.continuation is not None:
-            show(f"{result.name} continues {run.prompt!r} with:\n{result.continuation}\n")
+            show(f"{result.label} continues {run.prompt!r} with:\n{result.continuation}\n")
     show("Models: " + ", ".join(result.folder for result in results))
     with one_line_errors(), LanguageFolder(Path(run.output)).locked():
         show_plots("Plots", partial(save_language_plots, results, Path(run.output)), advice="")

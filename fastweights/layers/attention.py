@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..ops.authoring import group_by_length, locate_tokens
 from ..private_torch import constant_when_traced
+from .rope_scaling import RopeScaling
 
 __all__ = [
     "Rectangle",
@@ -187,16 +188,23 @@ def _attend(
     return o_NHTK.transpose(1, 2)
 
 
-def rotation(position: Tensor, channels: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotation(
+    position: Tensor, channels: int, theta: float, dtype: torch.dtype, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
     """cos and sin [B or 1, T, 1, K/2] of rotary positions (RoFormer): the angle of a pair of channels grows with the position
-    [B or 1, T], at theta^(-2i/K) per token for channel i, which is paired with channel i + K/2.
+    [B or 1, T], at theta^(-2i/K) per token for channel i, which is paired with channel i + K/2, or as a scaling says.
 
     The angles are computed at every call in float32: positions are exact up to 2^24.
     """
     half = channels // 2
     frequency = theta ** (-torch.arange(half, device=position.device, dtype=torch.float32) / half)
+    if scaling is not None:
+        frequency = scaling.scale_frequencies(frequency, theta)
     angle = (position[..., None].float() * frequency)[:, :, None]
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    cos, sin = angle.cos(), angle.sin()
+    if scaling is not None:
+        cos, sin = cos * scaling.amplitude, sin * scaling.amplitude
+    return cos.to(dtype), sin.to(dtype)
 
 
 def rotate(x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

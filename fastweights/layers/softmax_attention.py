@@ -29,6 +29,7 @@ from .mixer import ConfiguredMixer, check_input
 from .norms import RMSNorm
 from .options import MixerOptions, option
 from .registry import register_mixer
+from .rope_scaling import RopeScaling, check_scaling
 from .shared_input import project_together
 
 __all__ = ["SoftmaxAttention", "SoftmaxAttentionOptions"]
@@ -40,6 +41,7 @@ class SoftmaxAttentionOptions(MixerOptions):
 
     num_kv_heads: int | None = option(None, check_size)
     rope_theta: float | None = option(10000.0, check_positive, or_none=True)
+    rope_scaling: RopeScaling | None = option(None, check_scaling)
     window: int | None = option(None, check_size)
     qk_norm: bool = option(False, check_flag)
     norm_eps: float = option(1e-6, check_positive)
@@ -50,6 +52,8 @@ class SoftmaxAttentionOptions(MixerOptions):
             raise ValueError(f"num_kv_heads must divide num_heads, {self.num_heads}, got {self.num_kv_heads}")
         if self.rope_theta is not None and width % 2:
             raise ValueError(f"head_dim must be even for rotary positions, got {width}; pass rope_theta=None")
+        if self.rope_theta is None and self.rope_scaling is not None:
+            raise ValueError("rope_scaling must be None without rotary positions; leave it out, or give rope_theta")
 
 
 @register_mixer(
@@ -67,6 +71,8 @@ class SoftmaxAttention(ConfiguredMixer):
     Args:
         num_kv_heads: key and value heads, a divisor of num_heads (grouped-query attention); num_heads when None.
         rope_theta: base of the rotary position embedding; None for no positions.
+        rope_scaling: for longer contexts, a table with the fields of `fastweights.layers.rope_scaling.RopeScaling`, such as
+            {"rope_type": "yarn", "factor": 32, "original_max_position_embeddings": 4096}; None for none.
         window: how many tokens each token attends to, itself included (sliding window; the cache then holds window - 1 of
             them); None for all tokens before it.
         qk_norm: whether queries and keys pass one RMSNorm per head before the rotation.
@@ -86,6 +92,7 @@ class SoftmaxAttention(ConfiguredMixer):
         width = self.head_dim = head_width(hidden_size, num_heads, settings.head_dim)
         self.num_kv_heads = num_heads if settings.num_kv_heads is None else settings.num_kv_heads
         self.rope_theta = settings.rope_theta
+        self.rope_scaling = settings.rope_scaling
         self.window = settings.window
         self.q_proj = nn.Linear(hidden_size, num_heads * width, bias=False)
         self.k_proj = nn.Linear(hidden_size, self.num_kv_heads * width, bias=False)
@@ -149,7 +156,7 @@ class SoftmaxAttention(ConfiguredMixer):
             if before_N is None
             else token_positions(time, before_N, cu_seqlens)
         )
-        cos, sin = rotation(position, self.head_dim, self.rope_theta, q_NTHK.dtype)
+        cos, sin = rotation(position, self.head_dim, self.rope_theta, q_NTHK.dtype, self.rope_scaling)
         return rotate(q_NTHK, cos, sin), rotate(k_NTHK, cos, sin)
 
     def _attend(
@@ -199,7 +206,7 @@ class SoftmaxAttention(ConfiguredMixer):
         """Answers [N, 1, H, K] of one token more, which takes the place of the oldest in the slots of a fixed cache."""
         seen_N, place_N = (cache.context[name] for name in ("seen", "place"))
         k_NSHK, v_NSHK = (cache.memory[name] for name in ("keys", "values"))
-        if takes_ring(q_N1HK, k_N1HK, v_N1HK, k_NSHK, v_NSHK):
+        if self.rope_scaling is None and takes_ring(q_N1HK, k_N1HK, v_N1HK, k_NSHK, v_NSHK):
             o_N1HK, seen_N, place_N = fused_ring_attention(
                 q_N1HK, k_N1HK, v_N1HK, k_NSHK, v_NSHK, seen_N, place_N, cache.context.get("padding"), self.rope_theta
             )

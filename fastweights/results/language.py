@@ -33,6 +33,8 @@ class LanguageResult:
         continuation: the model's continuation of the run's prompt; None without a prompt.
         seconds: wall time of this command's part of the training.
         versions, machine: of the libraries and the hardware.
+        loss_tokens, held_out_tokens: tokens read up to the points of the curves; [] in results of earlier versions, whose steps
+            all read as many.
     """
 
     name: str
@@ -51,6 +53,13 @@ class LanguageResult:
     seconds: float
     versions: dict[str, str]
     machine: dict[str, Any]
+    loss_tokens: list[int] = dataclasses.field(default_factory=list)
+    held_out_tokens: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """Its name, and that of the stage where it is the model of one."""
+        return " ".join(filter(None, (self.name, self.run.get("stage"))))
 
     @property
     def held_out_loss(self) -> float:

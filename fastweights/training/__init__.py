@@ -2,7 +2,13 @@
 
 from ..stopping import Stopped, StopSignals
 from .checkpoints import CheckpointError
-from .optimization import WeightDecayMixin, learning_rate_factor, undecayed_parameters, weight_decay_groups
+from .optimization import (
+    ParameterGroup,
+    WeightDecayMixin,
+    learning_rate_factor,
+    undecayed_parameters,
+    weight_decay_groups,
+)
 from .pool import WorkerError
 from .recall import (
     RecallExperiment,
@@ -17,6 +23,7 @@ from .recall import (
 
 __all__ = [
     "CheckpointError",
+    "ParameterGroup",
     "RecallExperiment",
     "RecallFile",
     "RecallRun",

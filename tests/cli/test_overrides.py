@@ -127,7 +127,7 @@ def test_fields_of_a_recall_experiment(folder):
         ("train run.toml", "lenght=3", ["'lenght'", "did you mean 'length'"]),
         ("train run.toml", "model.num_head=3", ["num_head", "did you mean 'num_heads'"]),
         ("train run.toml", "corpus.path=x", ["[corpus]", "did you mean 'paths'"]),
-        ("train run.toml", "optimizer.rate=3", ["'optimizer'"]),
+        ("train run.toml", "optimiser.rate=3", ["'optimiser'", "did you mean 'optimizer'"]),
         ("train run.toml", "length", ["KEY=VALUE", "'length'"]),
         ("train run.toml", "=3", ["KEY=VALUE"]),
         ("train run.toml", "length=", ["length must be a positive whole number"]),

@@ -54,7 +54,7 @@ def test_trains_stops_and_goes_on(folder, capsys):
     assert (folder / "other" / "perplexity.png").exists() and not (folder / "out").exists()
     assert main(["train", "run.toml", "--max-steps", "6", "--output", "other"]) == 2
     refusal = capsys.readouterr().err
-    assert "max_steps is 5 there and 6 here" in refusal and "path in [model]" in refusal and "cosine" in refusal
+    assert "max_steps is 5 there and 6 here" in refusal and "path in [model]" in refusal and "schedule" in refusal
     assert main(["train", "run.toml", "--max-steps", "6", "--output", "other", "--overwrite"]) == 0
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from fastweights.cli import main
 from fastweights.training.language import load_run, train_language
+from fastweights.training.language.planning import plan_training
 
 from ..training.language.small import WORDS
 
@@ -45,7 +46,10 @@ def test_commands_run_as_they_are_written(page: str, tmp_path: Path) -> None:
 
 
 TRAIN = (ROOT / "docs" / "train.md").read_text()
-LARGE, BOOK, _ = re.findall(r"```toml\n(.*?)```", TRAIN, re.DOTALL)
+FILES = re.findall(r"```toml\n(.*?)```", TRAIN, re.DOTALL)
+LARGE, BOOK, STAGES = (
+    next(file for file in FILES if f'output = "runs/{name}"' in file) for name in ("small", "book", "hybrid")
+)
 
 
 def write_chapters(folder: Path, characters: int = 20_000) -> None:
@@ -90,13 +94,27 @@ def test_the_first_run_file_trains_on_eight_chapters(
     assert run.length == 2048 and run.corpus.paths == ("text",)
     small = dataclasses.replace(
         run, model={"hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2, "mixer": "linear"}, batch_size=1,
-        accumulation=1, max_steps=1, evaluate_every=0, context_lengths=(), tensorboard=False, precision="no",
+        accumulation=1, max_tokens=None, max_steps=1, warmup_tokens=None, evaluate_every=0, context_lengths=(), precision="no",
         tokenizer=dataclasses.replace(run.tokenizer, vocab_size=300),
     )  # fmt: skip
     (result,) = train_language(small) or ()
     held_out = [document.text for document in run.corpus.documents() if document.held_out]
     assert result.held_out_loss > 0 and 1 <= len(held_out) <= 4
     assert not setting.startswith("held_out =") or held_out == [(tmp_path / "text" / "chapter8.txt").read_text()]
+
+
+def test_a_dry_run_shows_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_chapters(tmp_path / "text", characters=100)
+    (tmp_path / "run.toml").write_text(LARGE)
+    (model,) = plan_training(load_run("run.toml"), gpu="h100")["models"]
+    shown = re.search(r"```text\n(.*?)```", TRAIN, re.DOTALL)
+    assert shown is not None
+    for line in shown[1].splitlines():
+        name, value = line.strip().split(": ", 1)
+        assert value == (f"{model[name]:,}" if isinstance(model[name], int) else model[name])
+    (tmp_path / "run.toml").write_text(STAGES)
+    assert [stage.length for stage in load_run("run.toml").stage_runs()] == [4096, 131072]
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ def test_changes_go_over_file_and_parts(tmp_path):
         ("softmax_layers = [2]", "softmax_layers must be a whole number from 0 to 1"),
         ("softmax_layers = 1", "softmax_layers must be a list of layer numbers, got 1"),
         ("train_examples = 8", "train_examples must be at least batch_size, 32"),
-        ("schedule = 'linear'", "schedule must be one of 'cosine', 'constant'"),
+        ("schedule = 'linar'", "schedule must be one of 'cosine', 'linear', 'wsd', 'constant'"),
         ("beta1 = 1.0", "beta1 must be"),
         ("tie_word_embeddings = 1", "tie_word_embeddings must be True or False"),
         ("intermediate_size = -1", "intermediate_size"),

@@ -19,7 +19,7 @@ from ...checks import (
     check_positive,
     check_size,
     check_text,
-    check_whole_number,
+    check_tokens,
     describe_value,
 )
 from ...private_huggingface import dataset_fingerprint
@@ -68,7 +68,7 @@ class TextCorpus(TextSource):
     shuffle_megabytes: float = 4.0
     held_out_megabytes: float = 1.0
     epochs: int | None = None
-    skip_tokens: int = 0
+    skip_tokens: int | str = 0
     continue_from: str | None = None
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class TextCorpus(TextSource):
         for name in ("parts", "epochs"):
             if getattr(self, name) is not None:
                 check_size(name, getattr(self, name), high=LARGEST_COUNT)
-        check_whole_number("skip_tokens", self.skip_tokens)
+        object.__setattr__(self, "skip_tokens", check_tokens("skip_tokens", self.skip_tokens, low=0))
         if self.continue_from is not None:
             check_text("continue_from", self.continue_from, what="the folder of a training", empty=False)
             if self.skip_tokens:
@@ -128,6 +128,10 @@ class TextCorpus(TextSource):
     def weights(self) -> list[float]:
         """Of `singles`."""
         return [source.weight for source in self.sources] or [1.0]
+
+    def from_start(self) -> TextCorpus:
+        """The same text, of which nothing is left out at the start."""
+        return replace(self, skip_tokens=0, continue_from=None)
 
     def record(self) -> dict[str, Any]:
         """The settings that the rows of a training depend on, as a run folder keeps them: the newer ones only where they are not

@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 def token_counter(tokenizer: str) -> Callable[[str], int]:
     """The number of tokens of a text, by the name or folder of a tokenizer."""
-    known = AutoTokenizer.from_pretrained(tokenizer)
+    known = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     return lambda text: len(known(text, verbose=False).input_ids)
 
 

@@ -66,7 +66,8 @@ class ServedAttention(Attention):
         q_THK = mixer.q_norm(mixer.q_proj(x_TD).unflatten(1, (-1, width)))
         k_THK = mixer.k_norm(mixer.k_proj(x_TD).unflatten(1, (-1, width)))
         if mixer.rope_theta is not None:
-            cos, sin = (y[0] for y in rotation(position_T[None], width, mixer.rope_theta, x_TD.dtype))
+            angles = rotation(position_T[None], width, mixer.rope_theta, x_TD.dtype, mixer.rope_scaling)
+            cos, sin = (y[0] for y in angles)
             q_THK, k_THK = rotate(q_THK, cos, sin), rotate(k_THK, cos, sin)
         o_TD = self(q_THK.flatten(1), k_THK.flatten(1), mixer.v_proj(x_TD))
         return mixer.o_proj(o_TD)

@@ -3,6 +3,7 @@
 from ...results import LanguageResult
 from .run import LanguageRun
 from .run_file import load_run
+from .schedule import BatchStage
 from .train import NonFiniteLoss, train_language
 
-__all__ = ["LanguageResult", "LanguageRun", "NonFiniteLoss", "load_run", "train_language"]
+__all__ = ["BatchStage", "LanguageResult", "LanguageRun", "NonFiniteLoss", "load_run", "train_language"]

@@ -19,8 +19,10 @@ from ...stopping import StopSignals
 from ...untrusted import check_file
 from ..checkpoints import checkpoints_in
 from .processes import world_size
+from .schedule import StepPlan
 
 __all__ = [
+    "BeforeTraining",
     "NonFiniteLoss",
     "RunLog",
     "StopAt",
@@ -49,12 +51,24 @@ def check_finite(logs: dict[str, float], step: int, checkpoints: Path, *, fp16: 
             )
 
 
+class BeforeTraining(TrainerCallback):
+    """Does something once model and optimizer are prepared, before the first step."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._work()
+
+
 class RunLog(TrainerCallback):
     """Appends a JSON line for every point of the loss curves, as soon as it is known. A training that continues first drops
     the lines after its checkpoint, whose steps it takes again."""
 
-    def __init__(self, path: Path, *, tokens_a_step: int) -> None:
-        self._path, self._tokens = path, tokens_a_step
+    def __init__(self, path: Path, plan: StepPlan) -> None:
+        self._path, self._plan = path, plan
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -66,7 +80,7 @@ class RunLog(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
-        point: dict[str, Any] = {"step": state.global_step, "tokens": state.global_step * self._tokens}
+        point: dict[str, Any] = {"step": state.global_step, "tokens": self._plan.tokens(state.global_step)}
         if "loss" in logs:
             norm = logs.get("grad_norm", 0.0)
             point["gradient_norm"] = norm if math.isfinite(norm) else None  # fp16 scales down and tries again
@@ -184,8 +198,10 @@ def loss_curves(path: Path) -> dict[str, Any]:
     held_out = [point for point in points if "held_out_loss" in point]
     return {
         "loss_steps": [point["step"] for point in train],
+        "loss_tokens": [point["tokens"] for point in train],
         "losses": [point["loss"] for point in train],
         "held_out_steps": [point["step"] for point in held_out],
+        "held_out_tokens": [point["tokens"] for point in held_out],
         "held_out_losses": [point["held_out_loss"] for point in held_out],
     }
 

@@ -27,6 +27,19 @@ FREE = (
     *("output", "label", "cache", "compile", "graphs", "reshard_after_forward", "forward_prefetch"),
     *("keep_checkpoints", "tensorboard", "report_to", *MEASURED),
 )
+# Fields that came after the first run.json files were written. At their defaults they are left out.
+LATER = (
+    *("batch_ramp", "max_tokens", "warmup_steps", "warmup_tokens", "schedule", "schedule_tokens", "decay_fraction"),
+    *(
+        "decay_shape",
+        "final_learning_rate",
+        "optimizer",
+        "optimizer_options",
+        "groups",
+        "keep_optimizer",
+    ),
+    *("stages", "stage"),
+)
 
 
 class LanguageFolder(OwnedFolder):
@@ -51,9 +64,9 @@ class LanguageFolder(OwnedFolder):
     }
     LONGER = (
         "max_steps",
-        "the learning rate has its warm-up and its cosine over max_steps. To train the model on, write a run file with its "
-        "folder as path in [model], another output and the further steps, whose learning rate has a warm-up and a cosine of its "
-        "own (docs/train.md, 'Continue')",
+        "the learning rate has its warm-up and its schedule over max_steps. To train the model on, write a run file with its "
+        "folder as path in [model], another output and the further steps, whose learning rate has a schedule of its own "
+        "(docs/train.md, 'Continue')",
     )
 
     def __init__(self, path: Path) -> None:
@@ -66,9 +79,19 @@ class LanguageFolder(OwnedFolder):
 
     @staticmethod
     def describe(work: LanguageRun) -> dict[str, Any]:
+        usual = LanguageRun()
         fields = {name: value for name, value in dataclasses.asdict(work).items() if name not in FREE}
+        fields = {
+            name: x for name, x in fields.items() if name not in LATER or getattr(work, name) != getattr(usual, name)
+        }
         fields |= {"corpus": work.corpus.record(), "tokenizer": work.tokenizer.record()}
-        rows = fields.pop("batch_size") * fields.pop("accumulation") * world_size()
+        passes = fields.pop("accumulation") * world_size()
+        for entry in fields.get("batch_ramp", ()):
+            entry["batch_size"] *= passes
+        before = Path(str(work.model.get("path", "")))
+        if work.stage and before.parent == Path(work.output).parent:  # the stage before, wherever the output is
+            fields["model"]["path"] = before.name
+        rows = fields.pop("batch_size") * passes
         return as_stored({**fields, "rows_a_step": rows})
 
     @staticmethod

@@ -10,15 +10,18 @@ from typing import Any
 import torch
 
 from ..._version import __version__
+from ...checks import check_choice
 from ...conversion.convert import convert, fitting_config
 from ...data.text import TextCorpus, TextTokenizer
 from ...data.text.tokenizer import vocabulary_size
 from ...layers.choice import split_entry
 from ...models import FastWeightsConfig, FastWeightsForCausalLM, preset
 from ...models.loading import has_tokenizer, load_config, load_tokenizer, load_weights, model_folder
+from ..checkpoints import checkpoints_in
+from .processes import world_size
 from .run import LanguageRun
 
-__all__ = ["build_model", "model_config", "model_name", "model_tokenizer", "training_facts"]
+__all__ = ["build_model", "model_config", "model_name", "model_tokenizer", "moments_of", "training_facts"]
 
 
 def model_tokenizer(run: LanguageRun) -> TextTokenizer:
@@ -41,8 +44,9 @@ def model_tokenizer(run: LanguageRun) -> TextTokenizer:
     return run.tokenizer
 
 
-def model_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
-    """The configuration of the run's model. It has the tokens of the tokenizer, where there is one already.
+def model_config(run: LanguageRun, tokenizer: Any = None, before: FastWeightsConfig | None = None) -> FastWeightsConfig:
+    """The configuration of the run's model. It has the tokens of the tokenizer, where there is one already. before: that of the
+    model which the run continues, where a stage before makes it.
 
     Raises:
         ValueError: a preset that does not exist, fields that do not fit, a folder without a model of this library, or a
@@ -50,18 +54,52 @@ def model_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
     """
     fields = dict(run.model)
     if "path" in fields:
-        config = load_config(_folder(run))
-        if "mixer" in fields:
-            config = fitting_config(config, *split_entry(fields["mixer"], "model mixer"))
+        config = _changed_config(run, load_config(_folder(run)) if before is None else before)
     else:
         if tokenizer is not None:
             special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
             fields = {"vocab_size": vocabulary_size(tokenizer), **special, **fields}
         name = fields.pop("preset", None)
         config = FastWeightsConfig(**fields) if name is None else preset(name, **fields)
-    if tokenizer is not None:
+    if tokenizer is not None and before is None:
         _check_tokenizer(run, config, tokenizer)
     return config
+
+
+def _changed_config(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsConfig:
+    """The configuration of a model that is continued, with the mixer and the options that the run asks for.
+
+    Raises:
+        ValueError: no layer continues as that mixer, there is no layer for an option, or an option changes weights.
+    """
+    name, options = _target(run)
+    if name is not None:
+        config = fitting_config(config, name, options)
+    if "options" not in run.model:
+        return config
+    changes = run.model["options"]
+    if not isinstance(changes, Mapping) or not all(isinstance(new, Mapping) for new in changes.values()):
+        raise TypeError(f"options of model must be tables of options by the names of mixers, got {changes!r}")
+    layers = config.mixers()
+    for mixer in changes:
+        check_choice("a key of options in model", mixer, sorted({name for name, _ in layers}))
+    entries = [{"name": name, **options, **changes.get(name, {})} for name, options in layers]
+    changed = FastWeightsConfig.from_dict({**config.to_dict(), "mixer": entries})
+    with torch.device("meta"):
+        there, here = (
+            {name: tuple(x.shape) for name, x in FastWeightsForCausalLM(one).state_dict().items()}
+            for one in (config, changed)
+        )
+    if there != here:
+        raise ValueError(
+            f"options of model must leave the weights as they are, got {dict(changes)}; choose others, or convert with mixer"
+        )
+    return changed
+
+
+def _target(run: LanguageRun) -> tuple[str | None, dict[str, Any]]:
+    """Name and options of the mixer that a continued model is converted to."""
+    return split_entry(run.model["mixer"], "model mixer") if "mixer" in run.model else (None, {})
 
 
 def build_model(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsForCausalLM:
@@ -72,13 +110,40 @@ def build_model(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsForCa
         ValueError: the folder's weights are damaged, or not those of its configuration.
     """
     if "path" in run.model:
-        model = load_weights(_folder(run), "float32")
-        if "mixer" not in run.model:
-            return model
-        to, options = split_entry(run.model["mixer"])
-        return convert(model, to=to, seed=run.seed, **options)
+        return _continued(run, config)
     torch.manual_seed(run.seed)
     return FastWeightsForCausalLM(config)
+
+
+def _continued(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsForCausalLM:
+    """The model of the folder that the run continues from, with the run's mixer and options."""
+    model = load_weights(_folder(run), "float32")
+    name, options = _target(run)
+    if name is not None:
+        model = convert(model, to=name, seed=run.seed, **options)
+    if "options" not in run.model:
+        return model
+    changed = FastWeightsForCausalLM(config)
+    changed.load_state_dict(model.state_dict())
+    return changed
+
+
+def moments_of(run: LanguageRun) -> Path | None:
+    """The checkpoint whose optimizer's moments the run begins with, if it asks for any.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not run.keep_optimizer:
+        return None
+    place = Path(str(run.model["path"]))
+    found = [one for folder in (place, place.parent) for one in checkpoints_in(folder / "checkpoints")[-1:]]
+    if not found:
+        raise ValueError(
+            f"keep_optimizer needs the last checkpoint of the training of {place}, and there is none in its folder "
+            "checkpoints; set it to false"
+        )
+    return found[0]
 
 
 def model_name(run: LanguageRun, config: FastWeightsConfig) -> str:
@@ -92,13 +157,13 @@ def model_name(run: LanguageRun, config: FastWeightsConfig) -> str:
 def training_facts(run: LanguageRun, curves: Mapping[str, Any], *, tokens: int) -> dict[str, str]:
     """What the card of a trained model says about its training, by what a reader looks for. Paths of this machine are left out: a
     card is published. curves: the points of the log, see `loss_curves`."""
+    names = {"adamw": "AdamW", "muon": "Muon and AdamW", "adafactor": "Adafactor"}[run.optimizer]
     facts = {
         "Text": _text(run),
         "Steps": f"{run.max_steps:,}",
         "Tokens read": f"{tokens:,}, in rows of {run.length:,}",
-        "Optimizer": f"AdamW, weight decay {run.weight_decay:g}, beta {run.beta1:g} and {run.beta2:g}",
-        "Learning rate": f"{run.learning_rate:g} at its highest, warm-up over {run.warmup_fraction:g} of the steps, then cosine "
-        f"decay to {run.final_fraction:g} of it",
+        "Optimizer": f"{names}, weight decay {run.weight_decay:g}, beta {run.beta1:g} and {run.beta2:g}",
+        "Learning rate": run.describe_rate(run.plan(world_size())),
         "Precision": {"no": "float32"}.get(run.precision, run.precision),
         "Seed": f"{run.seed}",
     }

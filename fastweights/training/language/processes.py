@@ -80,9 +80,9 @@ def check_launch(environment: Mapping[str, str] = os.environ) -> None:
         )
 
 
-def step_size(run: LanguageRun) -> str:
+def step_size(run: LanguageRun, processes: int | None = None) -> str:
     """What a step reads, in words and numbers."""
-    processes = world_size()
+    processes = world_size() if processes is None else processes
     tokens = processes * run.batch_size * run.accumulation * run.length
     counts = (
         _count(processes, "process", "processes"),
@@ -90,7 +90,8 @@ def step_size(run: LanguageRun) -> str:
         _count(run.accumulation, "pass", "passes"),
         _count(run.length, "token", "tokens"),
     )
-    return f"{' x '.join(counts)} = {tokens:,} tokens per step"
+    ramp = f", after {_count(len(run.batch_ramp), 'stage', 'stages')} of other sizes" if run.batch_ramp else ""
+    return f"{' x '.join(counts)} = {tokens:,} tokens per step{ramp}"
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..progress import Display, TimeLeft, rate
+from .schedule import StepPlan
 
 __all__ = ["TextProgress", "TrainingProgress"]
 
@@ -50,11 +51,11 @@ class TextProgress:
 class TrainingProgress(TrainerCallback):
     """Shows step, loss, tokens per second, memory and time left on `console`, in the main process. A context manager."""
 
-    def __init__(self, console: Console, *, title: str, tokens_a_step: int, steps: int, log_every: int) -> None:
-        self._display, self._title, self._tokens, self._steps = Display(console), title, tokens_a_step, steps
+    def __init__(self, console: Console, *, title: str, plan: StepPlan, log_every: int) -> None:
+        self._display, self._title, self._plan, self._steps = Display(console), title, plan, plan.steps
         self._log_every = log_every
         self._since, self._step = time.monotonic(), 0
-        self._left = TimeLeft(0, steps)
+        self._left = TimeLeft(0, self._steps)
         self._note = self._training = self._held_out = self._machine = ""
         self._measured = 0  # step of the held-out loss
 
@@ -84,7 +85,7 @@ class TrainingProgress(TrainerCallback):
         if "eval_loss" in logs:
             self._held_out, self._measured = f"held-out loss {logs['eval_loss']:.3f}", step
         elif "loss" in logs and step > self._step:
-            speed = (step - self._step) * self._tokens / max(now - self._since, 1e-9)
+            speed = (self._plan.tokens(step) - self._plan.tokens(self._step)) / max(now - self._since, 1e-9)
             self._training = f"loss {logs['loss']:.3f}"
             self._machine = f"{rate(speed)} tokens/s, {memory():.1f} GB"
         else:

@@ -59,7 +59,7 @@ def find_start(run: LanguageRun, text: PreparedText) -> DataStart:
         start = _continued(run, text, Path(corpus.continue_from))
     else:
         parts = (corpus.parts or processes) if corpus.streaming else 0
-        rows = corpus.skip_tokens // run.length
+        rows = int(corpus.skip_tokens) // run.length
         start = DataStart(run.seed, rows - rows % max(parts, 1), parts)
     if start.parts % processes:
         raise ValueError(
@@ -106,7 +106,7 @@ def training_rows(run: LanguageRun, text: PreparedText, start: DataStart, *, cou
         return MixedRows(shuffled, mixture, first=start.rows, count=count)
     rows = StreamedRows(
         corpus, text.tokenizer, length=run.length, seed=start.seed, count=count, parts=start.parts, first=start.rows,
-        process=process_index(), processes=world_size(), ahead=2 * run.batch_size,
+        process=process_index(), processes=world_size(), ahead=2 * max(size for _, size in run.plan(world_size()).parts),
     )  # fmt: skip
     if start.states:
         rows.load(start.rows, start.states)

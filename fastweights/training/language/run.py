@@ -12,7 +12,6 @@ from ...checks import (
     check_flag,
     check_list,
     check_path,
-    check_positive,
     check_size,
     check_text,
     check_texts,
@@ -25,31 +24,31 @@ from ...data.text import TextCorpus, TextTokenizer
 from ...files import file_name
 from ...layers import MixerChoice
 from ...models.presets import with_mixer
-from ..optimization import check_optimization
+from .schedule import Schedule
+from .stages import split_into_stages
 
 __all__ = ["LanguageRun"]
 
-SIZES = (
-    *("length", "batch_size", "accumulation", "max_steps"),
-    *("log_every", "evaluation_rows", "checkpoint_every", "keep_checkpoints", "context_texts"),
-)
+SIZES = ("log_every", "evaluation_rows", "checkpoint_every", "keep_checkpoints", "context_texts")
 TRACKERS = ("wandb", "trackio", "tensorboard")
-# Beyond these the rows of a step would fill the memory, or a training would never end.
-LARGEST = {"length": 2**24, "batch_size": 2**20, "accumulation": 2**20, "max_steps": 10**9}
+UNSHARDED = ("muon", "adafactor")  # optimizers whose step needs whole matrices
+BESIDE_PATH = {"path", "mixer", "options"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LanguageRun:
+class LanguageRun(Schedule):
     """One training, or one for each of `mixers`, of a causal language model on text.
 
     Each process reads `length * batch_size * accumulation` tokens per step. Data order depends on seed and step alone, and
-    two processes at batch_size b read the same tokens as one at 2 b.
+    two processes at batch_size b read the same tokens as one at 2 b. A number of tokens is a whole number or a text such as
+    "15B" (K, M, B, T: 10^3, 10^6, 10^9, 10^12).
 
     Attributes:
         output: folder for checkpoints, logs, results, plots and the model.
         model: fields of `FastWeightsConfig`; or {"preset": name} with changes to it; or {"path": folder} of a model or
-            a training to continue from, with {"mixer": entry} as another memory (`fastweights.conversion`), or without.
-            vocab_size is the tokenizer's where it is not given.
+            a training to continue from. vocab_size is the tokenizer's where it is not given. Beside path, "mixer" (a name, or
+            {"name": ..., option: ...}) converts the layers that continue as this mixer (`fastweights.conversion.convert`), and
+            "options" ({mixer: {option: value}}) sets options of layers whose weights keep their shapes, such as rope_theta.
         mixers: train one model with each of these in every layer, and compare them; () trains `model` as it is. Each is a name, a
             text with options and a label such as "gka:ridge=0.01@a" (`fastweights.layers.parse_mixers`), a table with name,
             options and label, or a `MixerChoice`. Options of a preset's mixer hold for those that have them, and layers of
@@ -61,13 +60,30 @@ class LanguageRun:
         length: tokens of a row; documents are packed into rows and do not see each other.
         batch_size: rows that a process reads at a time.
         accumulation: forward and backward passes before each step.
+        batch_ramp: the first steps, with batches of other sizes, as `BatchStage`: batch_size, and steps or tokens.
         max_steps: optimizer steps.
+        max_tokens: in place of max_steps, the tokens that all steps together read. A training has the fewest steps that read at
+            least so many, so that it reads less than one step more.
         learning_rate: the peak.
-        warmup_fraction: part of max_steps over which the learning rate rises to its peak.
+        warmup_fraction: part of the steps over which the learning rate rises to its peak.
+        warmup_steps, warmup_tokens: in place of warmup_fraction, the steps of the warm-up, or the tokens that they read (the
+            fewest steps that read at least so many).
         warmup_start: the learning rate at the first step, as a part of the peak; 0 for the first of equal parts. Preconditioned
             DeltaNet's models were trained with 0.1.
-        final_fraction: the learning rate at the end, as a part of the peak (cosine decay in between).
-        weight_decay: AdamW's; norms, biases and decay parameters are left out.
+        schedule: of the learning rate after the warm-up: "cosine" or "linear" decay, "wsd" (warmup-stable-decay: constant up to a
+            decay over the last part of the steps) or "constant".
+        schedule_tokens: the tokens after which the schedule reaches its end, where that is not the end of the training: a
+            checkpoint at 28B of 30B tokens has max_tokens "28B" and schedule_tokens "30B". None for the end of the training.
+        decay_fraction, decay_shape: of "wsd": the part of the steps that it decays over, and how: "linear", "cosine" or "sqrt"
+            (1 - sqrt(p) after the part p).
+        final_fraction: the learning rate at the end of the schedule, as a part of the peak.
+        final_learning_rate: in place of final_fraction, that rate itself.
+        optimizer: "adamw"; "muon", for the linear layers of the blocks, with AdamW for all else; or "adafactor". Of torch. The
+            last two need whole matrices and are refused with fsdp.
+        optimizer_options: further arguments of the optimizer's class in torch.optim, such as {"momentum": 0.9} of Muon.
+        weight_decay: of the optimizer; norms, biases and decay parameters are left out.
+        groups: parameters with a weight decay or a learning rate of their own, as `ParameterGroup`: parameters (names or
+            patterns), weight_decay, learning_rate.
         beta1, beta2: AdamW's.
         max_gradient_norm: the gradient is scaled down to this norm where it is larger.
         precision: "no" (float32), "bf16" or "fp16" (on a GPU) mixed precision.
@@ -97,6 +113,13 @@ class LanguageRun:
         tensorboard: write a TensorBoard log too, in the folder tensorboard of the output.
         report_to: "wandb", "trackio" or "tensorboard", or several of them. transformers' Trainer sends its points to the first
             two, which read their own settings from environment variables; "tensorboard" is as tensorboard = true.
+        keep_optimizer: begin with the moments of the optimizer from the last checkpoint of the training whose folder `model`
+            names as path. Rates and decays are those of this run. False begins without moments.
+        stages: trainings that follow each other, each on the model of the one before: tables of fields that differ from
+            those of the run, and a `name`, the folder of the stage in `output` ("stage1", ... where it is not given). A
+            stage's `corpus` has the fields that differ, its `model` the keys that may stand beside path. Where text and length
+            are those of earlier stages, a stage reads on where they stopped.
+        stage: the name of the stage, in the runs of single stages; left out otherwise.
 
     Raises:
         ValueError: a value that does not fit.
@@ -110,18 +133,6 @@ class LanguageRun:
     corpus: TextCorpus = TextCorpus()
     tokenizer: TextTokenizer = TextTokenizer()
     cache: str = "runs/tokens"
-    length: int = 1024
-    batch_size: int = 8
-    accumulation: int = 1
-    max_steps: int = 1000
-    learning_rate: float = 1e-3
-    warmup_fraction: float = 0.05
-    warmup_start: float = 0.0
-    final_fraction: float = 0.1
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    max_gradient_norm: float = 1.0
     precision: str = "no"
     gradient_checkpointing: bool = False
     compile: bool | str | None = None
@@ -140,23 +151,21 @@ class LanguageRun:
     prompt: str = ""
     tensorboard: bool = False
     report_to: str | tuple[str, ...] = ()
+    keep_optimizer: bool = False
+    stages: tuple[Mapping[str, Any], ...] = ()
+    stage: str = ""
 
     def __post_init__(self) -> None:
         for name in SIZES:
-            object.__setattr__(self, name, check_size(name, getattr(self, name), high=LARGEST.get(name, LARGEST_COUNT)))
+            object.__setattr__(self, name, check_size(name, getattr(self, name), high=LARGEST_COUNT))
         for name, largest in (
             ("evaluate_every", LARGEST_COUNT),
             ("forward_prefetch", LARGEST_COUNT),
             ("seed", 2**32 - 1),
         ):
             object.__setattr__(self, name, check_whole_number(name, getattr(self, name), high=largest))
-        if self.length < 2:
-            raise ValueError(
-                f"length must be at least 2 tokens, of which the first predicts the next, got {self.length}"
-            )
-        check_positive("learning_rate", self.learning_rate)
-        check_optimization(self)
-        for name in ("gradient_checkpointing", "fsdp", "reshard_after_forward", "tensorboard"):
+        self.check_schedule()
+        for name in ("gradient_checkpointing", "fsdp", "reshard_after_forward", "tensorboard", "keep_optimizer"):
             check_flag(name, getattr(self, name))
         check_choice("precision", self.precision, ("no", "bf16", "fp16"))
         self._check_sharding()
@@ -186,6 +195,10 @@ class LanguageRun:
             raise ValueError(
                 f"mixers must be different from each other, got {', '.join(labels)}; give one of them another label, NAME@LABEL"
             )
+        object.__setattr__(self, "stages", check_list("stages", self.stages, "tables of fields", Mapping))
+        check_text("stage", self.stage)
+        if self.stages:  # to check their fields
+            _ = self.models() if self.mixers else self.stage_runs()
 
     @property
     def writes_tensorboard(self) -> bool:
@@ -202,6 +215,11 @@ class LanguageRun:
             raise ValueError(
                 "reshard_after_forward must be True and forward_prefetch 0 without fsdp, which alone gathers parameters, got "
                 f"{self.reshard_after_forward} and {self.forward_prefetch}; set fsdp = true, or leave them out"
+            )
+        if self.fsdp and self.optimizer in UNSHARDED:
+            raise ValueError(
+                f'optimizer must be "adamw" with fsdp, got "{self.optimizer}", whose step needs whole matrices; choose "adamw", '
+                "or set fsdp = false"
             )
 
     def _check_compile(self) -> None:
@@ -230,10 +248,15 @@ class LanguageRun:
             raise TypeError(
                 f"model must be a table of FastWeightsConfig fields, preset or path, got {describe_value(self.model)}"
             )
-        if "path" in self.model and (set(self.model) - {"path", "mixer"} or self.mixers):
+        if "path" in self.model and (self.model.keys() - BESIDE_PATH or self.mixers):
             raise ValueError(
-                "model must have nothing beside path but mixer, and mixers must be empty: a trained model's sizes stay as they "
-                f"are, got {', '.join(sorted(self.model))} and mixers {list(self.mixers)}"
+                "model must have nothing beside path but mixer and options, and mixers must be empty: a trained model's sizes "
+                f"stay as they are, got {', '.join(sorted(self.model))} and mixers {list(self.mixers)}"
+            )
+        if self.keep_optimizer and ("path" not in self.model or "mixer" in self.model):
+            raise ValueError(
+                "keep_optimizer must be false unless model has a path and no mixer: only a model with the same parameters can "
+                "take the optimizer's moments; set it to false"
             )
         if self.mixers and "mixer" in self.model:
             raise ValueError("model must have no mixer where mixers are given; drop one of the two")
@@ -253,3 +276,7 @@ class LanguageRun:
             )
             for choice in map(MixerChoice.of, self.mixers)
         ]
+
+    def stage_runs(self) -> list[LanguageRun]:
+        """One run per stage, each in its own folder within `output`; the run itself where there are no stages."""
+        return split_into_stages(self) if self.stages else [self]

@@ -13,6 +13,8 @@ from ...data.text import TextCorpus, TextSource, TextTokenizer
 from ...layers import MixerChoice
 from ..run_files import check_run_file, from_mapping, override_settings, parse_overrides, read_toml
 from .run import LanguageRun
+from .schedule import reset_alternatives
+from .stages import LISTS, make_lists
 
 __all__ = ["load_run"]
 
@@ -23,8 +25,9 @@ def load_run(path: str | Path, *, overrides: Sequence[str] = (), **changes: Any)
     """The run that a file describes, with `changes` (fields of `LanguageRun`) over it, and over both `overrides`, keys and values
     such as "model.num_heads=8".
 
-    A .toml file has the fields as keys, and the tables [model], [corpus] and [tokenizer]. A .py file is executed; it defines
-    `run`, a `LanguageRun` or a function without arguments that returns one.
+    A .toml file has the fields as keys, the tables [model], [corpus] and [tokenizer], and lists of tables [[stages]],
+    [[batch_ramp]] and [[groups]]. A .py file is executed; it defines `run`, a `LanguageRun` or a function without arguments that
+    returns one. A change or override also replaces the fields that say the same, as max_steps does max_tokens.
 
     Raises:
         ValueError: no such file, a file of another kind, bad syntax, an unknown key, a value that does not fit.
@@ -35,8 +38,11 @@ def load_run(path: str | Path, *, overrides: Sequence[str] = (), **changes: Any)
     file = check_run_file(path, ".toml", ".py")
     replaced = parse_overrides(overrides)
     run = _from_toml(file) if file.suffix == ".toml" else _from_python(file)
-    run = dataclasses.replace(run, **changes)
-    return _make_run(override_settings(_write_tables(run), replaced)) if replaced else run
+    run = dataclasses.replace(run, **{**reset_alternatives(changes), **changes})
+    if not replaced:
+        return run
+    reset = reset_alternatives({key[0]: value for key, value in replaced if len(key) == 1})
+    return _make_run(override_settings({**_write_tables(run), **reset}, replaced))
 
 
 def _from_toml(file: Path) -> LanguageRun:
@@ -55,14 +61,16 @@ def _make_run(values: dict[str, Any]) -> LanguageRun:
         made = [from_mapping(TextSource, source, "[[corpus.sources]]") for source in sources]
         tables["corpus"]["sources"] = made
     tables = {key: from_mapping(TABLES[key], table, f"[{key}]") for key, table in tables.items()}
-    return from_mapping(LanguageRun, {**values, **tables}, "the file")
+    return from_mapping(LanguageRun, {**make_lists(values), **tables}, "the file")
 
 
 def _write_tables(run: LanguageRun) -> dict[str, Any]:
     """The tables of a file that describes the run."""
     tables = {key: _read_fields(getattr(run, key)) for key in TABLES}
     tables["corpus"]["sources"] = [_read_fields(source) for source in run.corpus.sources]
-    return {**_read_fields(run), **tables, "mixers": [MixerChoice.of(mixer).record() for mixer in run.mixers]}
+    lists = {key: [_read_fields(one) for one in getattr(run, key)] for key in LISTS}
+    mixers = [MixerChoice.of(mixer).record() for mixer in run.mixers]
+    return {**_read_fields(run), **tables, **lists, "mixers": mixers}
 
 
 def _read_fields(made: Any) -> dict[str, Any]:

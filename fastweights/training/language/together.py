@@ -36,7 +36,8 @@ class LanguageJob:
 
     @property
     def cost(self) -> int:
-        return self.run.max_steps * self.run.accumulation * self.run.batch_size * self.run.length
+        plan = self.run.plan(processes=1)
+        return plan.tokens(plan.steps)
 
     def has_ended(self) -> bool:
         return LanguageFolder(Path(self.run.output)).result.exists()

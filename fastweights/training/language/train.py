@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,13 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 
-from ...checks import check_flag, check_size, describe_value
+from ...checks import describe_value
 from ...data.text import PreparedText, TextCorpus, TextTokenizer, TokenShards, prepare_text
 from ...environment import machine, versions
 from ...evaluation import continue_text, load_language_model, perplexity_by_length
 from ...files import write_json
 from ...kinds import checked
-from ...layers.choice import check_backend
-from ...models import FastWeightsConfig, FastWeightsForCausalLM
+from ...models import FastWeightsConfig
 from ...results import LanguageResult
 from ...results.language import load_result, save_result
 from ...stopping import StopSignals
@@ -32,14 +30,16 @@ from ..folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
 from .compiling import compiler_loading, what_to_compile
 from .folder import MEASURED, LanguageFolder
-from .model import build_model, model_config, model_name, model_tokenizer, training_facts
-from .processes import check_launch, from_main_process, is_main_process, on_main_process, step_size, world_size
+from .model import build_model, model_name, model_tokenizer, moments_of, training_facts
+from .planning import check_training, checked_configs
+from .processes import from_main_process, is_main_process, on_main_process, step_size, world_size
 from .progress import TextProgress, TrainingProgress
 from .rows import check_rows, find_start
 from .run import LanguageRun
+from .stages import reads_on
 from .trainer import LanguageTrainer, held_out_rows
 
-__all__ = ["NonFiniteLoss", "check_training", "checked_config", "plan_training", "train_language"]
+__all__ = ["NonFiniteLoss", "train_language"]
 
 CONTINUED_TOKENS = 100
 PATIENCE = timedelta(hours=1)  # for the main process, which measures a model while the others wait to train the next
@@ -91,106 +91,70 @@ def train_language(
     def report(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    corpus = dataclasses.replace(run.corpus, excluded=(*run.corpus.excluded, run.output, run.cache))
     with TextProgress(console) as progress:
-        text = _prepare_text(corpus, model_tokenizer(singles[0]), run.cache, report, progress)
-    start = find_start(run, text)
-    check_rows(run, text, start, count=run.max_steps * run.batch_size * run.accumulation * world_size())
-    text = dataclasses.replace(text, fingerprints={**text.fingerprints, **start.record(run)})
-    if held_out_rows(text.held_out, run.length).length < run.length:
-        report(
-            f"held-out text of {len(text.held_out):,} tokens is shorter than a row: the held-out loss is that of all of it"
-        )
-    configs = [checked_config(single, text.tokenizer) for single in singles]
-    folder = LanguageFolder(Path(run.output))
-    with folder.opened(run, text, overwrite=overwrite) if run.mixers else nullcontext():
-        results = [
-            _train_one(single, config, text, stop_at, overwrite, report=report, console=console, signals=signals)
-            for single, config in zip(singles, configs, strict=True)
-        ]
+        texts = _prepare_texts(run, singles, report, progress)
+    for single, text in zip(singles, texts, strict=True):
+        _check_text(single, text, report)
+    configs = checked_configs(singles, texts[0].tokenizer)
+    folder, has_parts = LanguageFolder(Path(run.output)), bool(run.mixers or run.stages)
+    with folder.opened(run, texts[0], overwrite=overwrite) if has_parts else nullcontext():
+        results: dict[str, LanguageResult | None] = {}  # by the folder
+        for single, config, text in zip(singles, configs, texts, strict=True):
+            before = single.model.get("path")  # a stage whose stage before has been stopped waits for it
+            waits = from_main_process(before in results and results[before] is None)
+            results[single.output] = (
+                None
+                if waits
+                else _train_one(
+                    single, config, text, stop_at, overwrite, report=report, console=console, signals=signals
+                )
+            )
         if not is_main_process():
             return None
-        finished = [result for result in results if result is not None]
+        finished = [result for result in results.values() if result is not None]
         if len(finished) < len(results):
-            saved = [_saved_step(single) for single, result in zip(singles, results, strict=True) if result is None]
+            open_folders = [LanguageFolder(Path(output)) for output, result in results.items() if result is None]
+            saved = [checkpoint_step(one) for open in open_folders for one in checkpoints_in(open.checkpoints)[-1:]]
             without = "--overwrite and --stop-at" if overwrite else "--stop-at"
             report(f"stopped after step {min(saved):,}; the same command without {without} continues from there")
             return None
-        if run.mixers:
+        if has_parts:
             write_json(folder.results, [dataclasses.asdict(result) for result in finished])
         return finished
 
 
-def check_training(run: LanguageRun, *, stop_at: int | None, overwrite: bool) -> list[LanguageRun]:
-    """The runs of single models, after all checks that need no text. Nothing is written.
-
-    Raises:
-        ValueError: a launch, device, package, model or output folder with which `run` cannot be trained.
-    """
-    check_flag("overwrite", overwrite)
-    if stop_at is not None:
-        check_size("stop_at", stop_at)
-    check_launch()
-    _check_device(run)
-    for tracker in run.trackers:
-        if find_spec(tracker) is None:
-            raise ValueError(
-                f"report_to {tracker!r} needs the package {tracker}; pip install {tracker}, or leave report_to out"
-            )
-    singles = run.models()
+def _prepare_texts(
+    run: LanguageRun, singles: Sequence[LanguageRun], report: Callable[[str], None], progress: TextProgress
+) -> list[PreparedText]:
+    """The text of every model and stage. All have the tokenizer of the first."""
+    made: list[tuple[TextCorpus, PreparedText]] = []
     for single in singles:
-        checked_config(single)
-    for part in (run, *singles):
-        LanguageFolder(Path(part.output)).check(part, overwrite=overwrite)
-    return singles
+        text = single.corpus.from_start()
+        if all(corpus != text for corpus, _ in made):
+            tokenizer = model_tokenizer(singles[0])
+            if made:
+                tokenizer = dataclasses.replace(tokenizer, path=made[0][1].tokenizer.name_or_path)
+            left_out = (*single.corpus.excluded, run.output, run.cache)
+            corpus = dataclasses.replace(text, excluded=left_out)
+            made.append((text, _prepare_text(corpus, tokenizer, run.cache, report, progress)))
+    return [next(text for corpus, text in made if corpus == single.corpus.from_start()) for single in singles]
 
 
-def plan_training(run: LanguageRun, *, stop_at: int | None = None, overwrite: bool = False) -> dict[str, Any]:
-    """The settings of a run, and for each of its models the number of parameters, where its training begins and where it goes.
-    Nothing is written. Of the text of local files the first document is read.
-
-    A tokenizer that is still to be trained is taken to have as many tokens as it may.
-
-    Raises:
-        ValueError: as `train_language`, but for text and tokenizer.
-    """
-    singles = check_training(run, stop_at=stop_at, overwrite=overwrite)
-    settings = model_tokenizer(singles[0])
-    if run.corpus.is_local:
-        next(run.corpus.documents(), None)  # raises where there is none
-    return {
-        "settings": as_stored(dataclasses.asdict(run)),
-        "step": step_size(run),
-        "models": [_plan_model(single, settings, overwrite) for single in singles],
-    }
+def _check_text(run: LanguageRun, text: PreparedText, report: Callable[[str], None]) -> None:
+    """ValueError where a training has too little text, or cannot begin where it should. Where a stage before reads the same
+    stream, this is known when that has ended."""
+    if not reads_on(run):
+        check_rows(run, text, find_start(run, text), count=_count_rows(run))
+    if held_out_rows(text.held_out, run.length).length < run.length:
+        report(
+            f"held-out text of {len(text.held_out):,} tokens is shorter than a row: the held-out loss is that of all of it"
+        )
 
 
-def _plan_model(run: LanguageRun, tokenizer: TextTokenizer, overwrite: bool) -> dict[str, Any]:
-    if tokenizer.exists:
-        config = model_config(run, tokenizer.load())
-    elif "path" in run.model:
-        config = model_config(run)
-    else:
-        config = model_config(dataclasses.replace(run, model={"vocab_size": tokenizer.vocab_size, **run.model}))
-    with torch.device("meta"):
-        model = FastWeightsForCausalLM(config)
-    return {
-        "name": model_name(run, config),
-        "parameters": model.num_parameters(),
-        "state size": model.state_size(run.length),
-        "steps": run.max_steps,
-        "tokens": run.max_steps * run.length * run.batch_size * run.accumulation * world_size(),
-        "begins": _describe_begin(run, overwrite),
-        "output": run.output,
-    }
-
-
-def _describe_begin(run: LanguageRun, overwrite: bool) -> str:
-    folder = LanguageFolder(Path(run.output))
-    saved = checkpoints_in(folder.checkpoints)
-    if overwrite or not (folder.result.exists() or saved):
-        return "from the start"
-    return "has ended" if folder.result.exists() else f"after step {checkpoint_step(saved[-1]):,}"
+def _count_rows(run: LanguageRun) -> int:
+    """How many rows all processes read."""
+    plan = run.plan(world_size())
+    return plan.rows(plan.steps)
 
 
 def _prepare_text(
@@ -205,31 +169,6 @@ def _prepare_text(
     return text
 
 
-def _check_device(run: LanguageRun) -> None:
-    """Refuses a run that the hardware cannot carry out: accelerate would fail later, or silently leave out the sharding."""
-    if run.precision == "fp16" and not torch.cuda.is_available():
-        raise ValueError('precision "fp16" needs a GPU, and there is none; choose "bf16" or "no"')
-    if run.graphs and (world_size() > 1 or not torch.cuda.is_available()):
-        raise ValueError(
-            f"graphs need one process with a GPU, got {world_size()} with {torch.cuda.device_count()} GPUs; set graphs = false"
-        )
-    if run.fsdp and (world_size() == 1 or not torch.cuda.is_available()):
-        raise ValueError(
-            f"fsdp needs several processes with a GPU each, got {world_size()} with {torch.cuda.device_count()} GPUs; start them "
-            "with torchrun --nproc-per-node, or set fsdp = false"
-        )
-
-
-def checked_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
-    """The configuration of the run's model, checked by building the model without memory for its weights."""
-    config = model_config(run, tokenizer)
-    for name, options in config.mixers():
-        check_backend(name, options, "cuda" if torch.cuda.is_available() else "cpu")
-    with torch.device("meta"):
-        FastWeightsForCausalLM(config)
-    return config
-
-
 def _train_one(
     run: LanguageRun,
     config: FastWeightsConfig,
@@ -241,7 +180,10 @@ def _train_one(
     console: Console,
     signals: StopSignals,
 ) -> LanguageResult | None:
+    start = find_start(run, text)
+    text = dataclasses.replace(text, fingerprints={**text.fingerprints, **start.record(run)})
     folder, name = LanguageFolder(Path(run.output)), model_name(run, config)
+    title = " ".join(filter(None, (name, run.stage)))
     model = None
     if not from_main_process(folder.result.exists() and not overwrite):  # a training that has finished needs none
         with compiler_loading(what_to_compile(run), PartialState().device):
@@ -252,24 +194,18 @@ def _train_one(
         latest = on_main_process(lambda: latest_whole(folder.checkpoints, config, report))
         if stop_at is not None and latest is not None and stop_at <= checkpoint_step(latest) < run.max_steps:
             report(
-                f"{name}: step {checkpoint_step(latest):,} is saved already, so that nothing is trained up to step {stop_at:,}"
+                f"{title}: step {checkpoint_step(latest):,} is saved already, so that nothing is trained up to step {stop_at:,}"
             )
             return None
-        report(f"{name}: {step_size(run)}")
-        began = time.perf_counter()
-        tokens_a_step = run.length * run.batch_size * run.accumulation * world_size()
-        progress = TrainingProgress(
-            console,
-            title=name,
-            tokens_a_step=tokens_a_step,
-            steps=run.max_steps,
-            log_every=run.log_every,
-        )
-        log = RunLog(folder.log, tokens_a_step=tokens_a_step)
+        report(f"{title}: {step_size(run)}")
+        began, plan = time.perf_counter(), run.plan(world_size())
+        progress = TrainingProgress(console, title=title, plan=plan, log_every=run.log_every)
+        log = RunLog(folder.log, plan)
         board = [TensorBoardLog(folder.tensorboard)] if run.writes_tensorboard else []
         callbacks = [StopOnSignal(signals, report), StopAt(stop_at), log, *board, progress]
         parameters = model.num_parameters(only_trainable=True)
-        trainer = LanguageTrainer(run, model, text, folder, callbacks)
+        earlier = moments_of(run) if latest is None else None
+        trainer = LanguageTrainer(run, model, text, folder, callbacks, earlier)
         with progress:
             with signals.hold():
                 trainer.train(resume_from_checkpoint=None if latest is None else str(latest))
@@ -277,9 +213,8 @@ def _train_one(
                 return None
             if not from_main_process(run.max_steps in loss_curves(folder.log)["held_out_steps"]):
                 trainer.evaluate()
-        trainer.save_to(
-            folder.model, training_facts(run, loss_curves(folder.log), tokens=run.max_steps * tokens_a_step)
-        )
+        tokens = plan.tokens(run.max_steps)
+        trainer.save_to(folder.model, training_facts(run, loss_curves(folder.log), tokens=tokens))
         if not is_main_process():
             return None
         result = LanguageResult(
@@ -289,7 +224,7 @@ def _train_one(
             parameters=parameters,
             state_size=model.state_size(run.length),
             steps=run.max_steps,
-            tokens=run.max_steps * tokens_a_step,
+            tokens=tokens,
             **loss_curves(folder.log),
             **_measure(run, folder.model, text.held_out, trainer.args.device),
             seconds=time.perf_counter() - began,
@@ -300,11 +235,6 @@ def _train_one(
         return result
 
 
-def _saved_step(run: LanguageRun) -> int:
-    """The step of the latest checkpoint."""
-    return checkpoint_step(checkpoints_in(LanguageFolder(Path(run.output)).checkpoints)[-1])
-
-
 def _load_finished(
     run: LanguageRun, folder: LanguageFolder, text: PreparedText, report: Callable[[str], None]
 ) -> LanguageResult:
@@ -313,7 +243,7 @@ def _load_finished(
     result = dataclasses.replace(result, name=run.label or result.name)
     wanted = {name: as_stored(getattr(run, name)) for name in MEASURED}
     same = wanted.items() <= result.run.items()
-    report(f"{result.name}: finished earlier, not trained again" + ("" if same else "; measured as this run asks"))
+    report(f"{result.label}: finished earlier, not trained again" + ("" if same else "; measured as this run asks"))
     if not same:
         measured = _measure(run, folder.model, text.held_out, PartialState().device)
         result = dataclasses.replace(result, run={**result.run, **wanted}, **measured)

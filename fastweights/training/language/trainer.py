@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from ...models.loading import SAVED_MODEL
 from ...private_huggingface import TrainerHooks, use_one_gpu
 from ...untrusted import read_json_object
 from ..checkpoints import CHECKPOINT, drop_old, loading, saving
-from ..optimization import WeightDecayMixin, learning_rate_factor, weight_decay_groups
-from .callbacks import check_finite
+from ..optimization import WeightDecayMixin
+from .callbacks import BeforeTraining, check_finite
 from .compiling import compile_model, mark_document_count_dynamic, what_to_compile
 from .folder import LanguageFolder
 from .graphs import GraphedGradients, what_to_graph
+from .optimizers import build_optimizer, settings_kept
 from .processes import from_main_process, world_size
 from .rows import find_start, load_rows, save_rows, training_rows
 from .run import LanguageRun
@@ -40,7 +42,8 @@ OPEN_LOSS = "open_loss.json"  # in a checkpoint: the losses since the last point
 
 
 class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
-    """Trains `model` as `run` says. `text` are the tokens, `folder` is where checkpoints go."""
+    """Trains `model` as `run` says. `text` are the tokens, `folder` is where checkpoints go, `earlier` is a checkpoint of
+    another training whose optimizer's moments this one begins with."""
 
     model: Any
     optimizer: Any
@@ -52,14 +55,15 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         text: PreparedText,
         folder: LanguageFolder,
         callbacks: list[TrainerCallback],
+        earlier: Path | None = None,
     ) -> None:
         self.run, self.folder = run, folder
         self._staging: Path | None = None
-        self._rows_a_step = run.batch_size * run.accumulation * world_size()
+        self.plan = run.plan(world_size())
         held_out = held_out_rows(text.held_out, run.length)
         self.held_out = ShuffledRows(held_out, seed=HELD_OUT_SEED, count=min(run.evaluation_rows, len(held_out)))
         self.start = find_start(run, text)
-        self.rows = training_rows(run, text, self.start, count=run.max_steps * self._rows_a_step)
+        self.rows = training_rows(run, text, self.start, count=self.plan.rows(self.plan.steps))
         super().__init__(
             model,
             training_arguments(run, folder.checkpoints),
@@ -70,6 +74,8 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
             callbacks=callbacks,
         )
         self.remove_callback(PrinterCallback)
+        if earlier is not None:
+            self.add_callback(BeforeTraining(partial(self.load_moments, earlier)))
         if run.forward_prefetch:
             self.add_callback(ForwardPrefetch(run.forward_prefetch))
         self._sharded_bf16 = run.fsdp and run.precision == "bf16"
@@ -138,32 +144,20 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches in the order of the rows: process p of n takes batches p, p + n, p + 2 n."""
-        batches = DataLoader(
-            self.rows, batch_size=self.run.batch_size, collate_fn=pack_rows, drop_last=True,
-            pin_memory=self.args.dataloader_pin_memory,
-        )  # fmt: skip
-        return self.accelerator.prepare(batches)
+        pinned = self.args.dataloader_pin_memory
+        batches: Any = self.plan  # yields lists of row numbers, as a sampler of batches does
+        return self.accelerator.prepare(
+            DataLoader(self.rows, batch_sampler=batches, collate_fn=pack_rows, pin_memory=pinned)
+        )
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            groups = weight_decay_groups(self.model if model is None else model, self.run.weight_decay)
-            betas = (self.run.beta1, self.run.beta2)
-            self.optimizer = torch.optim.AdamW(groups, lr=self.run.learning_rate, betas=betas, fused=True)
+            self.optimizer = build_optimizer(self.run, self.model if model is None else model)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         if self.lr_scheduler is None:
-            warmup = round(self.run.warmup_fraction * num_training_steps)
-
-            def factor(step: int) -> float:
-                return learning_rate_factor(
-                    step,
-                    steps=num_training_steps,
-                    warmup_steps=warmup,
-                    final=self.run.final_fraction,
-                    start=self.run.warmup_start,
-                )
-
+            factor = partial(self.run.rate_factor, plan=self.plan)
             self.lr_scheduler = LambdaLR(self.optimizer if optimizer is None else optimizer, factor)
         return self.lr_scheduler
 
@@ -217,7 +211,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
             super().save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             made, main = self._staging / f"checkpoint-{step}", self.args.should_save
-            read = step * self._rows_a_step
+            read = self.plan.rows(step)
             save_rows(self.rows, self.start, made, length=self.run.length, read=read, main=main)
             if main:
                 write_json(made / OPEN_LOSS, {"since_step": self._last_point, "sum": losses})
@@ -237,6 +231,14 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
             super().load_optimizer(checkpoint)
             self._load_losses(Path(str(checkpoint)))
             load_rows(self.rows, Path(str(checkpoint)))
+
+    def load_moments(self, checkpoint: Path) -> None:
+        """Take the optimizer's moments of another training, once this one is prepared, and nothing else."""
+        assert self.lr_scheduler is not None
+        schedule = self.lr_scheduler.state_dict()
+        with loading(checkpoint), settings_kept(self.optimizer):
+            super().load_optimizer(str(checkpoint))
+        self.lr_scheduler.load_state_dict(schedule)
 
     def _load_losses(self, checkpoint: Path) -> None:
         self._losses.zero_()
@@ -297,7 +299,7 @@ def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
         # A copy from pinned memory does not wait for the step before.
-        accelerator_config={"non_blocking": torch.cuda.is_available()},
+        accelerator_config={"non_blocking": torch.cuda.is_available(), "even_batches": False},
         ddp_find_unused_parameters=False,
         **extra,
     )

@@ -95,7 +95,8 @@ class Settings:
             those of the stages (the last one's, and the sum).
         beta1, beta2: AdamW's.
         weight_decay: AdamW's decoupled weight decay, on matrices only.
-        schedule: of the learning rate after the warm-up, "cosine" or "constant".
+        schedule: of the learning rate after the warm-up, "cosine", "linear", "wsd" (constant up to a linear decay over the last
+            tenth of the steps) or "constant".
         warmup_fraction: part of `steps` over which the learning rate rises linearly to its peak.
         warmup_start: the learning rate at the first step, as a part of the peak; 0 for the first of equal parts.
         final_fraction: the learning rate at the last step, as a part of the peak (cosine decay in between).

@@ -190,7 +190,7 @@ def test_a_run_that_asks_for_graphs_requires_them(
     make_run: Any, monkeypatch: pytest.MonkeyPatch, asked: bool | None
 ) -> None:
     """The rest of the training is that of a machine without a GPU, where no step can be captured."""
-    monkeypatch.setattr("fastweights.training.language.train._check_device", lambda run: None)
+    monkeypatch.setattr("fastweights.training.language.planning._check_device", lambda *arguments: None)
     monkeypatch.setattr("fastweights.training.language.trainer.what_to_graph", lambda run: True)
     fail_half_way(monkeypatch)
     monkeypatch.setattr(graphs, "refusing_waits", torch.enable_grad)

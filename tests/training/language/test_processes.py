@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from fastweights.results.language import load_result
 from fastweights.training.language import load_run, train_language
+from fastweights.training.language.schedule import BatchStage
 
 from .launching import torchrun
 from .small import log
@@ -169,6 +170,33 @@ def test_checkpointed_blocks_are_compiled_once_for_any_number_of_documents(run_f
     plain = {"fsdp": False, "compile": False, "gradient_checkpointing": False, "output": str(tmp_path / "alone")}
     wanted = train_language(dataclasses.replace(run, **plain, batch_size=4))[0]
     assert_same_losses(load_result(Path(run.output, "result.json")), wanted)
+
+
+STAGES = """
+[[batch_ramp]]
+batch_size = 1
+steps = 2
+[[stages]]
+max_steps = 5
+[[stages]]
+max_steps = 6
+length = 64
+keep_optimizer = true
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fsdp", ["false", "true"])
+def test_ramps_and_stages_in_two_processes_are_those_of_one(run_file, tmp_path, fsdp):
+    text = run_file.read_text().replace("batch_size = 1", "batch_size = 2")
+    run_file.write_text(f"fsdp = {fsdp}\n{text}{STAGES}")
+    alone = {"fsdp": False, "batch_size": 4, "batch_ramp": (BatchStage(batch_size=2, steps=2),)}
+    wanted = train_language(load_run(run_file, output=str(tmp_path / "alone"), **alone))
+    torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4)
+    for stage, expected in zip(("stage1", "stage2"), wanted, strict=True):
+        found = load_result(Path(load_run(run_file).output, stage, "result.json"))
+        assert_same_losses(found, expected)
+        assert found.loss_tokens == expected.loss_tokens
 
 
 def test_sharding_needs_gpus(run_file):

@@ -9,6 +9,7 @@ from transformers import TrainerState
 
 from fastweights.training.language import train_language
 from fastweights.training.language.progress import TextProgress, TrainingProgress
+from fastweights.training.language.schedule import StepPlan
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -48,7 +49,7 @@ def test_a_line_has_the_held_out_loss_of_its_step_alone(make_run):
 
 def test_a_bar_names_the_step_of_an_earlier_held_out_loss():
     console = Console(file=io.StringIO(), force_terminal=True, width=160)
-    progress = TrainingProgress(console, title="gdn", tokens_a_step=64, steps=8, log_every=2)
+    progress = TrainingProgress(console, title="gdn", plan=StepPlan(((8, 1),), 1, 64), log_every=2)
     notes = []
     for step, logs in ((4, {"loss": 5.5}), (4, {"eval_loss": 5.25}), (6, {"loss": 4.5})):
         progress.on_log(None, TrainerState(global_step=step), None, logs)

@@ -1,0 +1,188 @@
+"""What a training will need, before it starts: memory of a GPU, and time on one that is named.
+
+Weights, gradients and the state of the optimizer are counted exactly. Activations are estimated from the widths of the layers
+(`activation_bytes`), and the time from the operations of the matrix products and a utilisation (`UTILISATION`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ...checks import check_choice, check_size
+from ...models import FastWeightsForCausalLM
+from .optimizers import muon_matrices
+from .run import LanguageRun
+from .schedule import StepPlan
+
+__all__ = [
+    "GPUS",
+    "Gpu",
+    "Machine",
+    "activation_bytes",
+    "describe_memory",
+    "describe_time",
+    "memory_parts",
+    "optimizer_bytes",
+    "parse_machine",
+    "step_operations",
+]
+
+GIB = 2**30
+UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60))
+CHUNK = 64  # tokens between two states that a memory keeps for its backward
+RESERVED = 0.06  # of a GPU's memory, for CUDA itself and what the allocator cannot use
+LEAST_ACTIVATIONS = 0.7  # of the estimate: below it no measured training was
+# Part of the peak that trainings with `gdn` reached on an H100: .31 with 24 layers of width 1024, .38 with the 1B preset.
+UTILISATION = 0.35
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU's memory in bytes, and its peak of dense matrix products in operations per second, from its maker's data sheet."""
+
+    memory: float
+    bfloat16: float
+    float32: float
+
+
+GPUS = {
+    "a100-40gb": Gpu(40e9, 312e12, 19.5e12),
+    "a100": Gpu(80e9, 312e12, 19.5e12),
+    "b200": Gpu(180e9, 2250e12, 75e12),
+    "gh200": Gpu(96e9, 989e12, 67e12),
+    "h100": Gpu(80e9, 989e12, 67e12),
+    "h200": Gpu(141e9, 989e12, 67e12),
+    "l40s": Gpu(48e9, 362e12, 91.6e12),
+    "rtx3090": Gpu(24e9, 71e12, 35.6e12),
+    "rtx4090": Gpu(24e9, 165e12, 82.6e12),
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """GPUs of one kind, one process each."""
+
+    name: str
+    count: int
+
+    @property
+    def gpu(self) -> Gpu:
+        return GPUS[self.name]
+
+
+def parse_machine(text: str) -> Machine:
+    """A GPU by its name, or several as in "8xh100".
+
+    Raises:
+        ValueError: another name, or a number that is not positive.
+    """
+    several = re.fullmatch(r"(\d+)\s*x\s*(.+)", text.lower())
+    count, name = several.groups() if several else ("1", text.lower())
+    check_choice("gpu", name, GPUS)
+    return Machine(name, check_size("number of GPUs", int(count)))
+
+
+def describe_memory(
+    run: LanguageRun, model: FastWeightsForCausalLM, processes: int, machine: Machine | None = None
+) -> str:
+    """Memory per process in words. model: may be without memory for its weights, on the meta device.
+
+    Raises:
+        ValueError: the training does not fit into the memory of a GPU of the machine.
+    """
+    parts = memory_parts(run, model, processes)
+    total = sum(parts.values())
+    listed = ", ".join(f"{name} {size / GIB:.3g}" for name, size in parts.items())
+    if machine is None:
+        return f"about {total / GIB:.3g} GiB per process: {listed}"
+    room = machine.gpu.memory * (1 - RESERVED)
+    least = total - (1 - LEAST_ACTIVATIONS) * parts["activations"]
+    if least > room:
+        raise ValueError(
+            f"the training must fit into the {room / GIB:.1f} GiB that one {machine.name} has to give, and needs at least "
+            f"{least / GIB:.1f} per GPU, about {total / GIB:.1f} ({listed}); halve batch_size and double accumulation, set "
+            "gradient_checkpointing = true, or with several GPUs fsdp = true"
+        )
+    doubt = ", which may not fit" if total > room else ""
+    return f"about {total / GIB:.1f} GiB of {room / GIB:.1f} per GPU{doubt}: {listed}"
+
+
+def describe_time(run: LanguageRun, model: FastWeightsForCausalLM, plan: StepPlan, machine: Machine) -> str:
+    """The time of a training in words."""
+    peak = machine.gpu.float32 if run.precision == "no" else machine.gpu.bfloat16
+    seconds = step_operations(run, model) * plan.tokens(plan.steps) / (peak * UTILISATION * machine.count)
+    unit, size = next(((unit, size) for unit, size in UNITS if seconds >= 2 * size), ("seconds", 1))
+    return (
+        f"about {seconds / size:,.1f} {unit} on {machine.count} {machine.name}, at {UTILISATION:.0%} of the peak of its matrix "
+        "products"
+    )
+
+
+def memory_parts(run: LanguageRun, model: FastWeightsForCausalLM, processes: int = 1) -> dict[str, float]:
+    """Bytes per process: weights and gradients in float32, the optimizer's state, and activations."""
+    weights = 4 * model.num_parameters(only_trainable=True)
+    shared = processes if run.fsdp else 1
+    copies = 2 if processes > 1 and not run.fsdp else 1  # DDP keeps gradients in buckets too
+    return {
+        "weights": weights / shared,
+        "gradients": copies * weights / shared,
+        "optimizer": optimizer_bytes(run, model) / shared,
+        "activations": activation_bytes(run, model),
+    }
+
+
+def optimizer_bytes(run: LanguageRun, model: nn.Module) -> float:
+    """Of the state of the run's optimizer, beside its counters of steps."""
+    matrices = muon_matrices(model) if run.optimizer == "muon" else set()
+    total = 0
+    for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
+        size = parameter.numel()
+        if run.optimizer == "adafactor":  # of matrices sums over rows and columns
+            total += 4 * (size if parameter.ndim < 2 else size // parameter.shape[-1] + size // parameter.shape[-2])
+        else:
+            total += 4 * size * (1 if id(parameter) in matrices else 2)
+    return total
+
+
+def activation_bytes(run: LanguageRun, model: FastWeightsForCausalLM) -> float:
+    """What forward keeps for backward, of one pass of one process. Per token and block: the output of every linear layer and
+    what is computed of it, in the precision of the matrix products; the residual stream twice in float32; and the state of the
+    memory every 64 tokens. Weights are kept once more in 16 bits where products are in that precision. 79 measured trainings
+    on an H200 took between .73 and 1.53 times as much, the most with Lattice's rules.
+
+    With gradient_checkpointing, the residual stream of every block, and all of one block.
+    """
+    size = 4 if run.precision == "no" else 2
+    blocks: Any = model.model.layers
+    kept = [_block_bytes(block, model.config.hidden_size, size) for block in blocks]
+    tokens = max([run.batch_size, *(stage.batch_size for stage in run.batch_ramp)]) * run.length
+    per_token = sum(kept)
+    if run.gradient_checkpointing:
+        per_token = 4 * model.config.hidden_size * len(kept) + max(kept)
+    copies = size * model.num_parameters() if size == 2 else 0
+    return tokens * per_token + copies
+
+
+def _block_bytes(block: Any, width: int, size: int) -> float:
+    """Bytes per token."""
+    outputs = sum(part.out_features for part in block.modules() if isinstance(part, nn.Linear))
+    return 2 * size * outputs + 2 * 4 * width + 4 * block.mixer.state_size(CHUNK) / CHUNK
+
+
+def step_operations(run: LanguageRun, model: FastWeightsForCausalLM) -> float:
+    """Operations per token of forward and backward: six per weight of a linear layer, and 6 S H K for each of the two products
+    of softmax attention over S earlier tokens, on average half a row. Those of memories, a few percent, are left out.
+    gradient_checkpointing adds another forward."""
+    weights = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
+    blocks: Any = model.model.layers
+    attention = 0.0
+    for block, kind in zip(blocks, model.config.layer_types, strict=True):
+        if kind != "linear_attention":
+            seen = min(run.length / 2, getattr(block.mixer, "window", None) or math.inf)
+            attention += 2 * 6 * seen * block.mixer.q_proj.out_features
+    return (6 * weights + attention) * (4 / 3 if run.gradient_checkpointing else 1)
