@@ -16,6 +16,8 @@ IN_PLACE = "state, state_indices=None, cu_seqlens=None, backend='auto'"
 MEMORIES = {
     "linear_attention": "q, k, v, g=None, *, scale=None",
     "delta_rule": "q, k, v, beta, g=None, *, write_key=None, scale=None",
+    "delta_product": "q, k, v, beta, g=None, *, write_key=None, scale=None",
+    "dplr_delta_rule": "q, k, v, a, b, g=None, *, scale=None",
     "precondition_keys": "k, g, beta, center, *, bound=1.5, eps=1e-06, squash='softsign', ridge=0.1",
     "precondition_queries": "q, k, g, beta, *, ridge",
     "preconditioned_delta_rule": (
@@ -34,8 +36,8 @@ MEMORIES = {
 DECODING = {
     f"{name}_": MEMORIES[name]
     for name in (
-        "linear_attention", "delta_rule", "preconditioned_delta_rule", "palimpsa", "palimpsa_posterior",
-        "gated_kalmanet", "mesa", "lattice", "output_normalized_ttt", "recursive_least_squares",
+        "linear_attention", "delta_rule", "delta_product", "dplr_delta_rule", "preconditioned_delta_rule", "palimpsa",
+        "palimpsa_posterior", "gated_kalmanet", "mesa", "lattice", "output_normalized_ttt", "recursive_least_squares",
         "variational_linear_attention",
     )
 }  # fmt: skip

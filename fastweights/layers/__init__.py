@@ -4,6 +4,7 @@ from ..plugins import import_mixers
 from .cache import LayerCache
 from .choice import MixerChoice, parse_mixers
 from .delta_net import DeltaNet, ElementwiseLonghorn
+from .delta_product import DeltaProduct
 from .lattice import Lattice, TestTimeTraining
 from .least_squares import GatedKalmaNet, MesaNet, RecursiveLeastSquares
 from .linear_attention import LinearAttention
@@ -20,6 +21,7 @@ __all__ = [
     "MIXERS",
     "DecayOptions",
     "DeltaNet",
+    "DeltaProduct",
     "ElementwiseLonghorn",
     "GatedKalmaNet",
     "Lattice",

@@ -1,6 +1,8 @@
 """The memory rules as functions on tensors. docs/rules.md describes what each one computes and costs."""
 
+from .delta_product import delta_product
 from .delta_rule import delta_rule
+from .dplr_delta_rule import dplr_delta_rule
 from .elementwise_longhorn import elementwise_longhorn
 from .gated_kalmanet import gated_kalmanet
 from .gated_norm import gated_rms_norm as gated_rms_norm
@@ -20,7 +22,9 @@ from .short_convolution import short_convolution as short_convolution
 from .variational_linear_attention import variational_linear_attention
 
 # The ops that read a few tokens and update their state in place, for decoding.
+delta_product_ = delta_product.in_place
 delta_rule_ = delta_rule.in_place
+dplr_delta_rule_ = dplr_delta_rule.in_place
 gated_kalmanet_ = gated_kalmanet.in_place
 lattice_ = lattice.in_place
 linear_attention_ = linear_attention.in_place
@@ -33,8 +37,12 @@ recursive_least_squares_ = recursive_least_squares.in_place
 variational_linear_attention_ = variational_linear_attention.in_place
 
 __all__ = [
+    "delta_product",
+    "delta_product_",
     "delta_rule",
     "delta_rule_",
+    "dplr_delta_rule",
+    "dplr_delta_rule_",
     "elementwise_longhorn",
     "gated_kalmanet",
     "gated_kalmanet_",

@@ -28,6 +28,8 @@ MEMORIES = [
     "efla",
     "nlms",
     "comba",
+    "deltaproduct",
+    "gated-deltaproduct",
 ]
 VLA = ["vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet"]
 PAPERS = ["palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", *VLA, "rls"]

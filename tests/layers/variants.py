@@ -30,6 +30,8 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "nlms decay": ("nlms", {"decay": "channel", "normalize_qk": True, "preconditioner": "key"}),
     "comba grouped": ("comba", {"num_v_heads": 4, "output_correction": 1.0, "negative_eigenvalues": True}),
     "comba without decay": ("comba", {"decay": "none", "output_correction": None}),
+    "deltaproduct of one": ("deltaproduct", {"householders": 1, "conv_size": None}),
+    "gated-deltaproduct grouped": ("gated-deltaproduct", {"householders": 3, "num_v_heads": 4, "expand_v": 0.5}),
     "pgdn correction": ("pgdn", {"output_correction": 0.5}),
     "pdn unit": ("pdn", {"gain": "unit"}),
     "pkda damped": ("pkda", {"gain": "damped"}),
