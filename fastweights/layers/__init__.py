@@ -14,11 +14,13 @@ from .options import DecayOptions, MemoryOptions, MixerOptions, ProjectionOption
 from .posterior import PalimpsaD, PalimpsaM
 from .probe import Seen, probe
 from .registry import MIXERS, MixerSpec, build_mixer, register_mixer
+from .rwkv7 import RWKV7
 from .softmax_attention import SoftmaxAttention
 from .vla import PrintedDeltaNet, VariationalLinearAttention
 
 __all__ = [
     "MIXERS",
+    "RWKV7",
     "DecayOptions",
     "DeltaNet",
     "DeltaProduct",

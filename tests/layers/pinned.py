@@ -54,7 +54,7 @@ FIRST_MIXERS = [  # what "every mixer" was when it was pinned
     *("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "longhorn"),
     *("palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", "vla-conv", "rls"),
 ]
-NEWEST_MIXERS = ["deltaproduct", "gated-deltaproduct"]
+NEWEST_MIXERS = ["deltaproduct", "gated-deltaproduct", "rwkv7"]
 LATER_MIXERS = [name for name in ORDER if name not in (*FIRST_MIXERS, *NEWEST_MIXERS)]
 SMALL = {"vocab_size": 11, "hidden_size": 8, "num_heads": 2, "intermediate_size": 8}
 SAVED_MIXERS = [

@@ -30,6 +30,7 @@ MEMORIES = [
     "comba",
     "deltaproduct",
     "gated-deltaproduct",
+    "rwkv7",
 ]
 VLA = ["vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet"]
 PAPERS = ["palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", *VLA, "rls"]

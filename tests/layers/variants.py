@@ -32,6 +32,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "comba without decay": ("comba", {"decay": "none", "output_correction": None}),
     "deltaproduct of one": ("deltaproduct", {"householders": 1, "conv_size": None}),
     "gated-deltaproduct grouped": ("gated-deltaproduct", {"householders": 3, "num_v_heads": 4, "expand_v": 0.5}),
+    "rwkv7 narrow": ("rwkv7", {"head_dim": 5, "decay_rank": 3, "rate_rank": 4, "gate_rank": 5}),
     "pgdn correction": ("pgdn", {"output_correction": 0.5}),
     "pdn unit": ("pdn", {"gain": "unit"}),
     "pkda damped": ("pkda", {"gain": "damped"}),
