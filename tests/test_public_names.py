@@ -29,6 +29,7 @@ MEMORIES = {
     "gated_kalmanet": "q, k, v, g, *, mix=None, ridge=0.02, iterations=30, solver='chebyshev', adaptive_ridge=True, scale=None",
     "mesa": "q, k, v, g, beta, ridge, *, iterations=30, scale=None",
     "recursive_least_squares": "q, k, v, beta, g=None, *, ridge=1.0, scale=None",
+    "kalman_filter": "q, k, v, noise, process_noise=None, g=None, *, scale=None",
     "variational_linear_attention": "q, k, v, u, *, ridge=0.1, refresh_every=None, refresh=0.001, eps=0.0001",
     "lattice": "q, k, v, gamma, *, objective='decode', decay=None, normalize=True, l1=0.0",
     "output_normalized_ttt": "q, k, v, gamma, *",
@@ -37,8 +38,8 @@ DECODING = {
     f"{name}_": MEMORIES[name]
     for name in (
         "linear_attention", "delta_rule", "delta_product", "dplr_delta_rule", "preconditioned_delta_rule", "palimpsa",
-        "palimpsa_posterior", "gated_kalmanet", "mesa", "lattice", "output_normalized_ttt", "recursive_least_squares",
-        "variational_linear_attention",
+        "palimpsa_posterior", "gated_kalmanet", "mesa", "kalman_filter", "lattice", "output_normalized_ttt",
+        "recursive_least_squares", "variational_linear_attention",
     )
 }  # fmt: skip
 AROUND = {

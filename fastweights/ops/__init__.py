@@ -7,6 +7,7 @@ from .elementwise_longhorn import elementwise_longhorn
 from .gated_kalmanet import gated_kalmanet
 from .gated_norm import gated_rms_norm as gated_rms_norm
 from .gated_writes import gated_writes as gated_writes
+from .kalman_filter import kalman_filter
 from .lattice import lattice
 from .linear_attention import linear_attention
 from .mesa import mesa
@@ -26,6 +27,7 @@ delta_product_ = delta_product.in_place
 delta_rule_ = delta_rule.in_place
 dplr_delta_rule_ = dplr_delta_rule.in_place
 gated_kalmanet_ = gated_kalmanet.in_place
+kalman_filter_ = kalman_filter.in_place
 lattice_ = lattice.in_place
 linear_attention_ = linear_attention.in_place
 mesa_ = mesa.in_place
@@ -46,6 +48,8 @@ __all__ = [
     "elementwise_longhorn",
     "gated_kalmanet",
     "gated_kalmanet_",
+    "kalman_filter",
+    "kalman_filter_",
     "lattice",
     "lattice_",
     "linear_attention",
