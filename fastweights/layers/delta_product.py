@@ -26,6 +26,10 @@ class DeltaProductOptions(DecayOptions, MemoryOptions):
     householders: int = option(2, up_to(16))
     negative_eigenvalues: bool = option(True, check_flag)
 
+    @property
+    def steps(self) -> int:
+        return self.householders
+
     def check_together(self) -> None:
         super().check_together()
         if self.shared_qk:
@@ -62,9 +66,6 @@ class DeltaProduct(MemoryLayer):
     options: DeltaProductOptions
     probes = {**MemoryLayer.probes, "g": "decay", "beta": ""}
 
-    def build_projection(self, normalize_qk: bool | None = None) -> None:
-        super().build_projection(normalize_qk, self.options.householders)
-
     def build(self) -> None:
         options, heads = self.options, self.heads.value_heads
         largest = 2.0 if options.negative_eigenvalues else 1.0
@@ -77,7 +78,7 @@ class DeltaProduct(MemoryLayer):
         """Channels come step by step, within a step head by head: R stands for the steps."""
         beta, g_BTG = compute_gates(x_BTD, self.gain, self.decay)
         k_BTHRK, v_BTGRV, beta_BTGR = (
-            y.unflatten(2, (self.options.householders, -1)).transpose(2, 3) for y in (k_BTHK, v_BTGV, beta)
+            y.unflatten(2, (self.options.steps, -1)).transpose(2, 3) for y in (k_BTHK, v_BTGV, beta)
         )
         self.probe(k=k_BTHRK, v=v_BTGRV, beta=beta_BTGR, g=g_BTG)
         return run(self.op, q_BTHK, k_BTHRK, v_BTGRV, beta_BTGR, g_BTG)

@@ -129,9 +129,8 @@ class MemoryLayer(OpLayer):
         self.build()
         self.build_output()
 
-    def build_projection(self, normalize_qk: bool | None = None, steps: int = 1) -> None:
-        """Create `self.qkv`. normalize_qk: whether it divides q and k by their length; None follows the option. steps: keys and
-        values per token and head."""
+    def build_projection(self, normalize_qk: bool | None = None) -> None:
+        """Create `self.qkv`. normalize_qk: whether it divides q and k by their length; None follows the option."""
         options = cast(MemoryOptions, self.options)
         projection = SharedQKProjection if options.shared_qk else QKVProjection
         self.qkv = projection(
@@ -142,7 +141,7 @@ class MemoryLayer(OpLayer):
             options.normalize_qk if normalize_qk is None else normalize_qk,
             options.backend,
             options.conv_init,
-            steps,
+            options.steps,
         )
 
     def build(self) -> None:

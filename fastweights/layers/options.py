@@ -177,6 +177,11 @@ class ProjectionOptions(MixerOptions):
     norm_eps: float = option(1e-6, check_positive)
     backend: str = option("auto", one_of(*BACKENDS))
 
+    @property
+    def steps(self) -> int:
+        """Keys and values per token and head."""
+        return 1
+
     def head_sizes(self) -> HeadSizes:
         """Numbers and widths of the heads."""
         return HeadSizes.choose(self.hidden_size, self.num_heads, self.head_dim, self.expand_v, self.num_v_heads)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,7 +13,7 @@ LEAST_LOG_DECAY = -40.0
 
 def unroll_steps(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None = None, write_key: Tensor | None = None
-) -> dict[str, Tensor | None]:
+) -> dict[str, Any]:
     """The inputs of the delta rule [B, T R, ...] for k, v, beta and write_key [B, T, heads, R, ...].
 
     The memory decays at the first step of a token, and q reads it after the last one: the other log decays and queries are 0.
@@ -42,9 +44,7 @@ def outputs_of_tokens(o: Tensor, steps: int) -> Tensor:
     return o[:, steps - 1 :: steps].contiguous()
 
 
-def erase_and_write(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, g: Tensor | None
-) -> dict[str, Tensor | None]:
+def erase_and_write(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, g: Tensor | None) -> dict[str, Any]:
     """The inputs of `unroll_steps` for S = (Diag(exp(g)) + b a^T) S + k v^T in two steps.
 
     The first reads -a / exp(g), as the memory has decayed by then, and corrects it along b towards 0; the second reads nothing
