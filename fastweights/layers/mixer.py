@@ -29,10 +29,12 @@ class Mixer(nn.Module):
     Attributes:
         probes: names that `fastweights.layers.probe` can record for this class. The value is the attribute that is None where
             the options of a layer leave it out (such as "decay" for the name "g"), or "" where every layer of the class has it.
+        takes_first_values: whether forward needs `first_values`, what the method `values` of an earlier layer gives.
         decodes_in_pool: whether forward can read a few tokens with a cache whose memory is a pool (`LayerCache.rows`).
     """
 
     probes: ClassVar[Mapping[str, str]] = {"state": ""}
+    takes_first_values: bool = False
     decodes_in_pool: bool = False
     _listener: Callable[[dict[str, Any]], None] | None = None
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastweights.layers import RWKV7, LayerCache, build_mixer
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 HEADS, WIDTH = 2, 12
 
@@ -86,3 +87,30 @@ def test_ranks_are_those_of_the_released_code() -> None:
         with torch.device("meta"):
             made = RWKV7(hidden_size=width, num_heads=width // 64, value_residual=True)
         assert (made.decay.up.in_features, made.value_mix.up.in_features, made.g_proj[0].out_features) == ranks
+
+
+def test_a_model_hands_the_values_of_its_first_layer_on() -> None:
+    """To later layers, also under checkpointing and from token to token; without them the answer is another."""
+    residual = {"name": "rwkv7", "value_residual": True}
+    sizes = {"vocab_size": 11, "hidden_size": 8, "num_heads": 2, "num_hidden_layers": 3, "intermediate_size": 8}
+    model = FastWeightsForCausalLM(FastWeightsConfig(**sizes, mixer=["gdn", "rwkv7", residual])).double()
+    ids, seen = torch.arange(12).view(2, 6) % 11, []
+    model.model.layers[2].mixer.register_forward_pre_hook(
+        lambda mixer, x, given: seen.append(given["first_values"]), with_kwargs=True
+    )
+    model.model.layers[1].mixer.v_proj.register_forward_hook(lambda module, x, y: seen.append(y))
+    logits = model(ids).logits
+    values, again, first_values = seen
+    assert torch.equal(values, again) and torch.equal(values, first_values)
+    logits.sum().backward()
+    wanted = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    model.train()(ids).logits.sum().backward()
+    for parameter, gradient in zip(model.parameters(), wanted):
+        torch.testing.assert_close(parameter.grad, gradient)
+    model.gradient_checkpointing_disable()
+    model.eval()
+    tokens = model.generate(ids, max_new_tokens=4, do_sample=False)
+    for t in range(6, 10):
+        assert torch.equal(model(tokens[:, :t]).logits[:, -1].argmax(-1), tokens[:, t])
