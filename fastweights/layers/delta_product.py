@@ -75,11 +75,9 @@ class DeltaProduct(MemoryLayer):
             self.decay = HeadDecay(self.hidden_size, heads, options.long_memory)
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
-        """Channels come step by step, within a step head by head: R stands for the steps."""
+        """Channels come head by head, within a head step by step: R stands for the steps."""
         beta, g_BTG = compute_gates(x_BTD, self.gain, self.decay)
-        k_BTHRK, v_BTGRV, beta_BTGR = (
-            y.unflatten(2, (self.options.steps, -1)).transpose(2, 3) for y in (k_BTHK, v_BTGV, beta)
-        )
+        k_BTHRK, v_BTGRV, beta_BTGR = (y.unflatten(2, (-1, self.options.steps)) for y in (k_BTHK, v_BTGV, beta))
         self.probe(k=k_BTHRK, v=v_BTGRV, beta=beta_BTGR, g=g_BTG)
         return run(self.op, q_BTHK, k_BTHRK, v_BTGRV, beta_BTGR, g_BTG)
 

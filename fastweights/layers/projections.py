@@ -162,7 +162,8 @@ class QKVProjection(nn.Module):
         normalize_qk: whether q and k are divided by their length.
         backend: of the layer's op.
         first_filters: of the convolutions, "uniform" or "normal".
-        steps: keys and values per token and head. k and v have `steps` times their heads, those of the first step first.
+        steps: keys and values per token and head. k and v have `steps` times their heads, those of one head
+            after another.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ def delta_product(
     Args:
         q: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64.
         k: [B, T, H, R, K] of the same dtype. Keys are not normalised here: unit length keeps the memory stable for beta in
-            [0, 2]. A layout [B, T, R, H, K] in memory, transposed, spares a copy; so it does for v and write_key.
+            [0, 2].
         v: [B, T, HV, R, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H consecutive value
             heads.
         beta: gains, [B, T, HV, R] (or H heads, repeated likewise). Any float dtype.
