@@ -33,7 +33,7 @@ from ..models.card import has_tokenizer, write_card
 from ..models.loading import TOKENIZER_PARTS, find_saved_model, load_config, load_weights, loading, name_models_inside
 from ..outputs import check_folder, claim_folder, described_files, listed_files, lock_path
 from .convert import LogitsCheck, check_logits, convert, fitting_config, own_config
-from .plan import Conversion, conversions_between
+from .plan import Conversion, find_conversions
 from .training import recorded_training, run_file
 
 __all__ = ["ConversionReport", "convert_folder", "plan_conversion"]
@@ -140,7 +140,7 @@ def convert_folder(
             facts = {"from": source, "to": to, "seed": seed, **asdict(check), "files": listed_files(folder)}
             write_json(folder / DESCRIPTION, facts)
         return ConversionReport(
-            conversions=conversions_between(before, after),
+            conversions=find_conversions(before, after),
             layers=converted.config.num_hidden_layers,
             parameters=parameters,
             new_parameters=parameters - model.num_parameters(),
@@ -179,7 +179,7 @@ def plan_conversion(
     return {
         "source": source, "mixers before": [name for name, _ in before.mixers()],
         "mixers after": [name for name, _ in after.mixers()],
-        "new layers": sorted(conversions_between(before, after)), "parameters": new, "new parameters": new - old,
+        "new layers": sorted(find_conversions(before, after)), "parameters": new, "new parameters": new - old,
         "output": str(output), "run file": str(output / "train.toml"),
     }  # fmt: skip
 

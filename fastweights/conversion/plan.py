@@ -14,7 +14,7 @@ from ..kinds import checked
 from ..layers import MIXERS, Mixer
 from ..models import FastWeightsConfig
 
-__all__ = ["CONVERSIONS", "Conversion", "condition", "conversions_between", "converted_config"]
+__all__ = ["CONVERSIONS", "Conversion", "condition", "find_conversions", "converted_config"]
 
 LARGE_RIDGE = 1e8  # above any key energy by more than float32 resolves
 
@@ -163,7 +163,7 @@ def converted_config(config: FastWeightsConfig, to: str, options: Mapping[str, A
     return converted
 
 
-def conversions_between(before: FastWeightsConfig, after: FastWeightsConfig) -> dict[int, Conversion]:
+def find_conversions(before: FastWeightsConfig, after: FastWeightsConfig) -> dict[int, Conversion]:
     """The conversion of every layer that was converted, by index."""
     conversions = {}
     for index, (old, new) in enumerate(zip(before.mixers(), after.mixers(), strict=True)):

@@ -118,7 +118,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     def accepts_loss_kwargs(self) -> bool:
         """Whether Trainer passes num_items_in_batch to forward, unless it is set. transformers' Trainer asks every model for it
         when it is made, which is the moment to adapt it."""
-        adapt_trainer(_before_count, _undecayed)
+        adapt_trainer(_clear_unpredicted_labels, _undecayed)
         return self._accepts_loss_kwargs
 
     @accepts_loss_kwargs.setter
@@ -166,7 +166,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
 
-def _before_count(model: nn.Module, batches: list[Any]) -> None:
+def _clear_unpredicted_labels(model: nn.Module, batches: list[Any]) -> None:
     """Take labels that no token predicts out of the batches of a step of Trainer, for models whose class says
     `_predicts_labels = True`, also within an adapter.
 

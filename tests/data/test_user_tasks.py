@@ -14,10 +14,24 @@ import pytest
 import torch
 
 from fastweights.cli import main
-from fastweights.data import MQAR, TASKS, Draws, RecallTask, VectorBatch, VectorTask, make_task, register_task, registry
+from fastweights.data import (
+    MQAR,
+    TASKS,
+    Draws,
+    Palindrome,
+    RecallTask,
+    VectorBatch,
+    VectorTask,
+    make_task,
+    register_task,
+    registry,
+)
+from fastweights.evaluation import MEASURES, EvaluationSettings, evaluate, word_recall
 from fastweights.layers import import_mixers
 from fastweights.models import FastWeightsConfig
-from fastweights.training.recall.objectives import objective_of
+from fastweights.training.recall.objectives import make_objective
+
+from ..evaluation.small import model, tokenizer
 
 LOOK_BACK = Path(__file__).parents[2] / "examples" / "own_package" / "fading" / "look_back.py"
 RUN = """
@@ -109,7 +123,7 @@ class Doubled(VectorTask):
 def test_a_task_of_vectors_is_trained_beside_its_best_predictor() -> None:
     register_task(Doubled)
     task = make_task("doubled", pairs=5)
-    objective = objective_of(task)
+    objective = make_objective(task)
     torch.manual_seed(0)
     model = objective.build(
         FastWeightsConfig(vocab_size=1, hidden_size=8, num_hidden_layers=1, num_heads=1, mixer="linear")
@@ -117,6 +131,28 @@ def test_a_task_of_vectors_is_trained_beside_its_best_predictor() -> None:
     loss = objective.loss(model, *objective.inputs(task.batch("train", seed=0, index=0, batch_size=4)))
     found = objective.measure(model, seed=0, examples=6, device="cpu")
     assert loss > 0 and found.value > found.best == 0.0 and found.by_token == {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twice(Palindrome):
+    """Asked in words, as `Palindrome` is."""
+
+    name: ClassVar[str] = "twice"
+
+    def _answers(self, tokens: np.ndarray) -> np.ndarray:
+        return np.repeat(tokens[:, :1], self.pairs, 1)
+
+
+def test_text_models_are_asked_a_task_in_words() -> None:
+    with pytest.raises(ValueError, match="a measure must be one of 'perplexity'.*got 'twice'"):
+        EvaluationSettings(measures=["twice"])
+    register_task(Twice)
+    settings = EvaluationSettings(measures=["twice"], lengths=(9,), pairs=3, symbols=16, recall_examples=4)
+    assert "twice" in MEASURES and "mqar-ood" not in MEASURES and MEASURES[0] == "perplexity"
+    ((measure, (row,)),) = evaluate(model(), tokenizer(), settings)
+    assert (measure, row.task, row.length, row.chance) == ("twice", "twice", 9, 1 / 3)
+    with pytest.raises(ValueError, match="must be one of 'mqar', 'mqar-shuffled', 'copy', 'palindrome', 'twice'"):
+        word_recall(model(), tokenizer(), "mqar-ood")
 
 
 class Undecorated(RecallTask):

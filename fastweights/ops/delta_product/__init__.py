@@ -9,7 +9,7 @@ from ..delta_rule import delta_rule
 from ..framework import roles
 from ..framework.call import Results, call, composed, defer_decode, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
-from .reference import reference
+from .forms import reference
 
 __all__ = ["delta_product"]
 

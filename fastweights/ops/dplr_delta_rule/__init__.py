@@ -11,8 +11,7 @@ from ..delta_product import delta_product
 from ..framework import roles
 from ..framework.call import Results, call, chunkwise, composed, defer_decode, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
-from .chunked import chunked
-from .reference import reference
+from .forms import chunked, reference
 
 __all__ = ["dplr_delta_rule"]
 

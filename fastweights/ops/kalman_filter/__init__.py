@@ -11,8 +11,7 @@ from ..framework import roles
 from ..framework.call import call, chunkwise, op, sequential
 from ..framework.checks import Sizes
 from ..framework.spec import Case, OpSpec, Output, State
-from .chunked import chunked
-from .reference import reference
+from .forms import chunked, reference
 
 __all__ = ["kalman_filter"]
 

@@ -134,7 +134,7 @@ class RecallExperiment(Settings):
                 remedy = "give one of them another label, NAME@LABEL in a command" if name == "mixers" else "drop one"
                 raise ValueError(f"{name} must differ from each other, but {repeated[0]!r} is there twice; {remedy}")
         if self.curriculum:
-            self._from_stages("pairs", (self.curriculum[-1].pairs,))
+            self._set_from_stages("pairs", (self.curriculum[-1].pairs,))
         self.runs()  # each run checks itself
 
     def runs(self) -> tuple[RecallRun, ...]:

@@ -1,4 +1,5 @@
-"""The delta rule with erase directions of its own, chunk by chunk, exact: a WY transform with two directions that are written.
+"""The delta rule with erase directions of its own, token by token, which is the specification, and chunk by chunk, exact: a WY
+transform with two directions that are written.
 
 With rows as tokens, G the summed log decay, G' that of the token before, S the state at the chunk's start, U what a finds:
     (I - tril(A exp(G') (B exp(-G))^T, -1)) U = A exp(G') S + tril(A exp(G') (K exp(-G))^T, -1) V
@@ -14,10 +15,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..framework.call import stack_time
 from ..framework.sequences import Chunks, Sequences
 from ..shared.decay import make_decay
 
 CHUNK = 64
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, g: Tensor | None, S: Tensor
+) -> tuple[Tensor, tuple[Tensor]]:
+    """q (scaled), k, a, b [B,T,H,K]; v [B,T,H,V]; g None, [B,T,H] or [B,T,H,K]; S [B,H,K,V]."""
+    outputs = []
+    for t in range(v.shape[1]):
+        answer = torch.einsum("bhk,bhkv->bhv", a[:, t], S)
+        if g is not None:
+            decay = g[:, t].exp()
+            S = S * (decay[..., None, None] if g.ndim == 3 else decay[..., None])
+        S = S + b[:, t, :, :, None] * answer[:, :, None, :] + k[:, t, :, :, None] * v[:, t, :, None, :]
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], S))
+    return stack_time(outputs, v), (S,)
 
 
 def chunked(

@@ -1,5 +1,5 @@
-r"""The Kalman filter chunk by chunk, exact: the observations of a chunk are jointly Gaussian, and one Cholesky factor of their
-covariance conditions on every prefix of them.
+r"""The Kalman filter token by token, which is the specification, and chunk by chunk, exact, both in float64: the observations of
+a chunk are jointly Gaussian, and one Cholesky factor of their covariance conditions on every prefix of them.
 
 Given the memory's mean S and covariance P at a chunk's start, without any observation the memory at token i would have the
 covariance  exp(G_i) P exp(G_i) + Diag(N_i)  with the noise N_i = exp(2 g_i) N_{i-1} + process_noise_i  that has come in since,
@@ -21,11 +21,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..framework.call import stack_time
 from ..framework.sequences import Chunks, Sequences
 from ..shared.decay import make_decay
-from .reference import LEAST_NOISE
 
 CHUNK = 64
+LEAST_NOISE = 1e-6
+
+
+def per_channel(x: Tensor) -> Tensor:
+    """Numbers per head [B, H] or per channel [B, H, K] as what multiplies the rows of [B, H, K, ...]."""
+    return x[..., None, None] if x.ndim == 2 else x[..., None]
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, noise: Tensor, process_noise: Tensor | None, g: Tensor | None, S: Tensor, P: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """q (scaled), k [B,T,H,K]; v [B,T,H,V]; noise [B,T,H]; process_noise, g None, [B,T,H] or [B,T,H,K]; S [B,H,K,V];
+    P [B,H,K,K]."""
+    dtype, identity = v.dtype, torch.eye(k.shape[3], dtype=torch.float64, device=k.device)
+    q, k, v, noise, S, P = (x.double() for x in (q, k, v, noise.clamp_min(LEAST_NOISE), S, P))
+    outputs = []
+    for t in range(v.shape[1]):
+        if g is not None:
+            decay = per_channel(g[:, t].double().exp())
+            S, P = decay * S, decay * P * decay.mT
+        if process_noise is not None:
+            P = P + per_channel(process_noise[:, t].double()) * identity
+        Pk = torch.einsum("bhij,bhj->bhi", P, k[:, t])
+        innovation = v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], S)
+        gain = Pk / ((k[:, t] * Pk).sum(-1) + noise[:, t])[..., None]
+        S = S + gain[..., None] * innovation[:, :, None, :]
+        P = P - gain[..., None] * Pk[:, :, None, :]
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], S))
+    return stack_time(outputs, v).to(dtype), (S.to(dtype), P.to(dtype))
 
 
 def chunked(
