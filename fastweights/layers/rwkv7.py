@@ -190,7 +190,7 @@ class RWKV7(OpLayer):
         settings, width = self.options, self.hidden_size
         heads = self.heads = settings.head_sizes()
         channels = heads.key_heads * heads.key
-        self.takes_first_values = settings.value_residual
+        self.takes_first_values, self.gives_values = settings.value_residual, not settings.value_residual
         self.shift = TokenShift(width)
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, channels, bias=False) for _ in range(3))
         self.decay = LowRank(width, settings.decay_rank or low_rank(width, 1.8), channels, "decay")

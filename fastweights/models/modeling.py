@@ -292,12 +292,13 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         )
 
     def find_values(
-        self, block: FastWeightsBlock, x_BTD: Tensor, first_values: Tensor | None, given: dict[str, Any]
+        self, block: Any, x_BTD: Tensor, first_values: Tensor | None, given: dict[str, Any]
     ) -> Tensor | None:
         """The values of the first block that has some, where later blocks take them: found already, or those of this block."""
-        if first_values is not None or not hasattr(block.mixer, "values"):
+        if first_values is not None or not block.mixer.gives_values:
             return first_values
-        is_taken = any(one.mixer.takes_first_values for one in self.layers)  # type: ignore[union-attr]
+        blocks: Any = self.layers
+        is_taken = any(one.mixer.takes_first_values for one in blocks)
         return block(x_BTD, values_only=True, **given) if is_taken else None
 
     def _check_inputs(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> torch.Size:

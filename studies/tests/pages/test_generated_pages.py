@@ -274,7 +274,7 @@ def test_a_memory_that_guesses_is_not_the_best(tmp_path: Path) -> None:
         "none is better than guessing",
         "",
         "",
-        "2 of 33, one seed",
+        "2 of 36, one seed",
     ] in rows_of(choosing.needs(tmp_path), "By what you need")
 
 
