@@ -58,26 +58,26 @@ class TokenShift(OwnInitialValues):
 
 
 class LowRank(OwnInitialValues):
-    """bias + W2 f(W1 x), in float32 or better."""
+    """base + W2 f(W1 x), in float32 or better."""
 
-    _no_weight_decay = ("bias",)
+    _no_weight_decay = ("base",)
 
-    def __init__(self, hidden_size: int, rank: int, channels: int, first_bias: str) -> None:
+    def __init__(self, hidden_size: int, rank: int, channels: int, first_base: str) -> None:
         super().__init__()
-        self.first_bias = first_bias
+        self.first_base = first_base
         self.down = nn.Linear(hidden_size, rank, bias=False)
         self.up = nn.Linear(rank, channels, bias=False)
-        self.bias = nn.Parameter(torch.empty(channels))
+        self.base = nn.Parameter(torch.empty(channels))
         self.reset_parameters()
 
     def initial_values(self) -> dict[str, Tensor]:
-        position = torch.linspace(0, 1, len(self.bias), device=self.bias.device)
+        position = torch.linspace(0, 1, len(self.base), device=self.base.device)
         first = {"rate": 0 * position, "value": 0 * position + 1, "decay": 5 * position**0.85 - 6.5}
-        return {"bias": first[self.first_bias]}
+        return {"base": first[self.first_base]}
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         h = self.down(x_BTD)
-        return at_least_float32(self.up(h.tanh() if self.first_bias == "decay" else h)) + at_least_float32(self.bias)
+        return at_least_float32(self.up(h.tanh() if self.first_base == "decay" else h)) + at_least_float32(self.base)
 
 
 class Keys(OwnInitialValues):
@@ -102,20 +102,20 @@ class Keys(OwnInitialValues):
 
 
 class Bonus(OwnInitialValues):
-    """(q . (weight * k)) v: a token's own value, past the memory."""
+    """(q . (rho * k)) v: a token's own value, past the memory."""
 
-    _no_weight_decay = ("weight",)
+    _no_weight_decay = ("rho",)
 
     def __init__(self, heads: HeadSizes) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(heads.key_heads, heads.key))
+        self.rho = nn.Parameter(torch.empty(heads.key_heads, heads.key))
         self.reset_parameters()
 
     def initial_values(self) -> dict[str, Tensor]:
-        return {"weight": torch.zeros_like(self.weight)}
+        return {"rho": torch.zeros_like(self.rho)}
 
     def forward(self, q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor) -> Tensor:
-        return (q_BTHK * k_BTHK * self.weight.to(k_BTHK.dtype)).sum(-1, keepdim=True) * v_BTHV
+        return (q_BTHK * k_BTHK * self.rho.to(k_BTHK.dtype)).sum(-1, keepdim=True) * v_BTHV
 
 
 def low_rank(width: int, factor: float, power: float = 0.5) -> int:

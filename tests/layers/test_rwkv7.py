@@ -32,11 +32,11 @@ def by_hand(layer: RWKV7, x: Tensor, first: Tensor) -> Tensor:
     for now, v_first in zip(x, first):
         r_x, d_x, k_x, v_x, a_x, g_x = (now + (before - now) * mu for mu in p["shift.mix"])
         r, k, v = p["q_proj.weight"] @ r_x, p["k_proj.weight"] @ k_x, p["v_proj.weight"] @ v_x
-        nu = torch.sigmoid(p["value_mix.bias"] + p["value_mix.up.weight"] @ (p["value_mix.down.weight"] @ v_x))
+        nu = torch.sigmoid(p["value_mix.base"] + p["value_mix.up.weight"] @ (p["value_mix.down.weight"] @ v_x))
         v = v + nu * (v_first - v)
-        d = p["decay.bias"] + p["decay.up.weight"] @ torch.tanh(p["decay.down.weight"] @ d_x)
+        d = p["decay.base"] + p["decay.up.weight"] @ torch.tanh(p["decay.down.weight"] @ d_x)
         w = torch.exp(-torch.exp(torch.tensor(-0.5, dtype=x.dtype)) * torch.sigmoid(d))
-        a = torch.sigmoid(p["rate.bias"] + p["rate.up.weight"] @ (p["rate.down.weight"] @ a_x))
+        a = torch.sigmoid(p["rate.base"] + p["rate.up.weight"] @ (p["rate.down.weight"] @ a_x))
         g = p["g_proj.2.weight"] @ torch.sigmoid(p["g_proj.0.weight"] @ g_x)
         kappa = k * p["keys.erase"].flatten()
         k = k * (1 + (a - 1) * p["keys.share"].flatten())
@@ -47,7 +47,7 @@ def by_hand(layer: RWKV7, x: Tensor, first: Tensor) -> Tensor:
             transition = torch.diag(w[at]) - torch.outer(unit, a[at] * unit)
             wkv[h] = wkv[h] @ transition + torch.outer(v[at], k[at])
             y = F.layer_norm(wkv[h] @ r[at], (K,), p["norm.weight"][at], p["norm.bias"][at], 64e-5)
-            mixed.append(y + (r[at] * p["bonus.weight"][h] * k[at]).sum() * v[at])
+            mixed.append(y + (r[at] * p["bonus.rho"][h] * k[at]).sum() * v[at])
         outputs.append(p["o_proj.weight"] @ (g * torch.cat(mixed)))
         before = now
     return torch.stack(outputs)
