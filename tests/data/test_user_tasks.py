@@ -33,9 +33,9 @@ from fastweights.training.recall.objectives import make_objective
 
 from ..evaluation.small import model, tokenizer
 
-LOOK_BACK = Path(__file__).parents[2] / "examples" / "own_package" / "fading" / "look_back.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_package" / "fading" / "look_back.py"
 RUN = """
-task = "look-back"
+task = "look-behind"
 task_options = {back = 3}
 mixers = ["linear"]
 pairs = [6]
@@ -62,36 +62,46 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-def test_a_task_is_its_file_and_its_registration() -> None:
+@pytest.fixture
+def look_behind(tmp_path: Path) -> str:
+    """A file with the task of the example, under a name that no installed package has."""
+    file = tmp_path / "look_behind.py"
+    file.write_text(EXAMPLE.read_text().replace('"look-back"', '"look-behind"'))
+    return str(file)
+
+
+def test_a_task_is_its_file_and_its_registration(look_behind: str) -> None:
     with pytest.raises(ValueError, match="'look-bakc'.*; register a task of your own first .*--import MODULE"):
         make_task("look-bakc", pairs=4)
-    import_mixers([str(LOOK_BACK)])
-    assert list(TASKS) == [*registry.ORDER, "look-back"]
-    task = make_task("look-back", pairs=4, length=6, vocab_size=5, back=1)
+    import_mixers([look_behind])
+    assert list(TASKS) == [*registry.ORDER, "look-behind"]
+    task = make_task("look-behind", pairs=4, length=6, vocab_size=5, back=1)
     assert isinstance(task, RecallTask)
     ids, labels = task.batch("test", seed=0, index=0, batch_size=3)
     assert not ids[:, :2].any() and (labels[:, :3] == -100).all() and torch.equal(labels[:, 3:], ids[:, 2:5])
     with pytest.raises(ValueError, match="back must be from 1 to 3"):
-        make_task("look-back", pairs=4, back=4)
-    with pytest.raises(ValueError, match=r"an option of task 'look-back'.*did you mean 'back'"):
-        make_task("look-back", pairs=4, bakc=1)
+        make_task("look-behind", pairs=4, back=4)
+    with pytest.raises(ValueError, match=r"an option of task 'look-behind'.*did you mean 'back'"):
+        make_task("look-behind", pairs=4, bakc=1)
 
 
-def test_commands_know_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_know_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], look_behind: str
+) -> None:
     """A run file with the task trains in a worker process, and its results are a table and plots."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     Path("run.toml").write_text(RUN)
     assert main(["recall", "run.toml"]) == 2
     assert "task must be one of 'mqar'" in capsys.readouterr().err
-    given = ["--import", str(LOOK_BACK)]
-    assert main(["tasks", *given]) == 0 and main(["tasks", "look-back", *given]) == 0
+    given = ["--import", look_behind]
+    assert main(["tasks", *given]) == 0 and main(["tasks", "look-behind", *given]) == 0
     shown = capsys.readouterr().out
-    assert "look-back accuracy tokens" in " ".join(shown.split())
+    assert "look-behind accuracy tokens" in " ".join(shown.split())
     assert "how many places before a token" in shown and "back" in shown.rpartition("Options")[2]
     assert main(["recall", "run.toml", *given, "--quiet"]) == 0
     (run,) = json.loads(Path("runs", "results.json").read_text())["runs"]
-    assert run["run"]["task"] == "look-back" and run["run"]["task_options"] == {"back": 3} and run["queries"] == 4 * 3
+    assert run["run"]["task"] == "look-behind" and run["run"]["task_options"] == {"back": 3} and run["queries"] == 4 * 3
     assert "6 tokens" in capsys.readouterr().out and Path("runs", "accuracy-by-pairs.png").exists()
 
 

@@ -24,7 +24,7 @@ __all__ = ["MEASURED", "LanguageFolder"]
 # MEASURED are those of the last measurements.
 MEASURED = ("context_lengths", "context_texts", "prompt")
 FREE = (
-    *("output", "cache", "compile", "graphs", "reshard_after_forward", "forward_prefetch"),
+    *("output", "label", "cache", "compile", "graphs", "reshard_after_forward", "forward_prefetch"),
     *("keep_checkpoints", "tensorboard", "report_to", *MEASURED),
 )
 
@@ -67,7 +67,7 @@ class LanguageFolder(OwnedFolder):
     @staticmethod
     def describe(work: LanguageRun) -> dict[str, Any]:
         fields = {name: value for name, value in dataclasses.asdict(work).items() if name not in FREE}
-        fields["tokenizer"].pop("trust_remote_code")  # the hash of the tokenizer says what it does
+        fields |= {"corpus": work.corpus.record(), "tokenizer": work.tokenizer.record()}
         rows = fields.pop("batch_size") * fields.pop("accumulation") * world_size()
         return as_stored({**fields, "rows_a_step": rows})
 

@@ -80,6 +80,8 @@ def test_departures_are_those_of_the_layers() -> None:
         ("pdn", "starts at -0.2", "center", "-0.2"),
         ("pmamba2", "A ridge is added to A", "ridge", "0.1"),
         ("pmamba2", "A has a decay and a gain of its own", "tie_preconditioner", "false"),
+        ("pgdn", 'With squash "none"', "tie_preconditioner", "false"),
+        ("lattice", "SiLU follows the convolutions", "activation", "silu"),
         ("vla-deltanet", "It is equation 4", "normalize_qk", "false"),
     ):
         assert item in page(name) and defaults[name][option] == default, (name, option, defaults[name][option])
