@@ -141,6 +141,7 @@ class MemoryLayer(OpLayer):
             options.normalize_qk if normalize_qk is None else normalize_qk,
             options.backend,
             options.conv_init,
+            options.steps,
         )
 
     def build(self) -> None:

@@ -162,6 +162,8 @@ class QKVProjection(nn.Module):
         normalize_qk: whether q and k are divided by their length.
         backend: of the layer's op.
         first_filters: of the convolutions, "uniform" or "normal".
+        steps: keys and values per token and head. k and v have `steps` times their heads, those of one head
+            after another.
     """
 
     def __init__(
@@ -173,16 +175,18 @@ class QKVProjection(nn.Module):
         normalize_qk: bool,
         backend: str = "auto",
         first_filters: str = "uniform",
+        steps: int = 1,
     ) -> None:
         super().__init__()
         self.activation = activation
+        self.steps = steps
         self.normalize_qk = normalize_qk
         self.backend = choose_layer_backend(backend)
         self.widths = {"q": heads.key, "k": heads.key, "v": heads.value}
         self.build(hidden_size, heads, conv_size, first_filters)
 
     def build(self, hidden_size: int, heads: HeadSizes, conv_size: int | None, first_filters: str) -> None:
-        counts = {"q": heads.key_heads, "k": heads.key_heads, "v": heads.value_heads}
+        counts = {"q": heads.key_heads, "k": self.steps * heads.key_heads, "v": self.steps * heads.value_heads}
         for name, width in self.widths.items():
             channels = counts[name] * width
             self.add_module(f"{name}_proj", nn.Linear(hidden_size, channels, bias=False))

@@ -29,6 +29,9 @@ MEMORIES = [
     "efla",
     "nlms",
     "comba",
+    "deltaproduct",
+    "gated-deltaproduct",
+    "rwkv7",
 ]
 VLA = ["vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet"]
 PAPERS = ["palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", *VLA, "rls"]

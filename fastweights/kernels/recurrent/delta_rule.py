@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..common.delta_rule.steps import erase_and_write, outputs_of_tokens, unroll_lengths, unroll_steps
 from ..common.math import to_float_or_nan
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
@@ -60,6 +61,18 @@ def decode(call: RecurrentCall) -> Tensor:
     if A is not None:
         A.finish()
     return o
+
+
+def decode_steps(call: RecurrentCall) -> Tensor:
+    """o [B, T, HV, V] of `delta_product`."""
+    steps = call.inputs["k"].shape[3]
+    o = decode(call._replace(inputs=unroll_steps(**call.inputs), cu_seqlens=unroll_lengths(call.cu_seqlens, steps)))
+    return outputs_of_tokens(o, steps)
+
+
+def decode_dplr(call: RecurrentCall) -> Tensor:
+    """o [B, T, HV, V] of `dplr_delta_rule`."""
+    return decode_steps(call._replace(inputs=erase_and_write(**call.inputs))).to(call.inputs["v"].dtype)
 
 
 INPUTS = ("q", "k", "v", "write_key", "beta", "g", "precond_g", "precond_beta")
