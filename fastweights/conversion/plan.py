@@ -110,16 +110,23 @@ def _query_side(source: str, target: str) -> Conversion:
     )
 
 
-GATED_LINEAR = {"decay": "head", "feature_map": "identity", "preconditioner": None}
-
-_ALL = (
-    Conversion(
-        source="mamba2",
-        target="mamba2",
+def _same(mixer: str) -> Conversion:
+    """A model of another library in the form of this one."""
+    return Conversion(
+        source=mixer,
+        target=mixer,
         neutral=lambda layer: {},
         equality="everywhere: the same model in this library's form",
         first_values="nothing is new",
-    ),
+    )
+
+
+GATED_LINEAR = {"decay": "head", "feature_map": "identity", "preconditioner": None}
+
+_ALL = (
+    _same("mamba2"),
+    _same("gdn"),
+    _same("deltanet"),
     _metaplastic("mamba2", "palimpsa-m", {"metaplasticity": False}),
     _metaplastic("palimpsa-m", "palimpsa-m", {"metaplasticity": False}),
     _metaplastic("linear", "palimpsa-d", GATED_LINEAR),
