@@ -25,8 +25,6 @@ NAMES = {
     r"\.mixer\.D$": ".mixer.skip.D",
     r"\.mixer\.conv1d\.": ".mixer.conv.",
 }
-# Settings of transformers, and what flash-linear-attention calls them. transformers reads neither of its names.
-SAME = {"layer_norm_epsilon": "norm_eps", "time_step_limit": "dt_limit"}
 
 
 def mamba2_config(source: Mamba2Config) -> FastWeightsConfig:
@@ -39,8 +37,8 @@ def mamba2_config(source: Mamba2Config) -> FastWeightsConfig:
         ValueError: an option that does not carry over.
     """
     check_settings("mamba2", hidden_act=("silu" if source.hidden_act == "swish" else source.hidden_act, "silu"))
-    for own, theirs in SAME.items():  # flash-linear-attention's configuration of the same architecture
-        check_settings("mamba2", **{theirs: (getattr(source, theirs, getattr(source, own)), getattr(source, own))})
+    if hasattr(source, "norm_eps"):
+        _check_saved_by_fla(source)
     return FastWeightsConfig(
         vocab_size=source.vocab_size,
         hidden_size=source.hidden_size,
@@ -85,6 +83,18 @@ def mamba2_layer(source: Mamba2Config) -> dict[str, Any]:
         "norm_groups": source.n_groups if grouped else 1,
         "norm_eps": source.layer_norm_epsilon,
     }
+
+
+def _check_saved_by_fla(source: Mamba2Config) -> None:
+    """flash-linear-attention saves the same architecture under its own names of some settings, which transformers does not read,
+    and normalises all groups at once."""
+    limits = tuple(getattr(source, "dt_limit", source.time_step_limit))
+    check_settings(
+        "mamba2 of flash-linear-attention",
+        norm_eps=(source.norm_eps, source.layer_norm_epsilon),  # type: ignore[attr-defined]
+        dt_limit=(limits, tuple(source.time_step_limit)),
+        n_groups=(source.n_groups, 1),
+    )
 
 
 def _reshape(name: str, weight: Tensor) -> Tensor:
