@@ -141,9 +141,11 @@ class OpCase:
 
 @wraps(ops.palimpsa_posterior)
 def _mean_and_deviation(*arguments: Any, **keywords: Any) -> tuple[Tensor, Any]:
-    """The posterior's two results as one output, the variance as a deviation: both then grow with the scale."""
+    """The posterior's two results as one output, the variance as a deviation: both then grow with the scale. A root
+    has no derivative at 0, where the query is zero: there the gradient is 0."""
     o, variance, state = ops.palimpsa_posterior(*arguments, **keywords)
-    return torch.cat([o, variance.sqrt()], -1), state
+    is_zero = variance == 0
+    return torch.cat([o, variance.masked_fill(is_zero, 1.0).sqrt().masked_fill(is_zero, 0.0)], -1), state
 
 
 IN_ONE_OUTPUT: dict[Any, Callable[..., Any]] = {ops.palimpsa_posterior: _mean_and_deviation}

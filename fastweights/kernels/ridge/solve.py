@@ -137,9 +137,12 @@ def solve_chunk(
     keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
     unit = row_sizes(keys.to(tl.float32), PK)
     bad = is_bad(unit)
-    unit = power_of_two(zero_where(unit, bad))
+    unit = zero_where(unit, bad)
+    is_zero = unit == 0.0
+    unit = power_of_two(unit)
     keys = (zero_where(keys, bad[:, None]).to(tl.float32) * (1.0 / unit)[:, None]).to(WORK)
-    gain = load_gain(beta, first, live, head, HV, HEADS_BETA) * unit * unit
+    # A key of zero writes nothing: its gain must not stand beside those of keys that strong decay has left small.
+    gain = zero_where(load_gain(beta, first, live, head, HV, HEADS_BETA) * unit * unit, is_zero)
     reach = decay + tl.maximum(tl.associative_scan(exponent(gain) - decay, 0, larger), exponent(outside))
     reach = tl.maximum(reach, -120.0)  # log of the largest weight of a row, about
     weights = tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0) - reach[:, None]) * gain[None, :]
@@ -150,6 +153,8 @@ def solve_chunk(
     inside = tl.dot(weights.to(WORK), (overlaps * overlaps).to(WORK), input_precision=PRECISION)
     inside += (2 * kept)[:, None] * energies[None, :]
     norm = tl.sqrt(tl.maximum(kept * kept + tl.sum(inside * weights, 1), SMALLEST))
+    # |H_c| is at least the norm of each of its terms, also where their products have underflowed: keys are at least 1 long.
+    norm = tl.maximum(norm, tl.maximum(tl.max(weights, 1), kept))
     weights = (weights * (1.0 / norm)[:, None]).to(WORK)
     kept /= norm
     norm = tl.maximum(norm * tl.exp2(reach), 1e-15)
@@ -170,8 +175,8 @@ def solve_chunk(
     b = (b * (1.0 / size)[:, None]).to(WORK)
     if CHEBYSHEV:
         low = level / norm
-        # So that the solution has at most about the size 1, and a step along it fits float16.
-        begin = tl.minimum(low, 1.0) * tl.minimum(1.0, 64.0 * (low + chebyshev_root(0, iterations + 1)))
+        # So that the solution has at most about the size 1, and a step along it fits float16, for any ridge.
+        begin = low * tl.minimum(1.0, 64.0 * (low + chebyshev_root(0, iterations + 1)))
         x = chebyshev(b, begin, keys, H, weights, kept, low, iterations, stride, WORK, PRECISION)
         x *= (size / (begin * norm))[:, None]
     else:

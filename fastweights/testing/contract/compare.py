@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,6 +63,40 @@ def with_tokens(inputs: OpInputs, **tokens: Tensor) -> OpInputs:
     return OpInputs({**inputs.tokens, **tokens}, inputs.parameters, inputs.options)
 
 
+def mix_extremes(
+    case: OpCase, inputs: OpInputs, seed: int, scales: Sequence[float] = (0.0, 0.0, 1e-3, 1e-6)
+) -> OpInputs:
+    """An eighth of the tokens with what a trained model seldom has, and the first token as often as not: keys, queries and
+    values times one of `scales`, log decays that leave little or nothing, gates of 0 and 1."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def replace_some(x: Tensor, numbers: Sequence[float], kept: Tensor) -> Tensor:
+        """One of the numbers in some of the tokens of some heads, and `kept` elsewhere."""
+        shape = (*x.shape[:3], *(1 for _ in x.shape[3:]))
+        chance = torch.full(shape, 0.125)
+        chance[:, 0] = 0.5
+        chosen = torch.tensor(numbers)[torch.randint(len(numbers), shape, generator=generator)]
+        here = torch.rand(shape, generator=generator) < chance
+        return torch.where(here.to(x.device), chosen.to(x), kept.to(x))
+
+    changed = {}
+    scale_of_key = torch.ones(())
+    for name, x in inputs.tokens.items():
+        kind = case.tokens[name]
+        if "decay" in kind:
+            changed[name] = replace_some(x, LOG_DECAYS, x)
+        elif kind in ("gate", "value gate"):
+            changed[name] = replace_some(x, (0.0, 1.0), x)
+        elif kind == "write key":  # goes with the key
+            changed[name] = x * scale_of_key
+        elif kind.endswith(("key", "query", "value")):
+            scale = replace_some(x, scales, torch.ones(()))
+            changed[name] = x * scale
+            scale_of_key = scale if kind in KEYS else scale_of_key
+    return with_tokens(inputs, **changed)
+
+
+LOG_DECAYS = (-4.0, -15.0, -17.0, -25.0, -60.0, -100.0, -1000.0, -math.inf)
 KEYS = ("key", "positive key")
 EXTREMES = {
     "zero keys": lambda kind, x: torch.zeros_like(x) if kind in KEYS else x,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..cases import OpCase, OpInputs
-from .compare import EXTREMES, relative_error, values_and_gradients, with_tokens
+from .compare import EXTREMES, mix_extremes, relative_error, values_and_gradients, with_tokens
 
 DTYPES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-10}
 
@@ -58,7 +58,16 @@ def test_extremes_are_finite_and_agree(case: OpCase, extreme: str, time: int) ->
     changed = {name: EXTREMES[extreme](case.tokens[name], x) for name, x in inputs.tokens.items()}
     if all(changed[name] is inputs.tokens[name] for name in changed):
         pytest.skip("no such input")
-    inputs = with_tokens(inputs, **changed)
+    check_extremes(case, with_tokens(inputs, **changed))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+def test_mixed_extremes_are_finite_and_agree(case: OpCase, seed: int) -> None:
+    check_extremes(case, mix_extremes(case, case.draw(dtype=torch.float32, time=69, seed=seed), seed))
+
+
+def check_extremes(case: OpCase, inputs: OpInputs) -> None:
+    """The chunkwise form in float32 is finite, and the loop's in float64."""
     got, gradients = values_and_gradients(case, inputs, backend="torch")
     assert all(x.isfinite().all() for x in (*got, *gradients))
     wanted, wanted_gradients = values_and_gradients(case, inputs.map(Tensor.double), backend="reference")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from fastweights_studies.inspection import MEASURES, inspect_model
@@ -13,6 +14,7 @@ from fastweights_studies.inspection.transitions import transitions
 
 from fastweights.layers import LayerCache, build_mixer
 from fastweights.ops import gated_kalmanet, palimpsa_posterior
+from fastweights.ops.shared.ridge.iterations import iterate
 from tests.evaluation.small import model as small_model
 
 IDS = torch.randint(400, (30,), generator=torch.Generator().manual_seed(0))
@@ -132,6 +134,54 @@ def test_preconditioner():
     assert abs((found["factor"].x * found["factor"].y[:, 0]).sum() - factors[:, 0].mean()) < 0.02
     assert found["energy"].log_x and found["energy"].x[0] > 0
     assert layer.states["A"].min() <= found["energy"].x.max() and layer.states["A"].max() >= found["energy"].x.min()
+
+
+@pytest.mark.parametrize("bound", [1.5, 1.2])
+def test_centers_and_saturation(bound):
+    mixer = {"name": "pgdn", "bound": bound}
+    layer, found = reading(mixer), panels(mixer, "preconditioner")
+    center = layer.mixer.preconditioner.center.detach()
+    assert torch.equal(found["center"].y[0], center) and len(found["center"].x) == 1
+    distance = (layer.states["A"][2, 1] + 1e-6).log() - center[1]
+    assert torch.allclose(found["saturation_tanh"].y[2, 1], distance.tanh().abs().mean())
+    assert torch.allclose(found["saturation_softsign"].y[2, 1], (distance.abs() / (1 + distance.abs())).mean())
+    panel = found["by_softsign"]
+    assert panel.y[panel.x == 0].item() == 1 and panel.y[panel.x == 1].item() == pytest.approx(bound**-0.5)
+    # The factors of the text are on the curve, of the token that stands at a place.
+    t = layer.ends[2] - 1
+    factor = layer.values["write_key"][t, 1] / layer.values["k"][t, 1]
+    expected = np.interp(distance.clamp(-8, 8), panel.x, panel.y[:, 0])
+    assert np.allclose(factor, expected, atol=1e-3)
+
+
+def test_gates():
+    layer, found = reading("pgdn"), panels("pgdn", "gates")
+    for name, values in (("decay", layer.values["g"].exp()), ("gain", layer.values["beta"])):
+        panel = found[name]
+        width = panel.x[1] - panel.x[0]
+        assert ((panel.x[:, None] * panel.y).sum(0) - values.mean(0)).abs().max() < width
+    assert set(panels("deltanet", "gates")) == {"gain"}
+
+
+def test_divisors_of_reversed_solvers():
+    """Of one place, from the iterates themselves: x_3 - x_2 = a r_2 + b (x_2 - x_1)."""
+    layer, found = reading("gka", every=30), panels("gka", "divisors", every=30)
+    ridge = layer.mixer.options.ridge
+    H, q = layer.states["H"][0], layer.per_head("q")[-1]
+    for head in range(2):
+        norm = torch.linalg.matrix_norm(H[head])
+        matrix = H[head] + ridge * norm * torch.eye(8, dtype=torch.float64)
+        for solver in ("chebyshev", "conjugate_gradient"):
+            first = int(solver == "conjugate_gradient")  # Chebyshev's begins with a step before the first iteration
+            x = [iterate(solver, matrix.matmul, q[head], ridge * norm, norm, n) for n in range(first, first + 3)]
+            columns = torch.stack([q[head] - matrix @ x[1], x[1] - x[0]], 1)
+            _, divisor = torch.linalg.lstsq(columns, (x[2] - x[1])[:, None]).solution[:, 0]
+            at = 1 if solver == "chebyshev" else 2  # the iteration that made the last of the three, from 0
+            for which in ("least", "largest"):
+                assert torch.allclose(found[f"{solver}_{which}"].y[at, head], divisor), (solver, which)
+    limit = found["chebyshev_least"].y
+    assert (limit[1:] <= limit[:-1]).all() and limit.max() <= 1
+    assert panels("gka", "divisors")["conjugate_gradient_largest"].y.nan_to_num(0).max() > 1
 
 
 def test_metaplasticity():

@@ -22,8 +22,8 @@ from fastweights.terminal import show
 
 # The names of fastweights_studies.inspection.MEASURES (a test compares them), written out because help must not import torch.
 MEASURES = (
-    "window, norms, jacobians, writes, keys, preconditioner, metaplasticity, calibration, condition, residuals, gradients, "
-    "slots"
+    "window, norms, jacobians, writes, keys, preconditioner, gates, metaplasticity, calibration, condition, residuals, "
+    "divisors, gradients, slots"
 )
 
 

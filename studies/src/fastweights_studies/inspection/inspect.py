@@ -13,13 +13,13 @@ from fastweights.checks import check_choice, check_size
 from fastweights.evaluation.reading import check_model
 from fastweights.kinds import checked
 
-from .keys import key_gram, preconditioner
+from .keys import gates, key_gram, preconditioner
 from .memory import memory_window, state_norms
 from .panels import Panel
 from .posterior import calibration, metaplasticity
 from .reading import LayerReading, read_layers
 from .slots import slots
-from .solver import condition, gradient_error, solver_residuals
+from .solver import condition, gradient_error, reversal_divisors, solver_residuals
 from .transitions import jacobians, write_eigenvalues
 
 __all__ = ["MEASURES", "Inspection", "Measure", "inspect_model"]
@@ -50,11 +50,13 @@ MEASURES = {
     ),
     "writes": Measure("Write eigenvalues", "Preconditioned DeltaNet, figures 7, 15 and 16", write_eigenvalues),
     "keys": Measure("Key Gram matrix", "Preconditioned DeltaNet, figure 1", key_gram),
-    "preconditioner": Measure("Key preconditioner", "Preconditioned DeltaNet, figures 2 and 13", preconditioner),
+    "preconditioner": Measure("Key preconditioner", "Preconditioned DeltaNet, figures 2 and 11 to 13", preconditioner),
+    "gates": Measure("Decays and gains", "Preconditioned DeltaNet, figure 14", gates),
     "metaplasticity": Measure("Metaplasticity ratio", "Palimpsa, figure 3", metaplasticity),
     "calibration": Measure("Variance against error", "Palimpsa, section 2.3", calibration),
     "condition": Measure("Condition number of the regression", "Gated KalmaNet, section 4.1", condition),
     "residuals": Measure("Residual by iteration", "Gated KalmaNet, figures 1a and 8", solver_residuals),
+    "divisors": Measure("Divisors of a reversed solver", "Gated KalmaNet, figure 5", reversal_divisors),
     "gradients": Measure("Gradient error of the solver", "Gated KalmaNet, figures 1b to 1e", None),
     "slots": Measure("Slots: overlap and novelty", "Lattice, sections 3 and 5", slots),
 }  # fmt: skip

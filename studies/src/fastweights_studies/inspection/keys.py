@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from fastweights.ops.precondition import SQUASHES
 
 from .panels import Panel, make_curve, make_histogram
 from .reading import LayerReading
 
-__all__ = ["key_gram", "preconditioner"]
+__all__ = ["gates", "key_gram", "preconditioner"]
+
+EPS = 1e-6  # that the op adds to A
 
 
 def key_gram(layer: LayerReading) -> list[Panel]:
@@ -36,7 +42,8 @@ def key_gram(layer: LayerReading) -> list[Panel]:
 
 def preconditioner(layer: LayerReading) -> list[Panel]:
     """Distributions over places and key channels of the key energy A, and over tokens and key channels of the factors B that
-    turn keys into write keys. Preconditioned DeltaNet, figures 2 and 13."""
+    turn keys into write keys; the learned centre of log A; and for each squashing function f the factor x^-f(r) by the distance r
+    of log A from the centre, and the mean of |f(r)| over key channels. Preconditioned DeltaNet, figures 2 and 11 to 13."""
     if "precond_beta" not in layer.values:
         return []
     panels = [make_histogram("energy", layer.states["A"], "key energy A", log_x=True)] if "A" in layer.states else []
@@ -45,4 +52,32 @@ def preconditioner(layer: LayerReading) -> list[Panel]:
         seen = k.abs() > 1e-3 * k.abs().amax(2, keepdim=True)  # elsewhere rounding would decide
         factors = torch.where(seen, layer.per_head("write_key") / k, torch.nan)
         panels.append(make_histogram("factor", factors, "factor B of the write key"))
+        if layer.mixer.preconditioner.center is not None and "A" in layer.states:
+            panels += squashing(layer, layer.mixer.preconditioner)
     return panels
+
+
+def squashing(layer: LayerReading, own: Any) -> list[Panel]:
+    """The centre, and what each function that may squash log A does around it."""
+    center_H = own.center.detach().double().cpu()
+    distance_PHK = (layer.states["A"] + EPS).log() - center_H[:, None]
+    near = torch.arange(-80, 81, dtype=torch.float64) / 10
+    x_label = "distance of log A from its centre"
+    panels = [make_curve("center", layer.ends[-1:], center_H[None], "learned centre of log A")]
+    for name, squash in SQUASHES.items():
+        factor = own.factor * torch.exp(-math.log(own.bound) * squash(near))
+        panels.append(Panel(name=f"by_{name}", x=near, y=factor[:, None], x_label=x_label, y_label=f"factor by {name}"))
+        saturation_PH = squash(distance_PHK).abs().mean(2)
+        panels.append(make_curve(f"saturation_{name}", layer.ends, saturation_PH, f"mean saturation of {name}"))
+    return panels
+
+
+def gates(layer: LayerReading) -> list[Panel]:
+    """Distributions of the decays and gains of the memory, over tokens (and key channels). Preconditioned DeltaNet, figure 14,
+    compares those of models with and without a normalised write key: inspect each of them."""
+    shown: dict[str, tuple[str, Tensor]] = {}
+    if "g" in layer.values:
+        shown["decay"] = "decay", layer.values["g"].exp()
+    if "beta" in layer.values:
+        shown["gain"] = "gain beta", layer.values["beta"]
+    return [make_histogram(name, x if x.ndim > 2 else x[..., None], label) for name, (label, x) in shown.items()]

@@ -13,15 +13,16 @@ from torch import Tensor
 
 from fastweights.layers import GatedKalmaNet, MesaNet
 from fastweights.ops import gated_kalmanet
-from fastweights.ops.shared.ridge.iterations import SOLVERS, iterate
+from fastweights.ops.shared.ridge.iterations import SOLVERS, chebyshev_weights, iterate
 from fastweights.ops.shared.ridge.system import ridge_and_norm
 
 from .panels import Panel, make_curve
 from .reading import LayerReading
 
-__all__ = ["condition", "gradient_error", "find_ridge", "solver_residuals"]
+__all__ = ["condition", "find_ridge", "gradient_error", "reversal_divisors", "solver_residuals"]
 
 ITERATIONS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60)
+DIVISORS = 30  # iterations
 GRADIENT_ITERATIONS = (1, 3, 10, 30)  # each is a pass through the whole model
 
 
@@ -56,9 +57,7 @@ def solver_residuals(layer: LayerReading) -> list[Panel]:
         return []
     ridge_PGK, norm_PG1 = found
     matrix = layer.states["H"] + torch.diag_embed(ridge_PGK)
-    q_PGK = layer.select_ends(layer.per_head("q"))
-    if q_PGK.shape[2] != matrix.shape[2]:  # a sketch solves in coordinates of its own
-        q_PGK = layer.mixer.sketch(q_PGK[None])[0].detach()
+    q_PGK = read_queries(layer)
     low_PG1 = ridge_PGK.amin(2, keepdim=True)
     norm_PG1 = norm_PG1 + ridge_PGK.amax(2, keepdim=True) - low_PG1  # the eigenvalues are in [low, low + norm]
 
@@ -79,6 +78,55 @@ def solver_residuals(layer: LayerReading) -> list[Panel]:
             Panel(name=solver, x=x, y=torch.stack(y), x_label="iterations", y_label=label, log_x=True, log_y=True)
         )
     return panels
+
+
+def reversal_divisors(layer: LayerReading) -> list[Panel]:
+    """What a solver run backwards divides by, by iteration, the least and the largest over the places: of x_i = A_i x_(i-1) + b_i
+    x_(i-2) + c_i q the number -b_i. For Chebyshev's iteration it lies between its limit and 1, for conjugate gradients anywhere.
+    Gated KalmaNet, appendix C.1 and figure 5."""
+    found = find_ridge(layer)
+    if found is None:
+        return []
+    ridge_PGK, norm_PG1 = found
+    matrix, q_PGK = layer.states["H"] + torch.diag_embed(ridge_PGK), read_queries(layer)
+    low, spread = ridge_PGK.amin(2), norm_PG1[..., 0] + ridge_PGK.amax(2) - ridge_PGK.amin(2)
+    weights = torch.stack(list(chebyshev_weights(spread / (2 * low + spread), DIVISORS)))
+    divisors = {"chebyshev": weights - 1, "conjugate_gradient": momentum(matrix, q_PGK, DIVISORS)}
+    x = torch.arange(1, DIVISORS + 1, dtype=torch.float64)
+    panels = []
+    for name, found_IPG in divisors.items():
+        ends = {"least": found_IPG.nan_to_num(torch.inf).amin(1), "largest": found_IPG.nan_to_num(-torch.inf).amax(1)}
+        for which, y in ends.items():
+            y_label = f"{which} divisor, {name.replace('_', ' ')}"
+            y = torch.where(y.isfinite(), y, torch.nan)
+            panels.append(Panel(name=f"{name}_{which}", x=x, y=y, x_label="iteration", y_label=y_label, log_y=True))
+    return panels
+
+
+def momentum(matrix_PGKK: Tensor, q_PGK: Tensor, iterations: int) -> Tensor:
+    """[iterations, P, G]: by what conjugate gradients multiply the last change of x, a_i b_i / a_(i-1) with the steps a along
+    directions r + b times the one before; NaN in the first iteration, and once the residual is rounding."""
+    residual, direction = q_PGK, q_PGK
+    square, step_before = residual.square().sum(2), torch.full(q_PGK.shape[:2], torch.nan, dtype=q_PGK.dtype)
+    growth = step_before
+    smallest = 1e-24 * square
+    found = []
+    for _ in range(iterations):
+        image = (matrix_PGKK @ direction[..., None])[..., 0]
+        step = square / (direction * image).sum(2)
+        found.append(torch.where(square > smallest, step * growth / step_before, torch.nan))
+        residual = residual - step[..., None] * image
+        square_before, square, step_before = square, residual.square().sum(2), step
+        growth = square / square_before
+        direction = residual + growth[..., None] * direction
+    return torch.stack(found)
+
+
+def read_queries(layer: LayerReading) -> Tensor:
+    """The right-hand sides at the places, [P, G, K]: of a sketch in coordinates of its own."""
+    q_PGK = layer.select_ends(layer.per_head("q"))
+    is_sketched = q_PGK.shape[2] != layer.states["H"].shape[2]
+    return layer.mixer.sketch(q_PGK[None])[0].detach() if is_sketched else q_PGK
 
 
 def gradient_error(model: Any, layers: Sequence[LayerReading], ids_T: Tensor) -> dict[int, list[Panel]]:
