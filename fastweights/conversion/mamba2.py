@@ -91,7 +91,7 @@ def _check_saved_by_fla(source: Mamba2Config) -> None:
     limits = tuple(getattr(source, "dt_limit", source.time_step_limit))
     check_settings(
         "mamba2 of flash-linear-attention",
-        norm_eps=(source.norm_eps, source.layer_norm_epsilon),  # type: ignore[attr-defined]
+        norm_eps=(source.norm_eps, source.layer_norm_epsilon),
         dt_limit=(limits, tuple(source.time_step_limit)),
         n_groups=(source.n_groups, 1),
     )
