@@ -19,7 +19,7 @@ class InPlaceOps(griffe.Extension):
     def on_module(self, *, mod: griffe.Module, **_: Any) -> None:
         if mod.path != ops.__name__:
             return
-        for name in (name for name in ops.__all__ if name.endswith("_")):
+        for name in (f"{name}_" for name in ops.OPS if hasattr(ops, f"{name}_")):
             mod.set_member(name, described(name, mod.members[name].lineno))
 
 

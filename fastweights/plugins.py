@@ -35,7 +35,7 @@ class Registry(Mapping[str, Entry]):
 
     Args:
         kind: what messages call it, such as "mixer".
-        own: the names of the library's, in the order of lists; those of users follow in the order of registration.
+        order: names in the order of lists; others follow in the order of registration, the library's before those of users.
 
     Attributes:
         specs: what is registered so far.
@@ -43,10 +43,11 @@ class Registry(Mapping[str, Entry]):
 
     made: ClassVar[list[Registry[Any]]] = []  # every registry of this process
 
-    def __init__(self, kind: str, own: Sequence[str]) -> None:
-        self.kind, self.own = kind, own
+    def __init__(self, kind: str, order: Sequence[str] = ()) -> None:
+        self.kind, self.order = kind, order
         self.specs: dict[str, Entry] = {}
         self._places: dict[str, tuple[str, str]] = {}
+        self._defined_here: set[str] = set()
         self.made.append(self)
 
     def __getitem__(self, name: str) -> Entry:
@@ -56,15 +57,17 @@ class Registry(Mapping[str, Entry]):
 
     def __iter__(self) -> Iterator[str]:
         load_plugins()
-        return iter([*(name for name in self.own if name in self.specs), *self.names_of_users()])
+        first = [name for name in self.order if name in self.specs]
+        return iter(dict.fromkeys([*first, *self.own_names(), *self.specs]))
 
     def __len__(self) -> int:
         load_plugins()
         return len(self.specs)
 
-    def names_of_users(self) -> list[str]:
-        """The names registered so far that are not the library's."""
-        return [name for name in self.specs if name not in self.own]
+    def own_names(self) -> list[str]:
+        """The names registered so far that are the library's: those of `order`, and of what is defined in this package and
+        registered itself. A mixer of users may be a layer of the library under a name of theirs."""
+        return [name for name in self.specs if name in self.order or name in self._defined_here]
 
     def check_characters(self, name: str) -> None:
         """Refuse a name that is not of letters, digits, ".", "_" and "-"."""
@@ -81,6 +84,8 @@ class Registry(Mapping[str, Entry]):
     def add(self, name: str, entry: Entry, defined: Any) -> None:
         """Register what stands for the class or function `defined`, whose name is checked."""
         self.specs[name], self._places[name] = entry, _place(defined)
+        if entry is defined and defined.__module__.startswith(f"{__package__}."):
+            self._defined_here.add(name)
         note_registration()
 
 
@@ -91,7 +96,7 @@ def _place(defined: Any) -> tuple[str, str]:
 def users_have_registered() -> bool:
     """Whether any registry holds something that is not the library's."""
     load_plugins()
-    return any(registry.names_of_users() for registry in Registry.made)
+    return any(len(registry.own_names()) < len(registry.specs) for registry in Registry.made)
 
 
 def load_plugins() -> None:

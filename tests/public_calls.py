@@ -22,7 +22,7 @@ from fastweights import conversion
 from fastweights.data import MQAR, LinearRegression, make_task
 from fastweights.data.text import PackedRows, TextCorpus, TextTokenizer, TokenShards, prepare_text
 from fastweights.evaluation import EvaluationSettings
-from fastweights.layers import MIXERS, LayerCache, Mixer, MixerOptions, build_mixer
+from fastweights.layers import MIXERS, LayerCache, Mixer, MixerChoice, MixerOptions, build_mixer
 from fastweights.models import FastWeightsConfig
 from fastweights.training import RecallExperiment, RecallRun
 from fastweights.training.language import LanguageRun
@@ -80,6 +80,7 @@ NAMED = {
     ("layers.parse_mixers", "text"): "mixer",
     ("evaluation.word_tokens", "count"): "symbols",
     ("models.preset", "name"): "preset",
+    ("models.presets.with_mixer", "name"): "preset",
     ("training.recall.RecallExperiment", "mixers"): "mixer",
     ("training.recall.run_recall_parts", "parts"): "experiment",
 }
@@ -218,6 +219,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "models.VectorModel": lambda: {"config": small_config(), "inputs": 3, "outputs": 1},
     "models.presets.Preset": lambda: fields(next(iter(fastweights.models.PRESETS.values()))),
     "models.preset": lambda: {"name": "gdn-340m"},
+    "models.presets.with_mixer": lambda: {"name": "gdn-340m", "choice": MixerChoice("gdn")},
     "results.HarnessScore": lambda: {"task": "arc", "metric": "acc", "value": 0.5},
     "results.LanguageResult": lambda: fields(TRAINED),
     "results.LengthPerplexity": lambda: {**SEEN},

@@ -5,7 +5,7 @@ matplotlib (the `viz` extra) is imported when a plot is drawn. Figures are made 
 
 from __future__ import annotations
 
-import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,20 +59,12 @@ def loss_plot(results: Sequence[LanguageResult]) -> Figure:
 def perplexity_plot(results: Sequence[LanguageResult]) -> Figure:
     """Held-out perplexity over context length: of whole texts (solid), and of their last tokens alone (dashed)."""
     figure, axes = _panel("Held-out perplexity by context length", results)
-    styles = mixer_styles(result.name for result in results)
-    for result in results:
-        style = styles[result.name]
-        lengths = [entry["length"] for entry in result.perplexities]
-        for key, line, label in (("loss", "-", result.name), ("last_loss", "--", f"{result.name}, last 256 tokens")):
-            values = [math.exp(entry[key]) for entry in result.perplexities]
-            look = {"color": style.colour, "marker": style.marker, "markersize": 6, "label": label, "gid": label}
-            axes.plot(lengths, values, line, **look)
-    length_axis(axes, sorted({entry["length"] for result in results for entry in result.perplexities}))
+    _draw_perplexities(
+        axes, {result.name: [LengthPerplexity(**entry) for entry in result.perplexities] for result in results}
+    )
     trained = results[0].run["length"]
     axes.axvline(trained, color="#555555", linestyle=(0, (2, 2)), linewidth=1, label=f"trained at {trained:,}")
-    axes.set_xlabel("tokens of context and prediction")
-    axes.set_ylabel("perplexity per token")
-    return _finish(figure, axes)
+    return _finish(figure, axes, label="the last 256 tokens before the length")
 
 
 def save_perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]], path: Path) -> list[Path]:
@@ -92,10 +84,15 @@ def length_plot(models: Mapping[str, Sequence[LengthPerplexity]]) -> Figure:
     models: rows of each model by its name; a mixer's name gets the mixer's colour.
     """
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
+    _draw_perplexities(axes, models)
+    axes.set_title("Perplexity by context length", fontsize=13, fontweight="bold", loc="left")
+    return _finish(figure, axes, label="the last tokens before the length")
+
+
+def _draw_perplexities(axes: Axes, models: Mapping[str, Sequence[LengthPerplexity]]) -> None:
     styles = mixer_styles(models)
     for name, rows in models.items():
         style = styles[name]
@@ -107,13 +104,6 @@ def length_plot(models: Mapping[str, Sequence[LengthPerplexity]]) -> Figure:
     length_axis(axes, sorted({row.length for rows in models.values() for row in rows}))
     axes.set_xlabel("context length, tokens")
     axes.set_ylabel("perplexity on held-out text")
-    axes.set_title("Perplexity by context length", fontsize=13, fontweight="bold", loc="left")
-    plain_axes(axes)
-    meaning = Line2D([], [], color="#555555", linestyle="--", label="the last tokens\nbefore the length")
-    handles = [*axes.get_legend_handles_labels()[0], meaning]
-    figure.legend(handles=handles, loc="outside right upper", fontsize=9, frameon=False, labelspacing=0.7)
-    finish_axes(figure)
-    return figure
 
 
 def _panel(title: str, results: Sequence[LanguageResult]) -> tuple[Figure, Axes]:
@@ -123,9 +113,18 @@ def _panel(title: str, results: Sequence[LanguageResult]) -> tuple[Figure, Axes]
     return figure, figure.subplots()
 
 
-def _finish(figure: Figure, axes: Axes) -> Figure:
+def _finish(figure: Figure, axes: Axes, label: str = "") -> Figure:
+    """Grid lines and a legend. label: what dashed lines mean; the legend then stands beside the plot."""
+    from matplotlib.lines import Line2D
+
     plain_axes(axes)
-    axes.legend(fontsize=9, frameon=False)
+    look: dict[str, Any] = {"fontsize": 9, "frameon": False}
+    if label:
+        dashed = Line2D([], [], color="#555555", linestyle="--", label=textwrap.fill(label, 20))
+        handles = [*axes.get_legend_handles_labels()[0], dashed]
+        figure.legend(handles=handles, loc="outside right upper", labelspacing=0.7, **look)
+    else:
+        axes.legend(**look)
     finish_axes(figure)
     return figure
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from ..data import TASKS, Task
 from ..results import RecallResult
 
-__all__ = ["short_unit", "task_of"]
+__all__ = ["short_unit", "find_task"]
 
 
-def task_of(results: Sequence[RecallResult]) -> type[Task]:
+def find_task(results: Sequence[RecallResult]) -> type[Task]:
     """The class of the results' task; the base class for a task that is no longer there."""
     return TASKS.get(results[0].run["task"], Task)
 
 
 def short_unit(results: Sequence[RecallResult]) -> str:
     """What the difficulty of the task counts, in one word: "pairs", "tokens"."""
-    return task_of(results).unit.split()[-1]
+    return find_task(results).unit.split()[-1]

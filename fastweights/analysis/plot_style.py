@@ -144,13 +144,13 @@ def log_ticks(axes: Axes, which: str) -> None:
         getattr(axes, f"set_{which}lim")(low, high)
     shown = (2, 5) if last - first < 1 else ()
 
-    def between(value: float, place: object = None) -> str:
+    def format_minor(value: float, place: object = None) -> str:
         return f"{value:,.10g}" if round(value / 10.0 ** math.floor(math.log10(value) + 1e-9)) in shown else ""
 
     axis.set_major_locator(LogLocator(numticks=99))
     axis.set_major_formatter(FuncFormatter(lambda value, place=None: f"{value:,.10g}"))
     axis.set_minor_locator(LogLocator(subs=range(2, 10), numticks=99))
-    axis.set_minor_formatter(FuncFormatter(between))
+    axis.set_minor_formatter(FuncFormatter(format_minor))
 
 
 def finish_axes(figure: Figure) -> None:

@@ -17,7 +17,7 @@ from ..checks import check_some
 from ..kinds import checked
 from ..results import RecallResult, RecallSummary, summarize
 from ..results.experiment import best_results, describe_experiment
-from .naming import short_unit, task_of
+from .naming import find_task, short_unit
 from .plot_style import (
     MixerStyle,
     finish_axes,
@@ -74,7 +74,7 @@ def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
 
 def measure_by_pairs(results: Sequence[RecallResult]) -> Figure:
     """One line per mixer: accuracy (or error) at its best learning rate over the number of key-value pairs (logarithmic)."""
-    figure, (axes,) = _panels(1, f"{_measure(results)} against the number of {task_of(results).unit}", results)
+    figure, (axes,) = _panels(1, f"{_measure(results)} against the number of {find_task(results).unit}", results)
     rows = summarize(results)
     pairs = sorted({row.pairs for row in rows})
     styles = _styles(results)
@@ -87,7 +87,7 @@ def measure_by_pairs(results: Sequence[RecallResult]) -> Figure:
             _draw_point(axes, place, row, style)
     first = [next(row for row in rows if row.pairs == count) for count in pairs]
     _draw_references(axes, pairs, first)
-    _scale_logarithmically(axes, pairs, f"{task_of(results).unit} in a sequence (mixers spread)", margin=1.3)
+    _scale_logarithmically(axes, pairs, f"{find_task(results).unit} in a sequence (mixers spread)", margin=1.3)
     _label_measure(axes, first)
     return _finish(figure, [axes], results, hollow=any(row.undertrained for row in rows))
 
@@ -123,7 +123,7 @@ def loss_curves(results: Sequence[RecallResult]) -> Figure:
                     axes.plot(run.loss_steps, run.losses, **look)
         chance = next(result.chance_level for result in results if result.run["pairs"] == count)
         # Where the chance depends on the position, its mean does not give the loss of guessing.
-        if is_error or (chance < 1 and not task_of(results).by_token):
+        if is_error or (chance < 1 and not find_task(results).by_token):
             axes.axhline(chance if is_error else -math.log(chance), **_GUESS)
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("squared error" if is_error else "cross-entropy, nats per query")
@@ -263,7 +263,7 @@ def _finish(figure: Figure, panels: Sequence[Axes], results: Sequence[RecallResu
         label = "hollow: loss still\nfalling, or too\nshort to tell"
         entries.append(Line2D([], [], color="#555555", marker="o", markerfacecolor="white", linewidth=0, label=label))
     if "\nchance" in drawn:
-        entries.append(Line2D([], [], label=textwrap.fill(task_of(results).guess, 16), **_GUESS))
+        entries.append(Line2D([], [], label=textwrap.fill(find_task(results).guess, 16), **_GUESS))
     if "\nbest" in drawn:
         entries.append(Line2D([], [], **_BEST))
     lines = sum(1 + str(entry.get_label()).count("\n") for entry in entries)

@@ -16,6 +16,14 @@ __all__ = ["LENGTHS_PER_TABLE", "add_row", "plain_table"]
 LENGTHS_PER_TABLE = 5  # columns of one context length each, which fit 80 characters beside a name
 LONGEST_WORDS = (16, 12, 8)  # of a column of text: longer ones may be split, the more the less room there is
 PADDING, GAP = 1, 2  # right of every column; between two, where a divider of one more space is
+LOOK: dict[str, Any] = {
+    "title_justify": "left",
+    "caption_justify": "left",
+    "box": box.SIMPLE_HEAD,
+    "show_edge": False,
+    "pad_edge": False,
+    "padding": (0, PADDING, 0, 0),
+}
 
 
 def plain_table(title: str = "", caption: str = "", *, text: Sequence[str] = (), numbers: Sequence[str] = ()) -> Table:
@@ -24,12 +32,7 @@ def plain_table(title: str = "", caption: str = "", *, text: Sequence[str] = (),
     table = _PlainTable(
         title=Text(title, style="bold") if title else None,
         caption=Text(caption) if caption else None,
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, PADDING, 0, 0),
+        **LOOK,
     )
     for place, header in enumerate(text):
         table.add_column(header, overflow="fold", style="bold" if place == 0 else None)
@@ -57,10 +60,7 @@ class _PlainTable(Table):
 
     def _make_part(self, widths: dict[int, int], title: Any, caption: Any) -> Table:
         """These columns with these widths."""
-        part = Table(
-            title=title, caption=caption, title_justify="left", caption_justify="left", box=self.box,
-            show_edge=False, pad_edge=False, padding=(0, PADDING, 0, 0),
-        )  # fmt: skip
+        part = Table(title=title, caption=caption, **LOOK)
         cells = []
         for place, width in widths.items():
             column = self.columns[place]
@@ -75,7 +75,9 @@ class _PlainTable(Table):
 
 def _split_columns(columns: Sequence[Column], width: int) -> Iterator[dict[int, int]]:
     """The columns of each table by their places, with their widths."""
-    words, most = [_longest_word(column) for column in columns], [max(_lengths(column)) for column in columns]
+    texts = [[str(column.header), *map(str, column.cells)] for column in columns]
+    most = [max(map(cell_len, own)) for own in texts]
+    words = [max(cell_len(word) for text in own for word in text.split() or [""]) for own in texts]
     numbers = [column.justify == "right" for column in columns]
     leasts = [
         [word if number else min(word, longest) for word, number in zip(words, numbers, strict=True)]
@@ -105,17 +107,3 @@ def _share_width(least: list[int], most: list[int], width: int, places: list[int
 
 def _total_width(widths: list[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1) + PADDING
-
-
-def _lengths(column: Column) -> Iterator[int]:
-    for text in _texts(column):
-        yield cell_len(text)
-
-
-def _longest_word(column: Column) -> int:
-    return max(cell_len(word) for text in _texts(column) for word in text.split() or [""])
-
-
-def _texts(column: Column) -> Iterator[str]:
-    yield str(column.header)
-    yield from map(str, column.cells)

@@ -11,7 +11,7 @@ from ..checks import check_some
 from ..kinds import checked
 from ..results import HarnessScore, LanguageResult, LengthPerplexity, RecallResult, RecallSummary, summarize
 from ..results.experiment import best_results, describe_experiment
-from .naming import short_unit, task_of
+from .naming import find_task, short_unit
 from .table_style import LENGTHS_PER_TABLE, add_row, plain_table
 
 __all__ = ["evaluation_tables", "language_tables", "recall_table", "stage_table"]
@@ -157,7 +157,7 @@ def _format_perplexity(loss: float) -> str:
 
 def _explanation(results: Sequence[RecallResult]) -> str:
     if results[0].measure == "accuracy":
-        return f"Chance: {task_of(results).guess}."
+        return f"Chance: {find_task(results).guess}."
     return "Squared error, the mean over all examples. Best: ridge regression or, with a drift, the Kalman filter."
 
 

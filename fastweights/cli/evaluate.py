@@ -35,7 +35,10 @@ def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a saved model, or of a training run.")],
     on: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME,...", help=f"What to measure: {MEASURES}; perplexity if not given."),
+        typer.Option(
+            metavar="NAME,...",
+            help=f"What to measure: {MEASURES}, or a task of your own in words; perplexity if not given.",
+        ),
     ] = None,
     lengths: Annotated[list[str], typer.Option(metavar="N,...", help="Context lengths in tokens.")] = LENGTHS,
     text: Annotated[

@@ -19,7 +19,7 @@ from ..kinds import checked
 from ..layers import Mixer, build_mixer
 from ..models import FastWeightsConfig, FastWeightsForCausalLM
 from .mamba2 import mamba2_config, mamba2_layer, mamba2_layer_weights, mamba2_weights
-from .plan import Conversion, conversions_between, converted_config
+from .plan import Conversion, converted_config, find_conversions
 from .qwen3_next import qwen3_next_config, qwen3_next_layer, qwen3_next_layer_weights, qwen3_next_weights
 
 __all__ = ["LogitsCheck", "check_logits", "convert", "convert_layer", "fitting_config", "own_config"]
@@ -66,7 +66,7 @@ def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -
         torch.default_generator.manual_seed(seed)  # and not the generators of other devices
         converted = FastWeightsForCausalLM(after)
     new: tuple[str, ...] = ()
-    for index, conversion in conversions_between(before, after).items():
+    for index, conversion in find_conversions(before, after).items():
         layer = converted.model.layers[index].mixer
         new += tuple(f"model.layers.{index}.mixer.{prefix}" for prefix in conversion.new)
         for name, value in conversion.start.items():
@@ -221,7 +221,7 @@ def check_logits(source: PreTrainedModel, converted: FastWeightsForCausalLM, tok
             f"converted must have the layers of source, {source.config.num_hidden_layers}, "
             f"got {converted.config.num_hidden_layers}"
         )
-    conversions = conversions_between(own_config(source.config), own_config(converted.config))
+    conversions = find_conversions(own_config(source.config), own_config(converted.config))
     expected = _compute_logits(source, tokens_BT)
     neutral = None
     if all(conversion.neutral is not None for conversion in conversions.values()):

@@ -35,7 +35,7 @@ from ..models.weight_files import check_fit, check_memory, check_weights, read_w
 from ..outputs import check_folder, claim_folder, described_files, listed_files, lock_path
 from .convert import FOREIGN, LogitsCheck, check_logits, convert, fitting_config, own_config
 from .flash_linear_attention import FLA_TYPES, fla_config, fla_weights
-from .plan import Conversion, conversions_between
+from .plan import Conversion, find_conversions
 from .training import recorded_training, run_file
 
 __all__ = ["ConversionReport", "convert_folder", "plan_conversion"]
@@ -142,7 +142,7 @@ def convert_folder(
             facts = {"from": source, "to": to, "seed": seed, **asdict(check), "files": listed_files(folder)}
             write_json(folder / DESCRIPTION, facts)
         return ConversionReport(
-            conversions=conversions_between(before, after),
+            conversions=find_conversions(before, after),
             layers=converted.config.num_hidden_layers,
             parameters=parameters,
             new_parameters=parameters - model.num_parameters(),
@@ -181,7 +181,7 @@ def plan_conversion(
     return {
         "source": source, "mixers before": [name for name, _ in before.mixers()],
         "mixers after": [name for name, _ in after.mixers()],
-        "new layers": sorted(conversions_between(before, after)), "parameters": new, "new parameters": new - old,
+        "new layers": sorted(find_conversions(before, after)), "parameters": new, "new parameters": new - old,
         "output": str(output), "run file": str(output / "train.toml"),
     }  # fmt: skip
 

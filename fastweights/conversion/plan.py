@@ -15,7 +15,7 @@ from ..layers import MIXERS, Mixer
 from ..layers.preconditioner import SIDES
 from ..models import FastWeightsConfig
 
-__all__ = ["CONVERSIONS", "Conversion", "condition", "conversions_between", "converted_config"]
+__all__ = ["CONVERSIONS", "Conversion", "condition", "find_conversions", "converted_config"]
 
 LARGE_RIDGE = 1e8  # above any key energy by more than float32 resolves
 
@@ -174,17 +174,19 @@ def converted_config(config: FastWeightsConfig, to: str, options: Mapping[str, A
                 raise ValueError(f"layer {index}: {error}") from None
             name = to
         entries.append({"name": name, **new} if new else name)
-    same = all(entry == entries[0] for entry in entries)
+    others = [entry for layer, entry in enumerate(entries) if layer not in config.softmax_layers]
+    same = all(entry == others[0] for entry in others)
+    layout = () if same else ("softmax_layers", "softmax_options")
     changed = config.to_dict()
-    for key in ("mixer", "architectures", "transformers_version", "dtype"):
+    for key in ("mixer", *layout, "architectures", "transformers_version", "dtype"):
         changed.pop(key, None)
     unknown = {key: changed.pop(key) for key in FastWeightsConfig.unknown_keys(list(changed))}
-    converted = FastWeightsConfig(**changed, mixer=entries[0] if same else entries)
+    converted = FastWeightsConfig(**changed, mixer=others[0] if same else entries)
     converted.update(unknown)
     return converted
 
 
-def conversions_between(before: FastWeightsConfig, after: FastWeightsConfig) -> dict[int, Conversion]:
+def find_conversions(before: FastWeightsConfig, after: FastWeightsConfig) -> dict[int, Conversion]:
     """The conversion of every layer that was converted, by index."""
     conversions = {}
     for index, (old, new) in enumerate(zip(before.mixers(), after.mixers(), strict=True)):

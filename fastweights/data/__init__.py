@@ -1,5 +1,8 @@
 """Tasks: recall, state tracking, in-context regression. Seeded, identical on every machine, train and test disjoint."""
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from ._draws import Draws
 from .mqar import MQAR, OutOfDistributionMQAR
 from .registry import TASKS, make_task, register_task
@@ -35,3 +38,7 @@ __all__ = [
     "register_task",
     "stream",
 ]
+
+for _module in iter_modules(__path__):  # a task is registered by its file being here
+    if not _module.ispkg:
+        import_module(f"{__name__}.{_module.name}")

@@ -1,5 +1,6 @@
 """Multi-query associative recall as in the Zoology benchmark, and with keys that training never used as keys."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,7 +39,9 @@ class MQAR(RecallTask):
     random_non_queries: bool = True
 
     name: ClassVar[str] = "mqar"
-    summary: ClassVar[str] = "key-value pairs, then the keys among random filler (Zoology)"
+    summary: ClassVar[str] = "key-value pairs, then each key again among random filler (Zoology)"
+    # One word as filler, which is never a key: random filler would bind keys again in a long text.
+    in_words: ClassVar[Mapping[str, object] | None] = {"random_non_queries": False}
 
     def shortest_length(self) -> int:
         return 4 * self.pairs  # as many gaps as pairs
@@ -95,7 +98,8 @@ class OutOfDistributionMQAR(MQAR):
     held_out_keys: float = 0.5
 
     name: ClassVar[str] = "mqar-ood"
-    summary: ClassVar[str] = "mqar with test keys that are never keys in training"
+    summary: ClassVar[str] = "mqar with test keys that are only filler in training (VLA, Zoology's layout)"
+    in_words = None
 
     def check_options(self) -> None:
         super().check_options()

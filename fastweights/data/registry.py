@@ -13,7 +13,7 @@ from .task import VOCAB_SIZE, Task
 
 __all__ = ["TASKS", "make_task", "register_task", "task_class"]
 
-# The order in which lists show the library's own tasks; tasks of users follow in the order of registration.
+# The order in which lists show tasks; the library's others and then those of users follow.
 ORDER = (
     *("mqar", "mqar-shuffled", "copy", "mqar-ood", "mqar-shuffled-ood", "palindrome", "selective-copy"),
     *("parity", "s3", "s5", "regression"),

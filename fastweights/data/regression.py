@@ -53,7 +53,7 @@ class LinearRegression(VectorTask):
     contrast: float = 1.0
 
     name: ClassVar[str] = "regression"
-    summary: ClassVar[str] = "in-context linear regression on vectors, measured by squared error"
+    summary: ClassVar[str] = "vectors x1 y1 x2 y2 ...; predict yi at xi (linear regression in context)"
     asked: ClassVar[slice] = slice(0, None, 2)
 
     @property

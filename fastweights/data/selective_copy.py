@@ -30,7 +30,7 @@ class SelectiveCopy(RepeatedTokens):
     """
 
     name: ClassVar[str] = "selective-copy"
-    summary: ClassVar[str] = "tokens at random places among padding, to be repeated (Mamba)"
+    summary: ClassVar[str] = "tokens at random places among padding, then separators; repeat them (Mamba)"
 
     def lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         tokens, context = associations[:, 1], self.length - self.pairs

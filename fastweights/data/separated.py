@@ -1,5 +1,6 @@
 """Tasks with a separator between context and queries: shuffled recall, copying and palindromes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,7 +46,8 @@ class ShuffledMQAR(RecallTask):
     random_non_queries: bool = False
 
     name: ClassVar[str] = "mqar-shuffled"
-    summary: ClassVar[str] = "key-value pairs, separator, all keys in shuffled order (VLA)"
+    summary: ClassVar[str] = "key-value pairs, padding, separator, all keys in shuffled order (VLA)"
+    in_words: ClassVar[Mapping[str, object] | None] = {}
 
     def shortest_length(self) -> int:
         return 3 * self.pairs + 1
@@ -92,7 +94,8 @@ class OutOfDistributionShuffledMQAR(ShuffledMQAR):
     """
 
     name: ClassVar[str] = "mqar-shuffled-ood"
-    summary: ClassVar[str] = "mqar-shuffled with test keys that training has as values only (VLA)"
+    summary: ClassVar[str] = "mqar-shuffled with test keys that are only values in training (VLA)"
+    in_words = None
 
     def check_options(self) -> None:
         super().check_options()
@@ -139,7 +142,8 @@ class Copy(RepeatedTokens):
     """
 
     name: ClassVar[str] = "copy"
-    summary: ClassVar[str] = "a sequence, separator, the sequence again (VLA)"
+    summary: ClassVar[str] = "tokens, padding, separator, the tokens again (VLA)"
+    in_words: ClassVar[Mapping[str, object] | None] = {}
 
     def lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         tokens = associations[:, 1]
@@ -163,7 +167,7 @@ class Palindrome(Copy):
     """
 
     name: ClassVar[str] = "palindrome"
-    summary: ClassVar[str] = "a sequence, separator, the sequence backwards (Kimi Linear)"
+    summary: ClassVar[str] = "tokens, padding, separator, the tokens backwards (Kimi Linear)"
 
     def _answers(self, tokens: np.ndarray) -> np.ndarray:
         return tokens[:, ::-1]

@@ -92,7 +92,7 @@ class Parity(StateTracking):
     """Bits; the label is whether the number of ones so far is odd: `StateTracking` of two items."""
 
     name: ClassVar[str] = "parity"
-    summary: ClassVar[str] = "is the number of ones so far odd? (state tracking, 2 states)"
+    summary: ClassVar[str] = "bits; after each, is the number of ones so far odd? (2 states)"
     items: ClassVar[int] = 2
 
 
@@ -102,7 +102,7 @@ class S3(StateTracking):
     """`StateTracking` of three items, the smallest group whose elements do not commute."""
 
     name: ClassVar[str] = "s3"
-    summary: ClassVar[str] = "permutations of 3 items, composed (state tracking, 6 states)"
+    summary: ClassVar[str] = "permutations of 3 items; after each, their product so far (6 states)"
     items: ClassVar[int] = 3
 
 
@@ -112,7 +112,7 @@ class S5(StateTracking):
     """`StateTracking` of five items, the smallest group of permutations that is not solvable."""
 
     name: ClassVar[str] = "s5"
-    summary: ClassVar[str] = "permutations of 5 items, composed (state tracking, 120 states)"
+    summary: ClassVar[str] = "permutations of 5 items; after each, their product so far (120 states)"
     items: ClassVar[int] = 5
 
 

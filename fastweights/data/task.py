@@ -1,6 +1,7 @@
 """Base classes of the tasks: checked options, and batches that are a pure function of seed, split and index."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
@@ -143,9 +144,12 @@ class RecallTask(Task):
     """A task of recalling associations a -> b (key -> value; for the copy task, position -> token).
 
     vocab_size: token ids lie in [0, vocab_size). `lay_out` gives input_ids and labels, int64 [rows, length].
+    in_words: the options with which text models are asked the task in words of their vocabulary; None where they are not.
     """
 
     vocab_size: int = VOCAB_SIZE
+
+    in_words: ClassVar[Mapping[str, object] | None] = None
 
     @property
     def chance(self) -> float:

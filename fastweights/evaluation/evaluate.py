@@ -12,11 +12,25 @@ from ..kinds import checked
 from .perplexity import perplexity_by_length
 from .reading import MOST_EXAMPLES, check_lengths, check_model, check_tokenizer
 from .ruler import DEPTHS, NEEDLE_TASKS, RULER_TASKS, check_fit, needle_recall, ruler_recall
-from .word_recall import WORD_TASKS, task_in_words, word_recall
+from .word_recall import task_in_words, word_recall, word_tasks
 
 __all__ = ["MEASURES", "EvaluationSettings", "evaluate"]
 
-MEASURES = ("perplexity", *WORD_TASKS, *NEEDLE_TASKS, *RULER_TASKS)
+
+class Measures(Sequence[str]):
+    """The names of all measures. Tasks that are registered later join them."""
+
+    def _names(self) -> tuple[str, ...]:
+        return "perplexity", *word_tasks(), *NEEDLE_TASKS, *RULER_TASKS
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._names()[index]
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+
+MEASURES = Measures()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +172,7 @@ def _check_fit(tokenizer: Any, settings: EvaluationSettings, shortest: int, text
         if measure in NEEDLE_TASKS or measure in RULER_TASKS:
             examples = settings.needle_examples if measure in NEEDLE_TASKS else settings.ruler_examples
             check_fit(tokenizer, measure, length=shortest, examples=examples, seed=settings.seed, text=text)
-        elif measure in WORD_TASKS:
+        elif measure != "perplexity":
             try:
                 task_in_words(tokenizer, measure, length=shortest, pairs=settings.pairs, symbols=settings.symbols)
             except ValueError as error:  # the task says length, the settings say lengths

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..checks import check_choice, check_size
-from ..data import IGNORE_INDEX, Batch, RecallTask, make_task
+from ..data import IGNORE_INDEX, TASKS, Batch, RecallTask, make_task
 from ..kinds import checked
 from ..results import WordRecall
 from .reading import MOST_EXAMPLES, check_model, check_tokenizer, prompt_tokens
 from .recall import recall_accuracy
 
-__all__ = ["WORD_TASKS", "TaskInWords", "WordRecall", "task_in_words", "word_recall", "word_tokens"]
+__all__ = ["TaskInWords", "WordRecall", "task_in_words", "word_recall", "word_tasks", "word_tokens"]
 
-# The filler of mqar is one word that is never a key: random filler would bind keys again in a long text.
-WORD_TASKS: dict[str, dict[str, object]] = {
-    "mqar": {"random_non_queries": False},
-    "mqar-shuffled": {},
-    "copy": {},
-    "palindrome": {},
-}
+
+def word_tasks() -> dict[str, Mapping[str, object]]:
+    """The options of every task that text models are asked in words, by its name; those of users too."""
+    kinds = {name: kind.in_words for name, kind in TASKS.items() if issubclass(kind, RecallTask)}
+    return {name: options for name, options in kinds.items() if options is not None}
 
 
 @checked
@@ -89,7 +88,8 @@ def word_recall(
     With the same pairs at every length, a longer text is a longer time to keep them.
 
     Args:
-        task: "mqar" (its filler a single word), "mqar-shuffled", "copy" or "palindrome".
+        task: "mqar" (its filler a single word), "mqar-shuffled", "copy", "palindrome", or a task of your own that sets
+            `RecallTask.in_words`.
         length: tokens, without those that the tokenizer puts before a text; the task's shortest when None.
         pairs: key-value pairs; in copy and palindrome, tokens to repeat.
         symbols: how many different words there are.
@@ -114,17 +114,18 @@ def word_recall(
         symbols=symbols,
         examples=examples,
         accuracy=accuracy,
-        chance=1 / pairs,
+        chance=in_words.task.chance,
     )
 
 
 def task_in_words(tokenizer: Any, task: str, *, length: int | None, pairs: int, symbols: int) -> TaskInWords:
     """The task that `word_recall` measures."""
-    check_choice("the name of a recall task in words", task, WORD_TASKS)
+    options = word_tasks()
+    check_choice("the name of a recall task in words", task, options)
     check_size("symbols", symbols)
     try:
-        made = make_task(task, pairs=pairs, length=length, vocab_size=symbols, **WORD_TASKS[task])
+        made = make_task(task, pairs=pairs, length=length, vocab_size=symbols, **options[task])
     except ValueError as error:
         raise ValueError(str(error).replace("vocab_size", "symbols")) from None
-    assert isinstance(made, RecallTask)  # tasks of vectors are not among WORD_TASKS
+    assert isinstance(made, RecallTask)  # tasks of vectors have no words
     return TaskInWords(made, word_tokens(tokenizer, symbols), prompt_tokens(tokenizer, ""))

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from ..checks import check_text, describe_value
+from ..checks import check_text, closest, describe_value
 from ..kernels.availability import why_unavailable
 from ..kinds import checked
 from .mixer import Mixer
 from .registry import MIXERS, MixerSpec, mixer_spec
 
-__all__ = ["MixerChoice", "check_backend", "described_options", "option_value", "parse_mixers"]
+__all__ = ["MixerChoice", "check_backend", "described_options", "option_value", "parse_mixers", "split_entry"]
 
 LONGEST_LABEL = 100
 SIZES = ("hidden_size", "num_heads")  # every mixer has them, from the model
@@ -69,16 +69,79 @@ class MixerChoice:
         options = ",".join(f"{name}={format_value(value)}" for name, value in self.options.items())
         return f"{self.name}:{options}" if options else self.name
 
+    @classmethod
+    def of(cls, given: object) -> MixerChoice:
+        """The choice that is given as such, as a text of `parse_mixers`, or as a table with name, options and label.
+
+        Raises:
+            ValueError, TypeError: as for a new choice; a text of several, or a table with other keys.
+        """
+        if isinstance(given, MixerChoice):
+            return given
+        if isinstance(given, Mapping):
+            known = [field.name for field in fields(cls)]
+            for key in given:
+                if key not in known:
+                    raise ValueError(
+                        f"a table of mixers has no key {key!r}{closest(key, known)}; it has {', '.join(known)}"
+                    )
+            if "name" not in given:
+                raise ValueError("a table of mixers must have the key 'name'; add it")
+            return cls(**given)
+        choices = parse_mixers(check_text("mixer", given, what="the name of a mixer"))
+        if len(choices) != 1:
+            raise ValueError(
+                f"a mixer must be one NAME[:OPTION=VALUE,...][@LABEL], got {given!r}; list them one by one"
+            )
+        return choices[0]
+
     @property
     def entry(self) -> str | dict[str, Any]:
         """The choice as the `mixer` of a `FastWeightsConfig`."""
         return {"name": self.name, **self.options} if self.options else self.name
 
+    @property
+    def short(self) -> str | MixerChoice:
+        """The choice, or its name where that says all."""
+        return self if self.options or self.label != self.name else self.name
+
     def record(self) -> str | dict[str, Any]:
         """The choice in a result file: its name where that says all."""
-        if not self.options and self.label == self.name:
+        if self.short is not self:
             return self.name
         return {"name": self.name, "options": dict(self.options), "label": self.label}
+
+    def in_place_of(self, entry: str | Mapping[str, Any]) -> str | dict[str, Any]:
+        """The choice as the `mixer` of a configuration that had `entry`.
+
+        The options of `entry` hold under those of the choice: all of them where both name one mixer. Otherwise those that mean
+        the same in both, as they come from one class of options that both layers extend, but for those that make this mixer what
+        its name says.
+        """
+        name, options = split_entry(entry)
+        if name != self.name:
+            theirs, ours = (getattr(MIXERS[one].layer, "Options", None) for one in (name, self.name))
+            options = {
+                key: value
+                for key, value in options.items()
+                if key not in MIXERS[self.name].options and _declaring(theirs, key) is _declaring(ours, key) is not None
+            }
+        return MixerChoice(self.name, {**options, **self.options}).entry
+
+
+def _declaring(kind: type | None, name: str) -> type | None:
+    """The class of options that option `name` of the options `kind` comes from; None where they do not have it."""
+    classes = () if kind is None else reversed(kind.__mro__)
+    return next((one for one in classes if name in getattr(one, "__dataclass_fields__", ())), None)
+
+
+def split_entry(entry: object, what: str = "a mixer") -> tuple[str, dict[str, Any]]:
+    """Name and options of an entry of `FastWeightsConfig.mixer`; TypeError where it is none. what: the entry, for messages."""
+    options = dict(entry) if isinstance(entry, Mapping) else {"name": entry}
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise TypeError(f"{what} must be a name or {{'name': ..., option: ...}}, got {describe_value(entry)}")
+    return name, options
 
 
 @checked

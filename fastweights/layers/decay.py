@@ -16,15 +16,21 @@ from .shared_input import ProjectedGate, find_first_part, joins
 
 __all__ = ["RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
 
-# Powers of ten that the first dt goes through from the first head to the last, while A goes from 0.01 to 0.16. Palimpsa's
-# appendix has the first line, the authors' released code the second.
-RAMPS = {"paper": (-3.0, -1.0), "release": (-1.0, -3.0)}
+RATES = (0.0, 16.0)  # between which the first A are drawn
+# Powers of ten that the first dt goes through from the first head to the last. A goes from 0.01 to 0.16 with the first two, and
+# is drawn at random with "steps". Palimpsa's appendix has "paper" for recall and "steps" for language models; the authors'
+# released code has "release".
+RAMPS = {"paper": (-3.0, -1.0), "release": (-1.0, -3.0), "steps": (-3.0, -1.0)}
 
 
-def make_ramps(name: str, num_heads: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """First A and dt [num_heads] of a long memory."""
+def make_ramps(
+    name: str, num_heads: int, rates: tuple[float, float], device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """First A and dt [num_heads] by the name of a ramp. rates: A that is drawn at random is uniform in these."""
     first, last = RAMPS[name]
     rate = torch.linspace(0.01, 0.16, num_heads, device=device)
+    if name == "steps":
+        rate = torch.empty_like(rate).uniform_(*rates).clamp_min(1e-4)
     return rate, torch.logspace(first, last, num_heads, device=device)
 
 
@@ -41,7 +47,7 @@ class SoftplusDecay(OwnInitialValues):
     _no_weight_decay = ("A_log", "dt_bias")
 
     def __init__(
-        self, num_heads: int, num_steps: int, rates: tuple[float, float] = (0.0, 16.0), long_memory: str | None = None
+        self, num_heads: int, num_steps: int, rates: tuple[float, float] = RATES, long_memory: str | None = None
     ) -> None:
         super().__init__()
         self.rates = rates
@@ -55,7 +61,7 @@ class SoftplusDecay(OwnInitialValues):
         rate = torch.empty_like(self.A_log, dtype=torch.float32)
         step = torch.empty_like(self.dt_bias, dtype=torch.float32)
         if self.long_memory:
-            rate, steps = make_ramps(self.long_memory, len(rate), rate.device)
+            rate, steps = make_ramps(self.long_memory, len(rate), self.rates, rate.device)
             step = steps.repeat_interleave(len(step) // len(rate))  # channels of a head start alike
         else:
             rate = rate.uniform_(*self.rates)
@@ -164,7 +170,7 @@ class RampedLinear(OwnInitialMatrices, nn.Linear):
         nn.Linear.__init__(self, rank, num_heads * channels)
 
     def initial_values(self, std: float = 0.02) -> dict[str, Tensor]:
-        rate, step = make_ramps(self.long_memory, self.num_heads, self.weight.device)
+        rate, step = make_ramps(self.long_memory, self.num_heads, RATES, self.weight.device)
         bias = -torch.expm1(self.divisor * rate * step).log()  # logsigmoid(bias) = -divisor A dt
         weight = torch.empty_like(self.weight, dtype=torch.float32).normal_(std=std)
         return {"weight": weight, "bias": bias.repeat_interleave(self.channels)}

@@ -34,7 +34,7 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
-def normalize_sum(norm: RMSNorm, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
+def normalize_sum(norm: RMSNorm | LayerNorm, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
     """The residual stream x plus a branch (x itself without one), and its norm for projections: under autocast in autocast's
     dtype, so that not every one of them casts it."""
     if not is_bare(norm, RMSNorm):

@@ -26,6 +26,7 @@ from .projections import ACTIVATIONS, FIRST_FILTERS, GATES
 
 __all__ = [
     "LONGEST_CONVOLUTION",
+    "BlockOptions",
     "DecayOptions",
     "MemoryOptions",
     "MixerOptions",
@@ -136,8 +137,9 @@ class DecayOptions(MixerOptions):
     Args:
         long_memory: ramp over the heads for the first decays exp(-A dt), for long memories. "paper" has A from 0.01 to
             0.16 and dt from 1e-3 to 1e-1, windows 1 / (1 - decay) of 100001 to 63 tokens (Palimpsa, table 3);
-            "release" has dt in the opposite order, 615 to 6251 tokens over 8 heads (its released code). None has Mamba-2's
-            first decays, drawn at random.
+            "release" has dt in the opposite order, 615 to 6251 tokens over 8 heads (its released code). "steps" has the dt of
+            "paper", and A drawn at random as with None, in no order: the first decays of Palimpsa's language models. None has
+            Mamba-2's first decays, A and dt drawn at random.
     """
 
     long_memory: str | None = option(None, ramp_name)
@@ -152,30 +154,39 @@ class DecayOptions(MixerOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProjectionOptions(MixerOptions):
-    """Options of every layer that projects its input to q, k and v of a matrix memory.
+class BlockOptions(MixerOptions):
+    """Options of every layer with short convolutions around a matrix memory.
 
     Args:
         expand_v: value channels V = expand_v * K.
-        num_v_heads: value heads G, a multiple of H (each q/k head serves G/H of them); H when None.
         conv_size: width of the short convolutions on q, k and v; None leaves them out.
         conv_init: first filters, "uniform" in +-1/sqrt(conv_size) or "normal" with the standard deviation of a model's
             initializer_range (0.02 in a layer by itself), as in flash-linear-attention.
-        activation: function after the convolutions, "silu" or "none".
-        shared_qk: whether q and k share one projection and differ by their convolutions, as in Lattice's block, where v has
-            neither convolution nor activation.
         norm_eps: number added in the norm of the memory's answer, positive.
         backend: backend of the ops: "auto", "triton", "torch" or "reference".
     """
 
     expand_v: float = option(1.0, check_positive)
-    num_v_heads: int | None = option(None, up_to(LARGEST_HEADS))
     conv_size: int | None = option(4, up_to(LONGEST_CONVOLUTION), or_none=True)
     conv_init: str = option("uniform", one_of(*FIRST_FILTERS))
-    activation: str = option("silu", one_of(*ACTIVATIONS))
-    shared_qk: bool = option(False, check_flag)
     norm_eps: float = option(1e-6, check_positive)
     backend: str = option("auto", one_of(*BACKENDS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionOptions(BlockOptions):
+    """Options of every layer that projects its input to q, k and v of a matrix memory, beside those of `BlockOptions`.
+
+    Args:
+        num_v_heads: value heads G, a multiple of H (each q/k head serves G/H of them); H when None.
+        activation: function after the convolutions, "silu" or "none".
+        shared_qk: whether q and k share one projection and differ by their convolutions, as in Lattice's block, where v has
+            neither convolution nor activation.
+    """
+
+    num_v_heads: int | None = option(None, up_to(LARGEST_HEADS))
+    activation: str = option("silu", one_of(*ACTIVATIONS))
+    shared_qk: bool = option(False, check_flag)
 
     def head_sizes(self) -> HeadSizes:
         """Numbers and widths of the heads."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_number, check_positive, check_size
 from ..ops import linear_attention, palimpsa, palimpsa_posterior
-from ..ops.authoring import BACKENDS, Op, State, gated_writes
+from ..ops.authoring import Op, State, gated_writes
 from .cache import LayerCache
 from .decay import HeadDecay, StepDecay
 from .gates import ImportanceGain, SigmoidGain, VarianceShift, WindowThreshold
@@ -20,8 +20,17 @@ from .initialization import ResidualProjection
 from .memory_layer import Answer, MemoryLayer, OpLayer, RuleCall
 from .mixer import check_input
 from .norms import GroupedRMSNorm
-from .options import LONGEST_CONVOLUTION, DecayOptions, MemoryOptions, at_least_zero, one_of, option, up_to
-from .projections import FIRST_FILTERS, GATES, ShortConvolution, ValueSkip, choose_layer_backend, convolve_together
+from .options import (
+    LONGEST_CONVOLUTION,
+    BlockOptions,
+    DecayOptions,
+    MemoryOptions,
+    at_least_zero,
+    one_of,
+    option,
+    up_to,
+)
+from .projections import GATES, ShortConvolution, ValueSkip, choose_layer_backend, convolve_together
 from .registry import ADDITIVE, register_mixer
 from .shared_input import compute_gates
 from .wrapped import is_bare
@@ -201,22 +210,18 @@ class PalimpsaD(PosteriorLayer, MemoryLayer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PalimpsaMOptions(PosteriorOptions):
+class PalimpsaMOptions(PosteriorOptions, BlockOptions):
     """Options of `PalimpsaM`, whose docstring explains them."""
 
-    expand_v: float = option(1.0, check_positive)
     num_groups: int | None = option(None, check_size)
     skip_init: float = option(0.0, check_number)
     dt_min: float = option(0.0, at_least_zero)
     dt_max: float | None = option(None, check_number)
     conv_size: int = option(4, up_to(LONGEST_CONVOLUTION))
-    conv_init: str = option("uniform", one_of(*FIRST_FILTERS))
     conv_bias: bool = option(True, check_flag)
     bias: bool = option(False, check_flag)
     output_gate: str | None = option("silu", one_of(None, *GATES), or_none=True)
     norm_groups: int = option(1, check_size)
-    norm_eps: float = option(1e-6, check_positive)
-    backend: str = option("auto", one_of(*BACKENDS))
 
     def head_sizes(self) -> HeadSizes:
         """Numbers and widths of the heads: num_groups heads of q and k, num_heads of v."""
@@ -266,17 +271,13 @@ class PalimpsaM(PosteriorLayer):
         dt_min: lower limit of dt.
         dt_max: upper limit of dt; none when None.
         conv_size: width of the convolution.
-        conv_init: first filters, "uniform" in +-1/sqrt(conv_size) or "normal" with the standard deviation of a model's
-            initializer_range (0.02 in a layer by itself).
         conv_bias: whether the convolution has a bias.
         bias: whether the first and the last projection have a bias.
         output_gate: function of z, "silu", "sigmoid" or "gelu"; None for no gate.
         norm_groups: number of equal groups that the channels of all heads are normalised in.
-        norm_eps: number added in that RMSNorm, positive.
-        backend: backend of the op, see `fastweights.ops.palimpsa`.
 
     The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, metaplastic_threshold, prior,
-    b_scale, beta_init, residual, variance_gate), of `DecayOptions` (long_memory) and of `MixerOptions`.
+    b_scale, beta_init, residual, variance_gate), of `DecayOptions` (long_memory) and of `BlockOptions`.
     """
 
     Options = PalimpsaMOptions

@@ -14,13 +14,17 @@ from ..checks import (
     LARGEST_DEPTH,
     LARGEST_HEADS,
     LARGEST_WIDTH,
+    check_choice,
     check_flag,
+    check_list,
     check_positive,
     check_size,
+    check_whole_number,
     closest,
     describe_value,
     error_prefix,
 )
+from ..layers.choice import split_entry
 from ..layers.mixer import ConfiguredMixer
 from ..layers.registry import MIXERS, mixer_spec
 from ..layers.softmax_attention import SoftmaxAttention
@@ -48,6 +52,7 @@ LARGEST = {
     "num_heads": LARGEST_HEADS,
     "intermediate_size": 2**24,
 }
+NORMS = ("rms", "layer")
 LARGEST_LABELS = 2**20  # transformers lists them one by one
 # Keys besides the fields that transformers or this class writes into config.json, or that come with loading one.
 TRANSFORMERS_KEYS = {
@@ -83,8 +88,11 @@ class FastWeightsConfig(PreTrainedConfig):
         num_heads: heads of every mixer.
         mixer: the mixer of every layer, a name of `fastweights.layers.MIXERS` or {"name": ..., option: ...}; or a list of
             these, one per layer (hybrids).
+        softmax_layers: layers, counted from 0, that have softmax attention in place of `mixer`, which is then one for all others.
+        softmax_options: options of the attention in `softmax_layers`; its defaults when None.
+        norm: "rms" for RMSNorms in the residual stream, or "layer" for LayerNorms.
         intermediate_size: width of the MLP; 8/3 of hidden_size rounded up to a multiple of 64 when None, 0 for no MLP.
-        norm_eps: of the RMSNorms of the residual stream.
+        norm_eps: of the norms of the residual stream.
         initializer_range: standard deviation of the first weights.
         scale_residuals: whether the first weights of the matrices that write to the residual stream are smaller by the square
             root of their number: two per block, or one without MLP (GPT-2). flash-linear-attention's default is without.
@@ -112,7 +120,10 @@ class FastWeightsConfig(PreTrainedConfig):
     num_hidden_layers: int = 24
     num_heads: int = 8
     mixer: str | dict[str, Any] | list[str | dict[str, Any]] = "gdn"
+    softmax_layers: list[int] | tuple[int, ...] = ()
+    softmax_options: dict[str, Any] | None = None
     intermediate_size: int | None = None
+    norm: str = "rms"
     norm_eps: float = 1e-6
     initializer_range: float = 0.02
     scale_residuals: bool = True
@@ -140,6 +151,8 @@ class FastWeightsConfig(PreTrainedConfig):
             self.intermediate_size = check_size("intermediate_size", self.intermediate_size, high=largest)
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             check_token(name, getattr(self, name), self.vocab_size, several=name == "eos_token_id")
+        check_choice("norm", self.norm, NORMS)
+        self._check_softmax_layers()
         self._check_mixers()
         super().__post_init__(**{**kwargs, "how_to_load": how_to_load("AutoModelForCausalLM")})
 
@@ -169,16 +182,32 @@ class FastWeightsConfig(PreTrainedConfig):
 
     def mixer_of(self, layer: int) -> tuple[str, dict[str, Any]]:
         """Name and options of the mixer of one layer, checked to exist."""
-        entry = self.mixer[layer] if isinstance(self.mixer, (list, tuple)) else self.mixer
-        options = dict(entry) if isinstance(entry, dict) else {"name": entry}
-        name = options.pop("name", None)
-        if not isinstance(name, str):
-            raise TypeError(
-                f"mixer of layer {layer} must be a name or {{'name': ..., option: ...}}, got {describe_value(entry)}"
-            )
+        if layer in self.softmax_layers:
+            name, options = "softmax", dict(self.softmax_options or {})
+        else:
+            entry = self.mixer[layer] if isinstance(self.mixer, (list, tuple)) else self.mixer
+            name, options = split_entry(entry, f"mixer of layer {layer}")
         with error_prefix(f"mixer of layer {layer}"):
             mixer_spec(name, options)
         return name, options
+
+    def _check_softmax_layers(self) -> None:
+        layers = check_list("softmax_layers", self.softmax_layers, "layer numbers")
+        self.softmax_layers = sorted(
+            {check_whole_number("softmax_layers", layer, high=self.num_hidden_layers - 1) for layer in layers}
+        )
+        if self.softmax_layers and isinstance(self.mixer, (list, tuple)):
+            raise ValueError(
+                f"softmax_layers must be empty where mixer lists the mixer of every layer, got {self.softmax_layers}; name one "
+                "mixer, that of all other layers"
+            )
+        if self.softmax_options is not None:
+            if not isinstance(self.softmax_options, dict):
+                raise TypeError(f"softmax_options must be a dict, got {describe_value(self.softmax_options)}")
+            if not self.softmax_layers:
+                raise ValueError(
+                    "softmax_options must be None without softmax_layers; name the layers, or put them in mixer"
+                )
 
     def _check_mixers(self) -> None:
         """That every option has a value that fits it, the sizes and the other options. The layers of a user who keeps no

@@ -20,7 +20,7 @@ from ..checks import LARGEST_WIDTH, check_flag, check_size, check_whole_number, 
 from ..kinds import checked
 from ..layers import LayerCache, build_mixer
 from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
-from ..layers.norms import RMSNorm, normalize_sum
+from ..layers.norms import LayerNorm, RMSNorm, normalize_sum
 from ..layers.shared_input import joins, project_together
 from ..layers.weight_decay import undecayed_parameters
 from ..ops.framework.sequences import check_cu_seqlens
@@ -33,7 +33,12 @@ from .configuration import FastWeightsConfig, how_to_load
 from .inputs import check_cache_position, check_embeddings, check_ids
 from .rows import Rows, check_mask, cumulative_lengths, leave_out_unpredicted
 
-__all__ = ["FastWeightsBlock", "FastWeightsModel", "FastWeightsPreTrainedModel", "VectorModel"]
+__all__ = ["FastWeightsBlock", "FastWeightsModel", "FastWeightsPreTrainedModel", "VectorModel", "make_norm"]
+
+
+def make_norm(config: FastWeightsConfig) -> RMSNorm | LayerNorm:
+    """A norm of the residual stream."""
+    return (RMSNorm if config.norm == "rms" else LayerNorm)(config.hidden_size, eps=config.norm_eps)
 
 
 class SwiGLU(nn.Module):
@@ -63,13 +68,13 @@ class FastWeightsBlock(GradientCheckpointingLayer):
     def __init__(self, config: FastWeightsConfig, layer_idx: int) -> None:
         super().__init__()
         name, options = config.mixer_of(layer_idx)
-        self.mixer_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mixer_norm = make_norm(config)
         self.mixer = build_mixer(
             name, hidden_size=config.hidden_size, num_heads=config.num_heads, layer_idx=layer_idx, **options
         )
         self.mlp = None
         if config.intermediate_size:
-            self.mlp_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+            self.mlp_norm = make_norm(config)
             self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
 
     def forward(
@@ -108,7 +113,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     def accepts_loss_kwargs(self) -> bool:
         """Whether Trainer passes num_items_in_batch to forward, unless it is set. transformers' Trainer asks every model for it
         when it is made, which is the moment to adapt it."""
-        adapt_trainer(_before_count, _undecayed)
+        adapt_trainer(_clear_unpredicted_labels, _undecayed)
         return self._accepts_loss_kwargs
 
     @accepts_loss_kwargs.setter
@@ -156,7 +161,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
 
-def _before_count(model: nn.Module, batches: list[Any]) -> None:
+def _clear_unpredicted_labels(model: nn.Module, batches: list[Any]) -> None:
     """Take labels that no token predicts out of the batches of a step of Trainer, for models whose class says
     `_predicts_labels = True`, also within an adapter.
 
@@ -183,7 +188,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(FastWeightsBlock(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.norm = make_norm(config)
         self.gradient_checkpointing = False
         self.post_init()
 

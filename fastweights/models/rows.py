@@ -207,7 +207,7 @@ class Rows:
         if position_BT is not None:
             position_T = position_BT[tokens]
             begins = numbered | (position_T.diff() != 1)
-        places = _within_sequences(begins, edges).nonzero()[:, 0]
+        places = _clear_edges(begins, edges).nonzero()[:, 0]
         if position_BT is not None:
             _check_rise(position_T, places[~numbered[places - 1]])
         if len(places):
@@ -231,7 +231,7 @@ class Rows:
                     "seq_idx must change where the next document of cu_seqlens begins, and only there; leave one of the two out"
                 )
         if position_BT is not None:
-            if _within_sequences(position_BT[0].diff() != 1, edges).any():
+            if _clear_edges(position_BT[0].diff() != 1, edges).any():
                 raise ValueError(
                     "position_ids must rise by one from token to token within every document of cu_seqlens; leave one of the "
                     "two out"
@@ -310,7 +310,7 @@ def _edges_of_mask(number_BS: Tensor, time: int) -> Tensor:
     edges = F.pad(tokens.sum(1).cumsum(0), (1, 0))
     if number_BS.dtype == torch.bool:
         return edges
-    places = _within_sequences(_find_changes("attention_mask", number_BS, tokens), edges).nonzero()[:, 0]
+    places = _clear_edges(_find_changes("attention_mask", number_BS, tokens), edges).nonzero()[:, 0]
     edges = torch.cat([edges, places]).sort().values
     own = torch.arange(number_BS.shape[1], device=number_BS.device) >= number_BS.shape[1] - time
     return F.pad(own.expand_as(tokens)[tokens].cumsum(0), (1, 0))[edges]
@@ -334,7 +334,7 @@ def _find_changes(name: str, number_BT: Tensor, tokens: Tensor) -> Tensor:
     return changes
 
 
-def _within_sequences(begins: Tensor, edges: Tensor) -> Tensor:
+def _clear_edges(begins: Tensor, edges: Tensor) -> Tensor:
     """bool [tokens + 1]: where the next document begins [tokens - 1], but not at the edges of a sequence."""
     return F.pad(begins, (1, 1)).index_fill(0, edges, False)
 

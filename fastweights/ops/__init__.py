@@ -1,23 +1,31 @@
-"""The memory rules as functions on tensors. docs/rules.md describes what each one computes and costs."""
+"""The memory rules as functions on tensors. docs/rules.md describes what each one computes and costs.
 
-from .delta_rule import delta_rule
-from .elementwise_longhorn import elementwise_longhorn
-from .gated_kalmanet import gated_kalmanet
+An op of the library is one line here. `name as name` marks a public name for type checkers, which do not read `__all__` below.
+"""
+
+import inspect as _inspect
+import typing as _typing
+
+from .delta_rule import delta_rule as delta_rule
+from .elementwise_longhorn import elementwise_longhorn as elementwise_longhorn
+from .gated_kalmanet import gated_kalmanet as gated_kalmanet
 from .gated_norm import gated_rms_norm as gated_rms_norm
 from .gated_writes import gated_writes as gated_writes
-from .lattice import lattice
-from .linear_attention import linear_attention
-from .mesa import mesa
-from .output_normalized_ttt import output_normalized_ttt
-from .palimpsa import palimpsa, palimpsa_posterior
-from .precondition import precondition_keys, precondition_queries
-from .preconditioned_delta_rule import preconditioned_delta_rule
-from .recursive_least_squares import recursive_least_squares
+from .lattice import lattice as lattice
+from .linear_attention import linear_attention as linear_attention
+from .mesa import mesa as mesa
+from .output_normalized_ttt import output_normalized_ttt as output_normalized_ttt
+from .palimpsa import palimpsa as palimpsa
+from .palimpsa import palimpsa_posterior as palimpsa_posterior
+from .precondition import precondition_keys as precondition_keys
+from .precondition import precondition_queries as precondition_queries
+from .preconditioned_delta_rule import preconditioned_delta_rule as preconditioned_delta_rule
+from .recursive_least_squares import recursive_least_squares as recursive_least_squares
 from .registry import OPS as OPS
 from .registry import register_op as register_op
-from .registry import register_own
+from .registry import register_own as _register_own
 from .short_convolution import short_convolution as short_convolution
-from .variational_linear_attention import variational_linear_attention
+from .variational_linear_attention import variational_linear_attention as variational_linear_attention
 
 # The ops that read a few tokens and update their state in place, for decoding.
 delta_rule_ = delta_rule.in_place
@@ -32,32 +40,7 @@ preconditioned_delta_rule_ = preconditioned_delta_rule.in_place
 recursive_least_squares_ = recursive_least_squares.in_place
 variational_linear_attention_ = variational_linear_attention.in_place
 
-__all__ = [
-    "delta_rule",
-    "delta_rule_",
-    "elementwise_longhorn",
-    "gated_kalmanet",
-    "gated_kalmanet_",
-    "lattice",
-    "lattice_",
-    "linear_attention",
-    "linear_attention_",
-    "mesa",
-    "mesa_",
-    "output_normalized_ttt",
-    "output_normalized_ttt_",
-    "palimpsa",
-    "palimpsa_",
-    "palimpsa_posterior",
-    "palimpsa_posterior_",
-    "precondition_keys",
-    "precondition_queries",
-    "preconditioned_delta_rule",
-    "preconditioned_delta_rule_",
-    "recursive_least_squares",
-    "recursive_least_squares_",
-    "variational_linear_attention",
-    "variational_linear_attention_",
-]
+_register_own(globals().values())
 
-register_own({name: globals()[name] for name in __all__ if not name.endswith("_")})
+if not _typing.TYPE_CHECKING:  # what `import *` takes: the names above, and no modules
+    __all__ = sorted(name for name, x in globals().items() if not (name.startswith("_") or _inspect.ismodule(x)))

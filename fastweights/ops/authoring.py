@@ -6,107 +6,76 @@ public function under `@op(SPEC)` that passes its arguments to `call`.
 
 A layer calls ops, and what stands around a memory: short convolutions, norms, gates. Functions in pairs, such as `takes_ring` and
 `ring_attention`, are kernels for some calls; the first says whether the second serves a call.
+
+Every name is one line here. `name as name` marks a public name for type checkers, which do not read `__all__` below.
 """
 
-from ..kernels.runtime.launch_plan import Recorder, Rule
-from .delta_rule.chunked import chunked as delta_rule_by_chunks
-from .framework import roles
-from .framework.call import InPlace, Op, call, op
-from .framework.checks import Sizes, compute_dtype
-from .framework.few_tokens import needs_gradient, recurrent
-from .framework.in_place import read_rows, write_rows
-from .framework.in_torch import chunkwise, composed, expand_heads, sequential, stack_time
-from .framework.kernel_backend import KernelFamily, kernels
-from .framework.sequences import Chunks, Sequences, check_cu_seqlens, group_by_length, locate_tokens, token_positions
-from .framework.spec import (
-    BACKENDS,
-    Case,
-    Choice,
-    Flag,
-    Integer,
-    Number,
-    OpSpec,
-    Output,
-    Parameter,
-    Role,
-    State,
-    count_numbers,
-    format_numbers,
-    spec_of,
-)
-from .gated_norm import GATES, gated_rms_norm
-from .gated_writes import gated_writes
-from .l2_normalize import l2_normalize
-from .linear_attention.chunked import chunked as linear_attention_by_chunks
-from .linear_rows import linear_rows, takes_linear_rows
-from .residual_norm import residual_norm
-from .ring_attention import ring_attention, takes_ring
-from .shared.decay import make_decay
-from .short_convolution import short_convolution
-from .short_convolution.token import TokenConvolution, convolve_token, takes_token
-from .step_decay import LARGEST_LOG_RATE, exp_rate, step_decay, takes_step_decay
-from .variational_linear_attention import penalized_memory
+import typing as _typing
 
-__all__ = [
-    "BACKENDS",
-    "GATES",
-    "LARGEST_LOG_RATE",
-    "Case",
-    "Choice",
-    "Chunks",
-    "Flag",
-    "InPlace",
-    "Integer",
-    "KernelFamily",
-    "Number",
-    "Op",
-    "OpSpec",
-    "Output",
-    "Parameter",
-    "Recorder",
-    "Role",
-    "Rule",
-    "Sequences",
-    "Sizes",
-    "State",
-    "TokenConvolution",
-    "call",
-    "check_cu_seqlens",
-    "chunkwise",
-    "composed",
-    "compute_dtype",
-    "convolve_token",
-    "count_numbers",
-    "make_decay",
-    "delta_rule_by_chunks",
-    "exp_rate",
-    "expand_heads",
-    "format_numbers",
-    "read_rows",
-    "gated_rms_norm",
-    "gated_writes",
-    "group_by_length",
-    "write_rows",
-    "kernels",
-    "l2_normalize",
-    "linear_attention_by_chunks",
-    "linear_rows",
-    "locate_tokens",
-    "needs_gradient",
-    "op",
-    "penalized_memory",
-    "recurrent",
-    "residual_norm",
-    "ring_attention",
-    "roles",
-    "sequential",
-    "short_convolution",
-    "spec_of",
-    "stack_time",
-    "step_decay",
-    "takes_linear_rows",
-    "takes_ring",
-    "takes_step_decay",
-    "takes_token",
-    "token_positions",
-]
+from ..kernels.runtime.launch_plan import Recorder as Recorder
+from ..kernels.runtime.launch_plan import Rule as Rule
+from .delta_rule import forms as _delta_rule
+from .framework import roles as roles
+from .framework.call import InPlace as InPlace
+from .framework.call import Op as Op
+from .framework.call import call as call
+from .framework.call import op as op
+from .framework.checks import Sizes as Sizes
+from .framework.checks import compute_dtype as compute_dtype
+from .framework.few_tokens import needs_gradient as needs_gradient
+from .framework.few_tokens import recurrent as recurrent
+from .framework.in_place import read_rows as read_rows
+from .framework.in_place import write_rows as write_rows
+from .framework.in_torch import chunkwise as chunkwise
+from .framework.in_torch import composed as composed
+from .framework.in_torch import expand_heads as expand_heads
+from .framework.in_torch import sequential as sequential
+from .framework.in_torch import stack_time as stack_time
+from .framework.kernel_backend import KernelFamily as KernelFamily
+from .framework.kernel_backend import kernels as kernels
+from .framework.sequences import Chunks as Chunks
+from .framework.sequences import Sequences as Sequences
+from .framework.sequences import check_cu_seqlens as check_cu_seqlens
+from .framework.sequences import group_by_length as group_by_length
+from .framework.sequences import locate_tokens as locate_tokens
+from .framework.sequences import token_positions as token_positions
+from .framework.spec import BACKENDS as BACKENDS
+from .framework.spec import Case as Case
+from .framework.spec import Choice as Choice
+from .framework.spec import Flag as Flag
+from .framework.spec import Integer as Integer
+from .framework.spec import Number as Number
+from .framework.spec import OpSpec as OpSpec
+from .framework.spec import Output as Output
+from .framework.spec import Parameter as Parameter
+from .framework.spec import Role as Role
+from .framework.spec import State as State
+from .framework.spec import count_numbers as count_numbers
+from .framework.spec import format_numbers as format_numbers
+from .framework.spec import spec_of as spec_of
+from .gated_norm import GATES as GATES
+from .gated_norm import gated_rms_norm as gated_rms_norm
+from .gated_writes import gated_writes as gated_writes
+from .l2_normalize import l2_normalize as l2_normalize
+from .linear_attention import forms as _linear_attention
+from .linear_rows import linear_rows as linear_rows
+from .linear_rows import takes_linear_rows as takes_linear_rows
+from .residual_norm import residual_norm as residual_norm
+from .ring_attention import ring_attention as ring_attention
+from .ring_attention import takes_ring as takes_ring
+from .shared.decay import make_decay as make_decay
+from .short_convolution import short_convolution as short_convolution
+from .short_convolution.token import TokenConvolution as TokenConvolution
+from .short_convolution.token import convolve_token as convolve_token
+from .short_convolution.token import takes_token as takes_token
+from .step_decay import LARGEST_LOG_RATE as LARGEST_LOG_RATE
+from .step_decay import exp_rate as exp_rate
+from .step_decay import step_decay as step_decay
+from .step_decay import takes_step_decay as takes_step_decay
+from .variational_linear_attention import penalized_memory as penalized_memory
+
+delta_rule_by_chunks = _delta_rule.chunked
+linear_attention_by_chunks = _linear_attention.chunked
+
+if not _typing.TYPE_CHECKING:  # what `import *` takes
+    __all__ = sorted(name for name in globals() if not name.startswith("_"))

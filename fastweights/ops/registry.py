@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ..plugins import Registry
+from .framework.call import Op
 from .framework.spec import spec_of
 
 __all__ = ["OPS", "register_op", "register_own"]
 
-Op = TypeVar("Op", bound=Callable[..., Any])
-_REGISTRY: Registry[Callable[..., Any]] = Registry("memory rule", ())
+Registered = TypeVar("Registered", bound=Callable[..., Any])
+_REGISTRY: Registry[Callable[..., Any]] = Registry("memory rule")
 OPS: Mapping[str, Callable[..., Any]] = _REGISTRY
 
 
-def register_op(op: Op) -> Op:
-    """Make an op of your own known by the name of its declaration, so that `fastweights.testing.CASES` holds its cases.
+def register_op(op: Registered) -> Registered:
+    """Register an op of your own under the name in its declaration. `OPS` and `fastweights.testing.CASES` then have it.
 
     Args:
         op: what `@op(SPEC)` makes of a function; this decorator stands above that one.
@@ -31,8 +32,8 @@ def register_op(op: Op) -> Op:
     return op
 
 
-def register_own(ops: Mapping[str, Callable[..., Any]]) -> None:
-    """Register the library's ops, in the order of lists."""
-    _REGISTRY.own = tuple(ops)
-    for op in ops.values():
-        register_op(op)
+def register_own(values: Iterable[Any]) -> None:
+    """Register the ops among the values of a module as the library's own. Lists have them in alphabetical order."""
+    own = {op.spec.name: op for op in values if isinstance(op, Op)}
+    for name in sorted(own):
+        register_op(own[name])

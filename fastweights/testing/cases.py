@@ -66,11 +66,8 @@ class OpCase:
             for name, role in self.spec.inputs.items()
             if not (name in self.case.options or isinstance(role, Role) and role.optional)
         }
-        return {
-            name: {**needed, **self.case.given}[name]
-            for name in self.spec.inputs
-            if name in {**needed, **self.case.given}
-        }
+        given = {**needed, **self.case.given}
+        return {name: given[name] for name in self.spec.inputs if name in given}
 
     def _kinds(self, of: type) -> dict[str, str]:
         roles = self.spec.inputs

@@ -19,12 +19,7 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, to
 
 
 def check_mixer(
-    layer: Mixer,
-    *,
-    hidden_size: int | None = None,
-    length: int = 21,
-    tolerance: float | None = None,
-    seed: int = 0,
+    layer: Mixer, *, hidden_size: int | None = None, length: int = 21, tolerance: float | None = None, seed: int = 0
 ) -> None:
     """Check that a layer keeps what `fastweights.layers.Mixer` promises.
 
@@ -80,8 +75,8 @@ class _Check:
             self.check_packed_with_cache()
             self.check_bfloat16()
 
-    def same(self, what: str, got: Tensor, wanted: Tensor) -> None:
-        """Raises where two readings [B, T, D] differ; names the first token."""
+    def assert_same(self, what: str, got: Tensor, wanted: Tensor) -> None:
+        """Raise where two readings [B, T, D] differ, and name the first token."""
         assert got.shape == wanted.shape, f"{what} has shape {list(got.shape)}, must be {list(wanted.shape)}"
         assert got.isfinite().all(), f"{what} is not finite"
         error = (got - wanted).abs().amax(-1).double() / wanted.abs().max().clamp_min(1e-30).double()
@@ -115,14 +110,16 @@ class _Check:
     def check_causal(self) -> None:
         later, change = self.x.clone(), self.length // 2
         later[:, change:] += 1
-        self.same(
+        self.assert_same(
             f"the output before a change of token {change} is not causal: it", self.layer(later)[:, :change],
             self.whole[:, :change],
         )  # fmt: skip
 
     def check_batch(self) -> None:
         for row in range(2):
-            self.same("reading a row of a batch alone", self.layer(self.x[row : row + 1]), self.whole[row : row + 1])
+            self.assert_same(
+                "reading a row of a batch alone", self.layer(self.x[row : row + 1]), self.whole[row : row + 1]
+            )
 
     def check_cache_tensors(self) -> None:
         cache, half = LayerCache(), self.length // 2
@@ -145,7 +142,7 @@ class _Check:
         for how, pieces in lengths.items():
             cache = LayerCache()
             read = torch.cat([self.layer(piece, cache) for piece in self.x.split(pieces, 1)], 1)
-            self.same(f"reading with a cache {how}", read, self.whole)
+            self.assert_same(f"reading with a cache {how}", read, self.whole)
 
     def check_cache_stays(self) -> None:
         cache, half = LayerCache(), self.length // 2
@@ -160,14 +157,16 @@ class _Check:
             )
         swapped.apply(lambda tensor: tensor.flip(0))
         read = self.layer(self.x[:, half:].flip(0), swapped)
-        self.same("reading on from a cache with its sequences in another order", read, self.whole[:, half:].flip(0))
+        self.assert_same(
+            "reading on from a cache with its sequences in another order", read, self.whole[:, half:].flip(0)
+        )
 
     def check_packed(self) -> None:
         row = self.x.flatten(0, 1)[None]
         edges = [0, 5, 5, 6, self.length + 2, 2 * self.length]  # an empty sequence and one of a single token
         packed = self.layer(row, cu_seqlens=torch.tensor(edges, device=row.device))
         alone = [self.layer(row[:, a:b]) for a, b in pairwise(edges) if a < b]
-        self.same("reading packed sequences", packed, torch.cat(alone, 1))
+        self.assert_same("reading packed sequences", packed, torch.cat(alone, 1))
 
     def check_packed_with_cache(self) -> None:
         """A ragged beginning, one token for each sequence, a ragged rest."""
@@ -184,8 +183,8 @@ class _Check:
             torch.tensor([0, rest, rest + ends[1] - second - 1], device=device),
         )  # fmt: skip
         what = "reading packed sequences on from a cache"
-        self.same(what, torch.cat([begin[:, :first], token[:1], end[:, :rest]], 1), self.whole[:1, : ends[0]])
-        self.same(what, torch.cat([begin[:, first:], token[1:], end[:, rest:]], 1), self.whole[1:, : ends[1]])
+        self.assert_same(what, torch.cat([begin[:, :first], token[:1], end[:, :rest]], 1), self.whole[:1, : ends[0]])
+        self.assert_same(what, torch.cat([begin[:, first:], token[1:], end[:, rest:]], 1), self.whole[1:, : ends[1]])
 
     def check_bfloat16(self) -> None:
         low = copy.deepcopy(self.layer).bfloat16()

@@ -37,7 +37,7 @@ __all__ = [
     "Task",
     "Worker",
     "WorkerError",
-    "gpus_of_workers",
+    "assign_gpus",
     "run_tasks",
     "signals_held_back",
     "usual_workers",
@@ -217,7 +217,7 @@ def run_tasks(
         raise WorkerError(f"{failures[0]}{more}", "".join(failure.details for failure in failures))
 
 
-def gpus_of_workers(devices: Collection[str], workers: int) -> list[int | None]:
+def assign_gpus(devices: Collection[str], workers: int) -> list[int | None]:
     """The GPU of each worker: where "cuda" is among the devices all those that the machine has, one after the other; else None,
     which leaves the devices as they are."""
     if "cuda" not in devices:
@@ -237,7 +237,7 @@ def _find_gpus(pool: Pool, workers: int) -> list[int | None]:
     numbered = [torch.device(device).index for device in pool.devices if ":" in device]
     if pool.one_gpu and numbered:
         return [numbered[index % len(numbered)] for index in range(workers)]
-    return gpus_of_workers(pool.devices, workers)
+    return assign_gpus(pool.devices, workers)
 
 
 def _context(devices: Collection[str]) -> Any:

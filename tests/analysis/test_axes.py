@@ -131,6 +131,6 @@ def test_hidden_lines_are_named():
     assert "hidden: gdn under linear" in loss_plot(trainings("gdn", "linear")).axes[0].get_xlabel()
     for names in (("gdn", "linear"),):
         label = " ".join(perplexity_of_trainings(trainings(*names)).axes[0].get_xlabel().split())
-        assert "hidden: gdn under linear; gdn, last 256 tokens under linear, last 256 tokens" in label
+        assert "hidden: gdn under linear; gdn, last tokens under linear, last tokens" in label
     label = length_plot({"gdn": lengths(), "linear": lengths()}).axes[0].get_xlabel()
     assert "hidden: gdn under linear" in label

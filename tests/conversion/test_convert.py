@@ -176,6 +176,14 @@ def test_trained_skips_are_kept():
     assert skip.all() and torch.equal(skip, source.model.layers[0].mixer.skip.D)
 
 
+def test_a_hybrid_keeps_its_layers_of_attention():
+    options = {"num_hidden_layers": 3, "softmax_layers": [1], "softmax_options": {"window": 4}}
+    converted = convert(model({"name": "gdn", "conv_size": 2}, **options), to="pgdn").config
+    memory = ("pgdn", {"conv_size": 2})
+    assert converted.mixers() == [memory, ("softmax", {"window": 4}), memory]
+    assert (converted.mixer, converted.softmax_layers) == ({"name": "pgdn", "conv_size": 2}, [1])
+
+
 def test_hybrids_keep_their_other_layers():
     source = model([{"name": "softmax", "window": 8}, "gdn", "deltanet"], num_hidden_layers=3)
     converted = convert(source, to="pgdn", bound=1.25)

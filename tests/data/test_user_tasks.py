@@ -14,14 +14,28 @@ import pytest
 import torch
 
 from fastweights.cli import main
-from fastweights.data import MQAR, TASKS, Draws, RecallTask, VectorBatch, VectorTask, make_task, register_task, registry
+from fastweights.data import (
+    MQAR,
+    TASKS,
+    Draws,
+    Palindrome,
+    RecallTask,
+    VectorBatch,
+    VectorTask,
+    make_task,
+    register_task,
+    registry,
+)
+from fastweights.evaluation import MEASURES, EvaluationSettings, evaluate, word_recall
 from fastweights.layers import import_mixers
 from fastweights.models import FastWeightsConfig
-from fastweights.training.recall.objectives import objective_of
+from fastweights.training.recall.objectives import make_objective
 
-LOOK_BACK = Path(__file__).parents[2] / "examples" / "own_package" / "fading" / "look_back.py"
+from ..evaluation.small import model, tokenizer
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_package" / "fading" / "look_back.py"
 RUN = """
-task = "look-back"
+task = "look-behind"
 task_options = {back = 3}
 mixers = ["linear"]
 pairs = [6]
@@ -48,36 +62,46 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-def test_a_task_is_its_file_and_its_registration() -> None:
+@pytest.fixture
+def look_behind(tmp_path: Path) -> str:
+    """A file with the task of the example, under a name that no installed package has."""
+    file = tmp_path / "look_behind.py"
+    file.write_text(EXAMPLE.read_text().replace('"look-back"', '"look-behind"'))
+    return str(file)
+
+
+def test_a_task_is_its_file_and_its_registration(look_behind: str) -> None:
     with pytest.raises(ValueError, match="'look-bakc'.*; register a task of your own first .*--import MODULE"):
         make_task("look-bakc", pairs=4)
-    import_mixers([str(LOOK_BACK)])
-    assert list(TASKS) == [*registry.ORDER, "look-back"]
-    task = make_task("look-back", pairs=4, length=6, vocab_size=5, back=1)
+    import_mixers([look_behind])
+    assert list(TASKS) == [*registry.ORDER, "look-behind"]
+    task = make_task("look-behind", pairs=4, length=6, vocab_size=5, back=1)
     assert isinstance(task, RecallTask)
     ids, labels = task.batch("test", seed=0, index=0, batch_size=3)
     assert not ids[:, :2].any() and (labels[:, :3] == -100).all() and torch.equal(labels[:, 3:], ids[:, 2:5])
     with pytest.raises(ValueError, match="back must be from 1 to 3"):
-        make_task("look-back", pairs=4, back=4)
-    with pytest.raises(ValueError, match=r"an option of task 'look-back'.*did you mean 'back'"):
-        make_task("look-back", pairs=4, bakc=1)
+        make_task("look-behind", pairs=4, back=4)
+    with pytest.raises(ValueError, match=r"an option of task 'look-behind'.*did you mean 'back'"):
+        make_task("look-behind", pairs=4, bakc=1)
 
 
-def test_commands_know_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_know_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], look_behind: str
+) -> None:
     """A run file with the task trains in a worker process, and its results are a table and plots."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     Path("run.toml").write_text(RUN)
     assert main(["recall", "run.toml"]) == 2
     assert "task must be one of 'mqar'" in capsys.readouterr().err
-    given = ["--import", str(LOOK_BACK)]
-    assert main(["tasks", *given]) == 0 and main(["tasks", "look-back", *given]) == 0
+    given = ["--import", look_behind]
+    assert main(["tasks", *given]) == 0 and main(["tasks", "look-behind", *given]) == 0
     shown = capsys.readouterr().out
-    assert "look-back accuracy tokens" in " ".join(shown.split())
+    assert "look-behind accuracy tokens" in " ".join(shown.split())
     assert "how many places before a token" in shown and "back" in shown.rpartition("Options")[2]
     assert main(["recall", "run.toml", *given, "--quiet"]) == 0
     (run,) = json.loads(Path("runs", "results.json").read_text())["runs"]
-    assert run["run"]["task"] == "look-back" and run["run"]["task_options"] == {"back": 3} and run["queries"] == 4 * 3
+    assert run["run"]["task"] == "look-behind" and run["run"]["task_options"] == {"back": 3} and run["queries"] == 4 * 3
     assert "6 tokens" in capsys.readouterr().out and Path("runs", "accuracy-by-pairs.png").exists()
 
 
@@ -109,7 +133,7 @@ class Doubled(VectorTask):
 def test_a_task_of_vectors_is_trained_beside_its_best_predictor() -> None:
     register_task(Doubled)
     task = make_task("doubled", pairs=5)
-    objective = objective_of(task)
+    objective = make_objective(task)
     torch.manual_seed(0)
     model = objective.build(
         FastWeightsConfig(vocab_size=1, hidden_size=8, num_hidden_layers=1, num_heads=1, mixer="linear")
@@ -117,6 +141,28 @@ def test_a_task_of_vectors_is_trained_beside_its_best_predictor() -> None:
     loss = objective.loss(model, *objective.inputs(task.batch("train", seed=0, index=0, batch_size=4)))
     found = objective.measure(model, seed=0, examples=6, device="cpu")
     assert loss > 0 and found.value > found.best == 0.0 and found.by_token == {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twice(Palindrome):
+    """Asked in words, as `Palindrome` is."""
+
+    name: ClassVar[str] = "twice"
+
+    def _answers(self, tokens: np.ndarray) -> np.ndarray:
+        return np.repeat(tokens[:, :1], self.pairs, 1)
+
+
+def test_text_models_are_asked_a_task_in_words() -> None:
+    with pytest.raises(ValueError, match="a measure must be one of 'perplexity'.*got 'twice'"):
+        EvaluationSettings(measures=["twice"])
+    register_task(Twice)
+    settings = EvaluationSettings(measures=["twice"], lengths=(9,), pairs=3, symbols=16, recall_examples=4)
+    assert "twice" in MEASURES and "mqar-ood" not in MEASURES and MEASURES[0] == "perplexity"
+    ((measure, (row,)),) = evaluate(model(), tokenizer(), settings)
+    assert (measure, row.task, row.length, row.chance) == ("twice", "twice", 9, 1 / 3)
+    with pytest.raises(ValueError, match="must be one of 'mqar', 'mqar-shuffled', 'copy', 'palindrome', 'twice'"):
+        word_recall(model(), tokenizer(), "mqar-ood")
 
 
 class Undecorated(RecallTask):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastweights.kernels.availability import HAS_TRITON
 from fastweights.testing import OpCase, OpInputs
-from fastweights.testing.contract.compare import values_and_gradients, with_tokens
+from fastweights.testing.contract.compare import replace_tokens, values_and_gradients
 from tests.kernels.cases import KERNEL_CASES, ONE_OF_EACH_FAMILY, SOME
 
 from .judging import Record, judge
@@ -94,7 +94,7 @@ def test_bad_numbers_stay_with_what_depends_on_them(name: str, bad: float) -> No
             continue  # a positive g is refused
         broken = x.clone()
         broken[(1, 130, 0) + (5,) * (x.ndim - 3)] = bad
-        o, _ = case(with_tokens(inputs, **{token_name: broken}), backend="triton")
+        o, _ = case(replace_tokens(inputs, **{token_name: broken}), backend="triton")
         kind = case.tokens[token_name]
         last = 131 if token_name in ("q", "mix") else 300
         columns = slice(None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fastweights import ops
 from fastweights.testing import OpCase, OpInputs
 from fastweights.testing.cases import accepts
-from fastweights.testing.contract.compare import assert_close, relative_error, values_and_gradients, with_tokens
+from fastweights.testing.contract.compare import assert_close, relative_error, replace_tokens, values_and_gradients
 from tests.contract.golden import FILES, load
 
 from .cases import (
@@ -179,7 +179,7 @@ def test_grouped_heads(case: OpCase) -> None:
     inputs = small(case, 20, heads=2, value_heads=4)
     if "write_key" in inputs.tokens:
         factors = torch.linspace(0.8, 1.0, 4, device=DEVICE)[:, None]
-        inputs = with_tokens(inputs, write_key=inputs.tokens["write_key"].repeat_interleave(2, 2) * factors)
+        inputs = replace_tokens(inputs, write_key=inputs.tokens["write_key"].repeat_interleave(2, 2) * factors)
     check(case, inputs)
 
 
@@ -189,7 +189,7 @@ def test_gates_of_key_heads(case: OpCase) -> None:
         pytest.skip("nothing says that there are more heads")
     inputs = small(case, 20, heads=2, value_heads=4)
     wide = {name: x for name, x in inputs.tokens.items() if x.shape[2] == 4 and name != "v"}
-    check(case, with_tokens(inputs, **{name: x[:, :, ::2] for name, x in wide.items()}))
+    check(case, replace_tokens(inputs, **{name: x[:, :, ::2] for name, x in wide.items()}))
 
 
 @some_cases

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastweights.testing import OpCase
-from fastweights.testing.contract.compare import EXTREMES, relative_error, values_and_gradients, with_tokens
+from fastweights.testing.contract.compare import EXTREMES, relative_error, replace_tokens, values_and_gradients
 
 from .cases import DEVICE, KERNEL_CASES, SOME, draw_states, exact, others_slow, small, some_cases, some_slow
 
@@ -24,7 +24,7 @@ def test_extremes_are_finite_and_agree(case: OpCase, extreme: str) -> None:
     changed = {name: EXTREMES[extreme](case.tokens[name], x) for name, x in inputs.tokens.items()}
     if all(changed[name] is inputs.tokens[name] for name in changed):
         pytest.skip("no such input")
-    inputs = with_tokens(inputs, **changed)
+    inputs = replace_tokens(inputs, **changed)
     got, gradients = values_and_gradients(case, inputs, backend="triton")
     assert all(x.isfinite().all() for x in (*got, *gradients))
     wanted, wanted_gradients = exact(case, inputs)
@@ -51,8 +51,8 @@ def check_containment(case: OpCase, bad: float, time: int, at: int, packed: bool
         moved, broken = reference.tokens[name].clone(), x.clone()
         moved[place] = moved[place] * 0.9 - 0.01
         broken[place] = bad
-        shifted, _ = case(with_tokens(reference, **{name: moved}), backend="torch", **keywords)
-        got, states = case(with_tokens(inputs, **{name: broken}), backend="triton", **keywords)
+        shifted, _ = case(replace_tokens(reference, **{name: moved}), backend="torch", **keywords)
+        got, states = case(replace_tokens(inputs, **{name: broken}), backend="triton", **keywords)
         depends = ((shifted - before).abs() > 1e-13).to(DEVICE)
         assert depends.any(), name
         assert got[depends].isnan().all(), name
@@ -119,7 +119,7 @@ def test_a_bad_number_makes_the_gradient_bad(case: OpCase) -> None:
     for name in inputs.tokens:
         broken = inputs.tokens[name].clone()
         broken.view(-1)[broken.numel() // 2] = math.nan
-        _, gradients = values_and_gradients(case, with_tokens(inputs, **{name: broken}), backend="triton")
+        _, gradients = values_and_gradients(case, replace_tokens(inputs, **{name: broken}), backend="triton")
         assert any(g.isnan().any() for g in gradients), name
 
 
@@ -136,7 +136,7 @@ def test_gates_may_be_more_or_less_precise(case: OpCase, values: torch.dtype, ga
     if values == torch.float16 and case.parameters and DEVICE == "cpu":
         pytest.skip("the interpreter lacks the fast logarithm that the preconditioner takes for low precision")
     drawn = small(case, 20)
-    inputs = with_tokens(drawn, **{name: x.to(gates if kinds[name] else values) for name, x in drawn.tokens.items()})
+    inputs = replace_tokens(drawn, **{name: x.to(gates if kinds[name] else values) for name, x in drawn.tokens.items()})
     (o, *states), gradients = values_and_gradients(case, inputs, backend="triton")
     assert o.dtype == values and all(s.dtype == torch.float32 for s in states)
     assert [g.dtype for g in gradients] == [x.dtype for x in (*inputs.tokens.values(), *inputs.parameters.values())]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastweights.ops import output_normalized_ttt
-from fastweights.testing.contract.compare import assert_close, values_and_gradients, with_tokens
+from fastweights.testing.contract.compare import assert_close, replace_tokens, values_and_gradients
 
 from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small
 
@@ -53,7 +53,7 @@ def test_any_width(key: int, value: int) -> None:
 def test_gamma_of_key_heads() -> None:
     """A gain per key head serves its group of value heads, and gathers their gradients."""
     inputs = small(CASE, 5, heads=2, value_heads=4)
-    inputs = with_tokens(inputs, gamma=inputs.tokens["gamma"][:, :, ::2])
+    inputs = replace_tokens(inputs, gamma=inputs.tokens["gamma"][:, :, ::2])
     got, wanted = values_and_gradients(CASE, inputs, backend="triton"), exact(CASE, inputs)
     assert_close(got[0], wanted[0], 1e-5)
     assert_close(got[1], wanted[1], 1e-5)
@@ -62,7 +62,7 @@ def test_gamma_of_key_heads() -> None:
 def test_answers_without_a_direction() -> None:
     """A key across all keys before it has no answer: its write is the delta rule's, and nothing is NaN."""
     inputs = small(CASE, 20, key=24, value=6)
-    inputs = with_tokens(inputs, k=torch.eye(24, device=DEVICE)[:20, None][None])
+    inputs = replace_tokens(inputs, k=torch.eye(24, device=DEVICE)[:20, None][None])
     got, wanted = values_and_gradients(CASE, inputs, backend="triton"), exact(CASE, inputs)
     assert_close(got[0], wanted[0], 1e-5)
     assert_close(got[1], wanted[1], 1e-5)
@@ -76,7 +76,7 @@ def test_bad_numbers(bad: float) -> None:
     for name, x in inputs.tokens.items():
         broken = x.detach().clone()
         broken[(0, 1, 1) + (2,) * (x.ndim - 3)] = bad
-        o, (S,) = CASE(with_tokens(inputs, **{name: broken}), backend="triton")
+        o, (S,) = CASE(replace_tokens(inputs, **{name: broken}), backend="triton")
         assert torch.equal(o[:, :, 0], clean[:, :, 0]) and torch.equal(o[:, :1], clean[:, :1]), name
         assert o[0, 1, 1].isnan().all(), name
         assert o[0, 2:, 1].isnan().all() or name == "q", name

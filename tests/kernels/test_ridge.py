@@ -16,8 +16,8 @@ from fastweights.testing.contract.compare import (
     EXTREMES,
     assert_close,
     relative_error,
+    replace_tokens,
     values_and_gradients,
-    with_tokens,
 )
 
 from . import ridge_accuracy
@@ -81,7 +81,7 @@ def test_mix_and_gain_of_key_heads() -> None:
     """A gate per key head serves its group of value heads, and gathers their gradients."""
     for name, gate in ((CHEBYSHEV, "mix"), (MESA, "beta")):
         inputs = small(KERNEL_CASES[name], 9, heads=1, value_heads=2)
-        inputs = with_tokens(inputs, **{gate: inputs.tokens[gate][:, :, :1]})
+        inputs = replace_tokens(inputs, **{gate: inputs.tokens[gate][:, :, :1]})
         got = values_and_gradients(KERNEL_CASES[name], inputs, backend="triton")
         for found, wanted in zip(got, exact(KERNEL_CASES[name], inputs)):
             assert_close(found, wanted, CLOSE)
@@ -93,7 +93,7 @@ def test_extremes_are_finite_and_agree(name: str, extreme: str) -> None:
     case = KERNEL_CASES[name]
     inputs = small(case, 18)
     changed = {key: EXTREMES[extreme](case.tokens[key], x) for key, x in inputs.tokens.items()}
-    inputs = with_tokens(inputs, **changed)
+    inputs = replace_tokens(inputs, **changed)
     got, gradients = values_and_gradients(case, inputs, backend="triton")
     assert all(x.isfinite().all() for x in (*got, *gradients))
     wanted, wanted_gradients = exact(case, inputs)
@@ -112,7 +112,7 @@ def test_float16_whatever_the_size_of_keys(name: str, size: float) -> None:
     inputs = small(case, 70, key=16)
     order = torch.randperm(70, generator=torch.Generator().manual_seed(0))
     sizes = size * torch.logspace(-1, 0, 70)[order].to(DEVICE)
-    half = with_tokens(inputs, k=inputs.tokens["k"] * sizes[None, :, None, None]).map(Tensor.half)
+    half = replace_tokens(inputs, k=inputs.tokens["k"] * sizes[None, :, None, None]).map(Tensor.half)
     got, wanted = values_and_gradients(case, half, backend="triton"), exact(case, half)
     assert max(map(relative_error, got[0], wanted[0])) < 4e-3
     assert max(map(relative_error, got[1], wanted[1])) < 2e-2
@@ -136,7 +136,7 @@ def test_bad_numbers(bad: float) -> None:
             continue
         broken = x.clone()
         broken[(0, 2, 1) + (2,) * (x.ndim - 3)] = bad
-        o, states = case(with_tokens(inputs, **{name: broken}), backend="triton")
+        o, states = case(replace_tokens(inputs, **{name: broken}), backend="triton")
         assert torch.equal(o[:, :, 0], clean[:, :, 0]) and torch.equal(o[:, :2], clean[:, :2]), name
         here = o[0, 2:, 1] if name in ("k", "g") else o[0, 2:, 1, 2] if name == "v" else o[0, 2, 1]
         assert here.isnan().all(), name

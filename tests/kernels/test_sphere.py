@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastweights.kernels.availability import HAS_TRITON, INTERPRETED
 from fastweights.ops import lattice
-from fastweights.testing.contract.compare import relative_error, values_and_gradients, with_tokens
+from fastweights.testing.contract.compare import relative_error, replace_tokens, values_and_gradients
 from tests.ops.kernel_launches import plans_anew
 
 from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small
@@ -52,7 +52,7 @@ def check(
     v = inputs.tokens["v"].clone()
     for t, factor in enumerate(longer):
         v[:, t] *= factor
-    inputs = with_tokens(inputs, v=v)
+    inputs = replace_tokens(inputs, v=v)
     count = 1 if cu_seqlens is None else len(cu_seqlens) - 1
     states = draw_states(case, inputs, count) if started else None
     keywords = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
@@ -165,7 +165,7 @@ def test_bad_numbers(name: str, bad: float) -> None:
         broken[(0, 1, 1) + (2,) * (x.ndim - 3)] = bad
         if input_name == "decay" and bad > 1:
             continue  # refused
-        o, (S,) = case(with_tokens(inputs, **{input_name: broken}), backend="triton")
+        o, (S,) = case(replace_tokens(inputs, **{input_name: broken}), backend="triton")
         assert torch.equal(o[:, :, 0], clean[:, :, 0]) and torch.equal(o[:, :1], clean[:, :1]), input_name
         assert o[0, 1, 1].isnan().all(), input_name
         assert o[0, 2:, 1].isnan().all() or input_name == "q", input_name

@@ -48,6 +48,57 @@ def test_a_choice_is_the_mixer_of_a_model():
     assert MixerChoice("gdn").entry == "gdn"
 
 
+def test_a_choice_is_given_as_text_as_table_or_itself():
+    small = MixerChoice("gdn", {"conv_size": 2}, "small")
+    table = {"name": "gdn", "options": {"conv_size": 2}, "label": "small"}
+    assert all(MixerChoice.of(given) == small for given in (small, "gdn:conv_size=2@small", table, small.record()))
+    assert MixerChoice.of({"name": "gdn"}) == MixerChoice.of("gdn") == MixerChoice("gdn")
+    assert MixerChoice("gdn").short == "gdn" and small.short is small
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("gdn,pgdn", ValueError, "must be one NAME.*got 'gdn,pgdn'; list them one by one"),
+        ({"name": "gdn", "lable": "a"}, ValueError, r"table of mixers has no key 'lable' \(did you mean 'label'\?\)"),
+        ({"label": "a"}, ValueError, "must have the key 'name'"),
+        (3, TypeError, "mixer must be the name of a mixer"),
+    ],
+)
+def test_what_is_no_choice_is_refused(given, error, message):
+    with pytest.raises(error, match=message):
+        MixerChoice.of(given)
+
+
+@pytest.mark.parametrize(
+    ("choice", "entry", "kept"),
+    [
+        ("gka:ridge=0.01@a", {"name": "gka", "gate_bias": True, "ridge": 0.5}, {"gate_bias": True, "ridge": 0.01}),
+        # the same option of the same class of options
+        ("gdn", {"name": "gka", "gate_bias": True, "conv_init": "normal"}, {"conv_init": "normal"}),
+        (
+            "palimpsa-m",
+            {"name": "gdn", "conv_init": "normal", "expand_v": 2.0},
+            {"conv_init": "normal", "expand_v": 2.0},
+        ),
+        ("gdn", {"name": "palimpsa-m", "long_memory": "steps", "norm_groups": 2}, {"long_memory": "steps"}),
+        ("kda", {"name": "gdn", "negative_eigenvalues": True}, {"negative_eigenvalues": True}),
+        # of one name, another meaning
+        ("gdn", {"name": "lattice", "decay": "none", "activation": "none"}, {"activation": "none"}),
+        ("mesa", {"name": "gka", "ridge": 0.02, "iterations": 20}, {}),
+        ("vla", {"name": "pgdn", "ridge": 0.3}, {}),
+        # what the mixer is by its name
+        ("longhorn", {"name": "gdn", "normalize_qk": True, "gain": "unit"}, {}),
+        ("softmax", {"name": "gdn", "conv_size": 2, "head_dim": 8}, {"head_dim": 8}),
+        ("gdn:conv_size=3", "gka", {"conv_size": 3}),
+    ],
+)
+def test_options_of_another_mixer_hold_where_they_mean_the_same(choice, entry, kept):
+    made = MixerChoice.of(choice).in_place_of(entry)
+    name = choice.partition(":")[0]
+    assert made == ({"name": name, **kept} if kept else name)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

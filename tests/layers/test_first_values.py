@@ -66,7 +66,9 @@ def test_long_memory_needs_a_decay(name):
     options = {"decay": "none"} if name == "mesa" else {}
     with pytest.raises(ValueError, match="long_memory must be None with decay 'none'"):
         build_mixer(name, hidden_size=HIDDEN, num_heads=HEADS, long_memory="paper", **options)
-    with pytest.raises(ValueError, match="long_memory must be one of None, 'paper', 'release', got 'release2'"):
+    with pytest.raises(
+        ValueError, match="long_memory must be one of None, 'paper', 'release', 'steps', got 'release2'"
+    ):
         build_mixer("gdn", hidden_size=HIDDEN, num_heads=HEADS, long_memory="release2")
 
 

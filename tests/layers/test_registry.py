@@ -6,6 +6,7 @@ import re
 import pytest
 
 from fastweights.layers import MIXERS, DeltaNet, LinearAttention, SoftmaxAttention, build_mixer
+from fastweights.plugins import Registry
 
 MEMORIES = [
     "linear",
@@ -106,3 +107,12 @@ def test_given_options_come_over_those_of_the_entry():
 def test_bad_names_and_options_are_refused(error, name, options, message):
     with pytest.raises(error, match=message):
         build_mixer(name, **{"hidden_size": 16, "num_heads": 4, "layer_idx": 3, **options})
+
+
+def test_a_layer_of_the_library_under_a_name_of_users_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of a script import it again where users have registered something."""
+    monkeypatch.setattr(Registry, "made", [])
+    registry = Registry[object]("mixer", ("linear",))
+    registry.add("linear", object(), LinearAttention)
+    registry.add("mine", object(), LinearAttention)
+    assert registry.own_names() == ["linear"]

@@ -39,6 +39,39 @@ def test_hybrid_lists_one_mixer_a_layer():
     assert config.mixer == HYBRID
 
 
+def test_a_hybrid_by_its_layers_of_attention(tmp_path):
+    layout = {"softmax_layers": (3, 1), "softmax_options": {"window": 4}}
+    config = FastWeightsConfig(**{**SMALL, "num_hidden_layers": 4}, mixer={"name": "gdn", "expand_v": 2.0}, **layout)
+    memory, attention = ("gdn", {"expand_v": 2.0}), ("softmax", {"window": 4})
+    assert config.mixers() == [memory, attention, memory, attention] and config.softmax_layers == [1, 3]
+    assert config.layer_types == ["linear_attention", "sliding_attention"] * 2
+    config.save_pretrained(tmp_path)
+    assert FastWeightsConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
+    old = json.loads((tmp_path / "config.json").read_text())
+    for key in ("softmax_layers", "softmax_options", "norm"):  # a configuration of before has none of them
+        old.pop(key)
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    loaded = FastWeightsConfig.from_pretrained(tmp_path)
+    assert loaded.mixers() == [memory] * 4 and loaded.norm == "rms"
+
+
+@pytest.mark.parametrize(
+    ("error", "changes", "message"),
+    [
+        (ValueError, {"softmax_layers": [2]}, "softmax_layers must be a whole number from 0 to 1, got 2"),
+        (TypeError, {"softmax_layers": "1"}, "softmax_layers must be a list of layer numbers"),
+        (ValueError, {"softmax_layers": [1], "mixer": HYBRID}, "softmax_layers must be empty where mixer lists"),
+        (ValueError, {"softmax_options": {"qk_norm": True}}, "softmax_options must be None without softmax_layers"),
+        (TypeError, {"softmax_layers": [1], "softmax_options": "qk_norm"}, "softmax_options must be a dict"),
+        (ValueError, {"softmax_layers": [1], "softmax_options": {"conv_size": 2}}, "layer 1: .*no option 'conv_size'"),
+        (ValueError, {"norm": "batch"}, "norm must be one of 'rms', 'layer', got 'batch'"),
+    ],
+)
+def test_layouts_and_norms_that_do_not_fit_are_refused(error, changes, message):
+    with pytest.raises(error, match=message):
+        FastWeightsConfig(**SMALL, **changes)
+
+
 def test_keys_given_when_loading_are_checked_too(tmp_path):
     FastWeightsConfig(**SMALL).save_pretrained(tmp_path)
     assert FastWeightsConfig.from_pretrained(tmp_path, mixer="kda").mixers() == [("kda", {})] * 2

@@ -33,7 +33,8 @@ def test_vla_by_hand():
     """The paper states no size. Algorithm 1: four projections and W_u a layer, no convolutions."""
     d, heads, mlp = 128, 4, 256
     mixer = 4 * d * d + heads * (d // heads) ** 2 + 2 * d  # projections, W_u of every head, LayerNorm
-    assert parameters(preset("vla-2l")) == 128 * d + 2 * (mixer + 3 * d * mlp + 2 * d) + d
+    norm = 2 * d  # a LayerNorm's weights and biases
+    assert parameters(preset("vla-2l")) == 128 * d + 2 * (mixer + 3 * d * mlp + 2 * norm) + norm
 
 
 def test_parameter_count_of_a_gated_delta_net_by_hand():
@@ -51,10 +52,10 @@ def test_every_file_says_where_it_comes_from(name):
 
 
 def test_the_hybrid_has_attention_in_four_of_thirty_blocks():
-    entries = PRESETS["gka-hybrid-2.8b"].config["mixer"]
-    attention = {n: entry for n, entry in enumerate(entries) if entry["name"] != "gka"}
+    entries = preset("gka-hybrid-2.8b").mixers()
+    attention = {n: entry for n, entry in enumerate(entries) if entry[0] != "gka"}
     assert len(entries) == 30 and list(attention) == [6, 14, 22, 29]
-    assert all(entry["name"] == "softmax" and entry["qk_norm"] for entry in attention.values())
+    assert all(name == "softmax" and options["qk_norm"] for name, options in attention.values())
 
 
 ROWS = {  # what the papers train at each size, by the mixer of the preset; the first part of a name or its end says which paper's
@@ -67,7 +68,6 @@ ROWS = {  # what the papers train at each size, by the mixer of the preset; the 
     "Gated KalmaNet, MesaNet beside it": ("{mixer}-{size}-gka", ("440m", "1b", "2.8b"), ("mesa",)),
     "Preconditioned DeltaNet, table 1": ("{mixer}-{size}", ("340m",), ("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda")),
     "Preconditioned DeltaNet, table 1, 1B": ("{mixer}-{size}", ("1b",), ("gdn", "kda", "pgdn", "pkda")),
-    "Preconditioned DeltaNet, table 6": ("{mixer}-{size}", ("340m",), ("pmamba2",)),
     "Preconditioned DeltaNet, appendix E.5": ("{mixer}-{size}", ("340m",), ("mesa", "softmax")),
     "Lattice, tables 2 and 3": (
         "{mixer}-{size}-lattice", ("110m", "340m"), ("softmax", "linear", "mamba2", "deltanet", "gdn", "ttt"),
@@ -92,7 +92,10 @@ def test_the_ablations_of_preconditioned_deltanet_differ_by_their_option_alone()
     """Its tables 4 to 7."""
     changes = {f"{mixer}-negative": (mixer, {"negative_eigenvalues": True}) for mixer in ("deltanet", "gdn", "kda")}
     changes |= {f"pgdn-{gain}": ("pgdn", {"gain": gain}) for gain in ("unit", "damped", "fading")}
-    changes |= {"pgdn-tied": ("pgdn", {"tie_preconditioner": True}), "pgdn-unstable": ("pgdn", {"squash": "none"})}
+    changes |= {f"pgdn-{interval}": ("pgdn", {"interval": interval}) for interval in ("amplify", "dampen")}
+    tied = {"tie_preconditioner": True}
+    changes |= {"pgdn-tied": ("pgdn", tied), "pgdn-unstable": ("pgdn", {"squash": "none", **tied})}
+    changes |= {"pgdn-tanh": ("pgdn", {"squash": "tanh"})}
     for name, (mixer, options) in changes.items():
         base = preset(f"{mixer}-340m")
         assert (
@@ -108,7 +111,7 @@ def test_the_objectives_and_ablations_of_lattice_differ_from_it_by_their_option_
         changes["lattice-normalized-110m"] = {"decay": "none"}
         changes["lattice-orthogonal-110m"] = {"decay": "none", "normalize": False}
     for name, options in changes.items():
-        changed = preset(f"lattice-{size}", mixer={"name": "lattice", **options})
+        changed = preset(f"lattice-{size}", mixer={**base.mixer, **options})
         assert preset(name).to_dict() == changed.to_dict() != base.to_dict()
 
 
@@ -122,10 +125,8 @@ def test_parameter_count_of_baselines_by_hand():
 
 
 def test_gated_kalmanet_has_the_biases_of_its_release():
-    names = ("gka-440m", "gka-1b", "gka-2.8b")
+    names = ("gka-440m", "gka-1b", "gka-2.8b", "gka-hybrid-2.8b")
     assert all(PRESETS[name].config["mixer"]["gate_bias"] for name in names)
-    entries = PRESETS["gka-hybrid-2.8b"].config["mixer"]
-    assert all(entry["gate_bias"] for entry in entries if entry["name"] == "gka")
 
 
 def test_changes_go_over_the_file():
@@ -134,6 +135,15 @@ def test_changes_go_over_the_file():
     assert preset("pkda-340m").vocab_size == 32000
     with pytest.raises(ValueError, match="no key 'vocab_sise'"):
         preset("pkda-340m", vocab_sise=3)
+
+
+def test_another_mixer_takes_the_place_of_a_whole_hybrid():
+    """As of one that lists its mixers; layers of attention that are given beside it stay."""
+    assert preset("gka-hybrid-2.8b", mixer="gdn").mixers() == [("gdn", {})] * 30
+    mixed = preset("gka-hybrid-2.8b", mixer="gdn", softmax_layers=[3]).mixers()
+    assert mixed == [("softmax", {}) if layer == 3 else ("gdn", {}) for layer in range(30)]
+    listed = ["gdn", "softmax"] * 15
+    assert [name for name, _ in preset("gka-hybrid-2.8b", mixer=listed).mixers()] == listed
 
 
 def test_unknown_names_are_refused():

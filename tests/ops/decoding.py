@@ -19,9 +19,9 @@ def _mean_and_deviation(*arguments: Any, **keywords: Any) -> Tensor:
 
 
 IN_PLACE: dict[str, Callable[..., Tensor]] = {
-    **{name[:-1]: getattr(ops, name) for name in ops.__all__ if name.endswith("_")},
+    # Those of the library with a name of their own, and those of users.
+    **{x: op.in_place for x, op in ops.OPS.items() if hasattr(ops, f"{x}_") or not hasattr(ops, x)},
     "palimpsa_posterior": _mean_and_deviation,
-    **{name: op.in_place for name, op in ops.OPS.items() if name not in ops.__all__},  # those of users
 }
 DECODING = {name: case for name, case in CASES.items() if case.spec.name in IN_PLACE}
 

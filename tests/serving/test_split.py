@@ -39,6 +39,16 @@ def test_options_that_count_heads_are_divided():
     ]
     assert whole.num_heads == 4 and whole.mixer_of(0)[1] == {"num_v_heads": 8}
     check_parts(whole, 2)
+    layout = {"softmax_layers": [1], "softmax_options": {"num_kv_heads": 2}}
+    hybrid = FastWeightsConfig(
+        vocab_size=64,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_heads=4,
+        mixer={"name": "gdn", "num_v_heads": 8},
+        **layout,
+    )
+    assert part_of_config(hybrid, 2).mixers() == part.mixers()
 
 
 @pytest.mark.parametrize(

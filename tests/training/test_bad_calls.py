@@ -59,8 +59,9 @@ SINGLE: dict[str, list[Any]] = {
 }
 LANGUAGE: dict[str, list[Any]] = {
     "output": ["", 3, None],
-    "model": [3, "gdn", {3: 4}, {"path": "a", "mixer": "gdn"}],
-    "mixers": ["gdn", (3,), ("gdn", "gdn"), 3],
+    "model": [3, "gdn", {3: 4}, {"path": "a", "hidden_size": 16}],
+    "mixers": ["gdn", (3,), ("gdn", "gdn"), 3, ("gdn:conv_size=2", "gdn:conv_sise=3"), ({"name": "gdn", "a": 1},)],
+    "label": [3],
     "corpus": ["text.txt", None, {"paths": "a"}],
     "tokenizer": ["gpt2", None, {"path": "a"}],
     "cache": ["", 3, None],

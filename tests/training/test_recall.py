@@ -12,7 +12,7 @@ from fastweights.environment import usable_cores
 from fastweights.stopping import Stopped, StopSignals
 from fastweights.training import WorkerError, run_recall, run_recall_parts, train_run
 from fastweights.training.checkpoints import load_checkpoint, save_checkpoint
-from fastweights.training.pool import gpus_of_workers, usual_workers
+from fastweights.training.pool import assign_gpus, usual_workers
 from fastweights.training.progress import Silent
 
 from .small import numbers, small_experiment
@@ -193,8 +193,8 @@ def test_runs_of_several_parts_wait_in_one_queue(tmp_path):
 
 def test_workers_are_spread_over_the_gpus(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    assert gpus_of_workers({"cuda"}, 7) == [0, 1, 2, 0, 1, 2, 0]
-    assert gpus_of_workers({"cuda:1"}, 2) == gpus_of_workers({"cpu"}, 2) == [None, None]
+    assert assign_gpus({"cuda"}, 7) == [0, 1, 2, 0, 1, 2, 0]
+    assert assign_gpus({"cuda:1"}, 2) == assign_gpus({"cpu"}, 2) == [None, None]
 
 
 @pytest.mark.slow

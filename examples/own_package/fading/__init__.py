@@ -41,12 +41,7 @@ def chunked(q, k, v, beta, S, sequences, keep):
     log = chunks.split(torch.full_like(beta, math.log(keep))).cumsum(-1)
     between = (log[..., :, None] - log[..., None, :]).tril().exp().tril()
     decay, written = log[..., -1:, None].exp(), (K * (log[..., -1:] - log)[..., None].exp()).mT @ V
-
-    def step(states, parts):
-        decay, written = parts
-        return (decay * states[0] + written,)
-
-    (start,), final = chunks.scan(step, (S,), decay, written)
+    (start,), final = chunks.accumulate((S,), decay, written)
     o = (Q * log[..., None].exp()) @ start + (Q @ K.mT * between) @ V
     return chunks.merge(o), final
 

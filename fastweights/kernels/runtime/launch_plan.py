@@ -16,15 +16,7 @@ import torch
 from torch import Tensor
 
 from ...private_torch import current_device, current_stream
-from .private_api import (
-    Launch,
-    compile_all,
-    fast_launch,
-    front_arguments,
-    launcher,
-    plain_launch,
-    specialized_on,
-)
+from .private_api import Launch, compile_all, fast_launch, front_arguments, launcher, plain_launch, specialized_on
 from .workspace import TensorSpec, assign_offsets
 
 Given = TypeVar("Given", bound=Tensor | None)

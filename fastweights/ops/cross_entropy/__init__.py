@@ -1,4 +1,4 @@
-"""Cross-entropy of rows of logits, and its gradient, without autograd: what a loss in pieces calls for every piece."""
+"""Cross-entropy of rows of logits, and its gradient, without autograd, for a loss that is computed piece by piece."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ def takes_row_kernels(logits: Tensor, backend: str) -> bool:
 
 
 def cross_entropy_rows(logits: Tensor, target: Tensor, ignored: int, backend: str = "auto") -> tuple[Tensor, Tensor]:
-    """log sum_v exp(z_v), and this less z of the target, [rows] each in float32 or better, for logits [rows, V] and int64
-    targets. The loss is 0 where the target is the ignored one. On CUDA with triton installed one kernel reads the logits once."""
+    """log sum_v exp(z_v), and the loss log sum_v exp(z_v) - z_target, for logits [rows, V] and int64 targets [rows].
+
+    Both are [rows], in float32 or better. The loss is 0 where the target is `ignored`. On CUDA with triton installed one kernel
+    reads the logits once."""
     if takes_row_kernels(logits, backend):
         from ...kernels.pointwise.cross_entropy import forward
 
@@ -31,7 +33,7 @@ def cross_entropy_rows(logits: Tensor, target: Tensor, ignored: int, backend: st
 def cross_entropy_errors(
     logits: Tensor, target: Tensor, log_sums: Tensor, gradient: Tensor, ignored: int, backend: str = "auto"
 ) -> Tensor:
-    """The gradient of the logits, in their dtype, where each row's loss has the gradient of one number."""
+    """The gradient of the logits [rows, V], in their dtype, from `gradient` [], that of every row's loss."""
     if takes_row_kernels(logits, backend):
         from ...kernels.pointwise.cross_entropy import backward
 

@@ -8,8 +8,7 @@ from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
 from ..shared.memory_kernels import MEMORY_DECODE, MEMORY_KERNELS
-from .chunked import chunked
-from .reference import reference
+from .forms import chunked, reference
 
 __all__ = ["delta_rule"]
 

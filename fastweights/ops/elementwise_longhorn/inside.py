@@ -31,7 +31,7 @@ class Tokens(NamedTuple):
     others: Tensor
     e: Tensor
 
-    def at(self, index: Any) -> Tokens:
+    def take(self, index: Any) -> Tokens:
         return Tokens(*(x[index] for x in self))
 
     def decay(self, out: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class ReadInside(torch.autograd.Function):
         for rows in blocks(start, STATES):
             S, after = start[rows].clone(), torch.empty_like(end[rows])
             for t in range(len(tokens.u)):
-                token = tokens.at((t, rows))
+                token = tokens.take((t, rows))
                 S, after = token.step(S, after), S
                 if read:
                     o[t, rows] = (token.q[:, None] @ S)[:, 0]
@@ -72,7 +72,7 @@ class ReadInside(torch.autograd.Function):
         for rows in blocks(start, HISTORY, len(tokens.u)):
             part = (slice(None), rows)
             dstart[rows] = differentiate(
-                tokens.at(part), start[rows], do[part] if ctx.read else None, dend[rows].clone(), into.at(part)
+                tokens.take(part), start[rows], do[part] if ctx.read else None, dend[rows].clone(), into.take(part)
             )
         return None, *into, dstart
 
@@ -90,11 +90,11 @@ def differentiate(tokens: Tokens, start: Tensor, do: Tensor | None, dS: Tensor, 
     states = start.new_empty(count + 1, *start.shape)
     states[0] = start
     for t in range(count):
-        tokens.at(t).step(states[t], states[t + 1])
+        tokens.take(t).step(states[t], states[t + 1])
     one_and_others = torch.stack([torch.ones_like(tokens.others), tokens.others], -2)
     space = torch.empty_like(dS)
     for t in range(count - 1, -1, -1):
-        token = tokens.at(t)
+        token = tokens.take(t)
         if do is not None:
             into.q[t] = (states[t + 1] @ do[t, ..., None])[..., 0]
             dS.addcmul_(token.q[..., None], do[t, :, None])

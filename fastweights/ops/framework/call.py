@@ -50,7 +50,7 @@ Given = tuple[Sequence[Any], Mapping[str, Any], Any, bool, Tensor | None, str]
 
 
 class Checked(NamedTuple):
-    """What the checks of a call find out, which depends on shapes, dtypes, devices and options alone."""
+    """What the checks of a call find out. It depends on shapes, dtypes, devices and options alone."""
 
     implementation: Any
     recurrent: bool  # whether the recurrent kernel runs in its place if no gradient is needed
@@ -139,8 +139,8 @@ def call(
     cu_seqlens: Tensor | None,
     backend: str,
 ) -> tuple[Any, Any]:
-    """(o, final state or None). o is a tuple where the op has several outputs, and so is the state. With `InPlace` as the
-    initial state the final state takes the place of the one that it holds, and None is returned for it."""
+    """Run an op: (o, final state or None). Several outputs are a tuple, and so are several states. With `InPlace` as the initial
+    state the final state overwrites the one that it holds, and the second result is None."""
     if initial_state.__class__ is InPlace:
         return unwrap(update_state(call, spec, inputs, options, initial_state, cu_seqlens, backend)), None
     given = (inputs, options, initial_state, output_final_state, cu_seqlens, backend)
@@ -224,8 +224,8 @@ def run(spec: OpSpec, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
 
 
 def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, Any], width: int = 0) -> str:
-    """An explicit backend, or for "auto" the kernels where they serve x, the options and so many key or value channels, else the
-    chunkwise form."""
+    """The name of the backend that runs: an explicit one, or for "auto" the kernels where they take x, these options and `width`
+    key or value channels, else the chunkwise form."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     available = spec.backends

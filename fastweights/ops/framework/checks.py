@@ -45,13 +45,13 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def is_short(x: Tensor, cu_seqlens: Tensor | None) -> bool:
-    """Whether x [B, T, ...] is few tokens: a choice by sizes, never by lengths."""
+    """Whether x [B, T, ...] has few tokens. Sizes decide it, never the lengths of packed sequences."""
     time = x.shape[1]
     return time <= FEW_TOKENS or (cu_seqlens is not None and time <= 2 * (len(cu_seqlens) - 1))
 
 
 def check_inputs(spec: OpSpec, inputs: Sequence[Any]) -> Sizes:
-    """Shapes, dtypes, devices and, where they can be read, numbers."""
+    """Check shapes, dtypes, devices and, where they can be read, numbers. Returns the sizes of the call."""
     tokens: dict[str, Any] = {}
     parameters: dict[str, Any] = {}
     for (name, role), x in zip(spec.inputs.items(), inputs):
@@ -144,8 +144,8 @@ def check_dims(name: str, x: Tensor, role: Role, sizes: Sizes) -> None:
 
 
 def check_limits(name: str, x: Tensor, role: Role) -> None:
-    """Refuse numbers outside the limits of the role. NaN passes, and infinity where -inf is not a legal number: the output shows
-    them."""
+    """Refuse numbers outside the limits of the role. NaN passes, and so does infinity unless -inf is a legal number: both show in
+    the output."""
     if not role.must_be or not values_can_be_read(x):
         return
     outside = (x < role.low) | (x > role.high)
@@ -178,7 +178,7 @@ def check_parameter(name: str, x: Any, role: Parameter, sizes: Sizes, like: Tens
 
 
 def expand_parameter(x: Any, role: Parameter, sizes: Sizes, like: Tensor) -> Tensor:
-    """As the op receives it: a tensor of the last of the role's shapes, in the dtype of the computation."""
+    """The parameter as the op receives it: a tensor of the last of the role's shapes, in the dtype of the computation."""
     shape, dtype = sizes.shape(role.dims[-1]), compute_dtype(like)
     if not isinstance(x, Tensor):
         return like.new_full(shape, constant(x), dtype=dtype)

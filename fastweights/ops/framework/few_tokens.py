@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,20 +35,16 @@ def overwriting_states() -> Iterator[None]:
 
 
 def overwrites_states() -> bool:
-    """Whether the caller has allowed it."""
+    """Whether the call stands in the body of `overwriting_states`."""
     return _overwrites.get()
 
 
 def defer_decode(module: str, function: str = "decode") -> Callable[[], Callable[[RecurrentCall], Any]]:
-    """What loads the function of this name in a module of fastweights.kernels.recurrent."""
-    return partial(_load_decode, module, function)
+    """A loader for `recurrent`: it imports the function from a module of fastweights.kernels.recurrent."""
+    return lambda: getattr(load_module(f"recurrent.{module}"), function)
 
 
-def _load_decode(module: str, function: str) -> Callable[[RecurrentCall], Any]:
-    found: Callable[[RecurrentCall], Any] = getattr(load_module(f"recurrent.{module}"), function)
-    return found
-
-
+@dataclass(eq=False)
 class recurrent:
     """The recurrent kernel of an op, with or without kernels for long sequences. Calls that it does not take go to a backend.
 
@@ -58,24 +55,15 @@ class recurrent:
         without: inputs that the kernel does not take.
         widest: the most key channels that it takes; None for no limit.
         starts: whether it can begin without an initial state.
-        numbers: parameters that it takes as numbers too, which spares the launch that fills a tensor.
+        numbers: parameters that it also takes as numbers, which spares the launch that fills a tensor.
     """
 
-    def __init__(
-        self,
-        load: Callable[[], Callable[[RecurrentCall], Any]],
-        only: Mapping[str, tuple[Any, ...]] | None = None,
-        without: Sequence[str] = (),
-        widest: int | None = None,
-        starts: bool = True,
-        numbers: Sequence[str] = (),
-    ) -> None:
-        self.load = load
-        self.only = only or {}
-        self.without = without
-        self.widest = widest
-        self.starts = starts
-        self.numbers = numbers
+    load: Callable[[], Callable[[RecurrentCall], Any]]
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    without: Sequence[str] = ()
+    widest: int | None = None
+    starts: bool = True
+    numbers: Sequence[str] = ()
 
     @cached_property
     def decode(self) -> Callable[[RecurrentCall], Any]:
@@ -85,13 +73,13 @@ class recurrent:
         self.spec = spec
 
     def takes(self, inputs: Mapping[str, Any], options: Mapping[str, Any], key: int) -> bool:
-        """Whether it has this form of the op, with so many key channels."""
+        """Whether the kernel takes these inputs, these options and `key` key channels."""
         has_form = all(options[name] in served for name, served in self.only.items())
         has_form = has_form and all(inputs[name] is None for name in self.without)
         return has_form and (self.widest is None or key <= self.widest)
 
     def parameter(self, name: str, x: Any, sizes: Sizes, like: Tensor) -> Any:
-        """A parameter as the kernel takes it."""
+        """The parameter as the kernel takes it: a number where it may be one, else a tensor of its full shape."""
         if name in self.numbers and not isinstance(x, Tensor):
             return x
         return expand_parameter(x, self.spec.parameters[name], sizes, like)
@@ -99,7 +87,7 @@ class recurrent:
     def serves(
         self, backend: str, inputs: Mapping[str, Any], options: Mapping[str, Any], key: int, started: bool
     ) -> bool:  # fmt: skip
-        """Whether it runs for these few tokens, outside torch.compile, where they need no gradient."""
+        """Whether the kernel runs for these few tokens, outside torch.compile, where they need no gradient."""
         if backend not in ("auto", "triton"):
             return False
         if not (self.starts or started) or not self.takes(inputs, options, key):

@@ -20,8 +20,8 @@ __all__ = ["InPlace", "read_rows", "write_rows", "update_state"]
 
 
 class InPlace:
-    """In the place of an initial state: the states, a tensor or a tuple, that the final states overwrite; or pools of states,
-    with the row of each sequence."""
+    """Stands in the place of an initial state. It holds the states, a tensor or a tuple, that the final states overwrite. With
+    rows [N] these are pools of states, and sequence n has row rows[n]."""
 
     __slots__ = ("rows", "state")
 
@@ -38,8 +38,8 @@ def update_state(
     cu_seqlens: Tensor | None,
     backend: str,
 ) -> tuple[Any, ...]:
-    """The outputs of a call, whose final states overwrite those of `place`. run(spec, inputs, options, initial state, True,
-    cu_seqlens, backend) is the call in which nothing is overwritten, for what the recurrent kernel does not take."""
+    """The outputs of a call whose final states overwrite those of `place`. Where the recurrent kernel does not take the call,
+    run(spec, inputs, options, initial state, True, cu_seqlens, backend) computes the final states, which are then copied."""
     sizes, like = check_inputs(spec, inputs), inputs[0]
     values = check_options(spec, options, sizes)
     sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, like=like)
@@ -77,11 +77,12 @@ def update_state(
 
 
 def check_place(spec: OpSpec, place: InPlace, sizes: Sizes, count: int, like: Tensor) -> dict[str, Tensor]:
-    """The states of `count` sequences by the names that messages give them."""
+    """Check the states of `count` sequences. Returns them by the names that messages give them."""
     states = as_tuple(place.state)
     if len(states) != len(spec.states):
         raise ValueError(
-            f"state must be ({', '.join(spec.states)}), the {len(spec.states)} tensor(s) of {spec.name}'s final state"
+            f"state must be ({', '.join(spec.states)}), the {len(spec.states)} tensor(s) of {spec.name}'s final state, "
+            f"got {len(states)}; pass a call's final state"
         )
     labels = [f"state {name}" for name in spec.states] if len(states) > 1 else ["state"]
     held = count if place.rows is None else pool_size(labels[0], states[0])
@@ -119,7 +120,7 @@ def check_state(name: str, state: Any, shape: tuple[int, ...], like: Tensor, int
 
 
 def check_state_indices(indices: Any, count: int, pool: int, like: Tensor) -> None:
-    """Its numbers, where they can be read: on a GPU only with FASTWEIGHTS_CHECK_VALUES=1."""
+    """Check shape and dtype, and the numbers where they can be read: on a GPU only with FASTWEIGHTS_CHECK_VALUES=1."""
     if not isinstance(indices, Tensor):
         raise TypeError(f"state_indices must be an integer tensor [N], got {type(indices).__name__}")
     if indices.dtype not in (torch.int32, torch.int64) or tuple(indices.shape) != (count,):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ def first_input(inputs: Named) -> Tensor:
     return next(iter(inputs.values()))
 
 
+@dataclass(eq=False)
 class composed:
     """A composition of other ops, which torch.compile traces through. As backend "triton" it makes these ops use their
     kernels.
@@ -58,15 +60,9 @@ class composed:
         only, widest: as for `kernels`.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Results],
-        only: Mapping[str, tuple[Any, ...]] | None = None,
-        widest: int | None = None,
-    ) -> None:
-        self.function = function
-        self.only = only or {}
-        self.widest = widest
+    function: Callable[..., Results]
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    widest: int | None = None
 
     def most_channels(self, dtype: torch.dtype) -> int | None:
         return self.widest

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -30,15 +31,16 @@ class KernelFamily(NamedTuple):
 
 
 def defer_family(module: str, rule: str, inputs: str, **options: Any) -> Callable[[], KernelFamily]:
-    """What loads the family of the rule and the inputs of these names in a module of fastweights.kernels."""
-    return partial(_load_family, module, rule, inputs, options)
+    """A loader for `kernels`: it imports a module of fastweights.kernels, in which the rule and its inputs have these names."""
+
+    def load() -> KernelFamily:
+        loaded = load_module(module)
+        return KernelFamily(getattr(loaded, rule), getattr(loaded, inputs), options)
+
+    return load
 
 
-def _load_family(module: str, rule: str, inputs: str, options: Mapping[str, Any]) -> KernelFamily:
-    loaded = load_module(module)
-    return KernelFamily(getattr(loaded, rule), getattr(loaded, inputs), options)
-
-
+@dataclass(eq=False)
 class kernels:
     """The backend "triton". For calls that its kernels do not take, "auto" takes the chunkwise form.
 
@@ -49,20 +51,13 @@ class kernels:
         widest_in_float32: that number in float32, where it is smaller.
     """
 
-    def __init__(
-        self,
-        load: Callable[[], KernelFamily],
-        only: Mapping[str, tuple[Any, ...]] | None = None,
-        widest: int | None = None,
-        widest_in_float32: int | None = None,
-    ) -> None:
-        self.load = load
-        self.only = only or {}
-        self.widest = widest
-        self.widest_in_float32 = widest_in_float32 or widest
+    load: Callable[[], KernelFamily]
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    widest: int | None = None
+    widest_in_float32: int | None = None
 
     def most_channels(self, dtype: torch.dtype) -> int | None:
-        return self.widest_in_float32 if dtype == torch.float32 else self.widest
+        return self.widest_in_float32 or self.widest if dtype == torch.float32 else self.widest
 
     @cached_property
     def family(self) -> KernelFamily:
@@ -98,10 +93,10 @@ class kernels:
     def _plans(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Any, Any]:
         family, given = self.family, [*map(align, tensors), None]
         inputs = family.inputs._make([given[place] for place in self.places])
-        return inputs, plans_for(family.rule, inputs, self._of_family(options), final=options[-1], keep_saved=save)
+        return inputs, plans_for(family.rule, inputs, self._order_options(options), final=options[-1], keep_saved=save)
 
-    def _of_family(self, options: Sequence[Any]) -> tuple[Any, ...]:
-        """The options of the node as the family takes them."""
+    def _order_options(self, options: Sequence[Any]) -> tuple[Any, ...]:
+        """The options of the node in the order in which the family takes them."""
         named = dict(zip(self.spec.options, options))
         return tuple([named.get(name, default) for name, default in self.family.options.items()])
 
@@ -115,7 +110,7 @@ class kernels:
         like = tensors[0]
         assert like is not None
         inputs = self.family.inputs._make(map((*tensors, None).__getitem__, self.places))
-        outputs, saved = self.family.rule.shapes(inputs, like.device, self._of_family(options), options[-1])
+        outputs, saved = self.family.rule.shapes(inputs, like.device, self._order_options(options), options[-1])
         made = [[x if x is None else x.allocate(like.device) for x in specs] for specs in (outputs, saved)]
         return made[0][: self.outputs], made[1]
 

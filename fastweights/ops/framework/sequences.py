@@ -92,7 +92,7 @@ class Groups:
 
 
 def _move(x: Tensor, dim: int, place: Tensor) -> Tensor:
-    """Each entry of x along `dim` at its new place. Unlike that of an index, the gradient adds nothing up."""
+    """Move each entry of x along `dim` to its new place. Unlike the gradient of indexing, that of a move adds nothing up."""
     return torch.empty_like(x).index_copy(dim, place, x)
 
 
@@ -100,8 +100,8 @@ _read: dict[int, tuple[weakref.ref[Tensor], int, list[int]]] = {}
 
 
 def _edges(cu_seqlens: Tensor) -> list[int]:
-    """Its numbers. Reading them from a GPU waits for it, so they are kept for as long as the tensor lives unchanged: one wait
-    serves all layers of a model."""
+    """The numbers of cu_seqlens. Reading them from a GPU waits for it, so they are kept while the tensor lives unchanged. One
+    wait then serves all layers of a model."""
     if cu_seqlens.device.type == "cpu" or cu_seqlens.is_inference() or (version := change_count(cu_seqlens)) is None:
         return cu_seqlens.tolist()
     key = id(cu_seqlens)
@@ -113,9 +113,18 @@ def _edges(cu_seqlens: Tensor) -> list[int]:
 def check_cu_seqlens(
     cu_seqlens: Tensor | None, batch: int, time: int, *, read: bool = False, like: Tensor | None = None
 ) -> Sequences:
-    """The sequences that cu_seqlens [N+1] packs into one row: cumulative lengths, from 0 to T. On a GPU its numbers are read,
-    which waits for the device, only with `read` or FASTWEIGHTS_CHECK_VALUES=1. like: the row, which has no numbers itself where
-    cu_seqlens is on the device "meta"."""
+    """The sequences that cu_seqlens [N+1], cumulative lengths from 0 to T, packs into one row.
+
+    On a GPU its numbers are read only with `read` or FASTWEIGHTS_CHECK_VALUES=1, because reading waits for the device.
+
+    Args:
+        batch, time: of the inputs.
+        like: an input. cu_seqlens may be on the device "meta", where it has no numbers, only if `like` is there too.
+
+    Raises:
+        TypeError: cu_seqlens is no tensor.
+        ValueError: another dtype or shape, a batch that is not 1, or numbers that do not rise from 0 to T.
+    """
     if cu_seqlens is None:
         return Sequences(batch, time)
     if not isinstance(cu_seqlens, Tensor):
@@ -229,6 +238,15 @@ class Chunks:
             final = [s[back] for s in final]
         begun = [_join(parts) for parts in zip(*starts)] if starts else [s[:0] for s in states]
         return begun, final
+
+    def accumulate(self, states: Sequence[Tensor], kept: Tensor, *written: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """`scan` with the step S <- kept S + written, which takes for each state S what its chunks write [M, ...]."""
+
+        def step(states: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            kept, *written = parts
+            return tuple(kept * S + new for S, new in zip(states, written))
+
+        return self.scan(step, states, kept, *written)
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:

@@ -100,6 +100,8 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
+    """A number more than `above`, at least `low`, at most `high`; a limit of None is none."""
+
     above: float | None = None
     low: float | None = None
     high: float | None = None
@@ -115,6 +117,8 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Integer:
+    """A whole number from `least` to `most`, or None where it is optional."""
+
     least: int
     most: int = 2**63 - 1
     optional: bool = False
@@ -126,20 +130,30 @@ class Integer:
 
 @dataclass(frozen=True)
 class Flag:
+    """True or False."""
+
     schema = "bool"
 
 
 @dataclass(frozen=True)
 class Choice:
+    """One of some words."""
+
     values: tuple[str, ...]
     schema = "str"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A form in which an op is tested and timed. given: its optional inputs, and the dims of those that have several; measured:
-    options that differ when it is timed; exact_gradient: whether its gradient is that of its values; wide_values: whether it
-    needs V >= K."""
+    """A form in which an op is tested and timed.
+
+    Attributes:
+        given: the optional inputs that it has, and the dims of those that may have several.
+        options: options that differ from their defaults.
+        measured: options that differ when it is timed.
+        exact_gradient: whether the gradient is that of the computed values, and not an approximation.
+        wide_values: whether it needs V >= K.
+    """
 
     given: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -150,8 +164,18 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpSpec:
-    """Inputs and options come in the order of the signature. recurrent: the kernel for a few tokens, see few_tokens.py. macs:
-    multiply-adds per token and head of the chunkwise form, for (K, V)."""
+    """The declaration of an op.
+
+    Attributes:
+        name: of the op, of letters, digits and "_".
+        inputs, options: in the order of the signature.
+        states, outputs: in the order in which the op returns them.
+        backends: "reference" and "torch", and "triton" where there are kernels.
+        recurrent: the kernel for a few tokens, see `recurrent`.
+        cases: the forms in which the op is tested, by name; "" is the form that has the name of the op alone.
+        equation: the update and the answer, in plain text.
+        macs: function of (K, V): multiply-adds of the chunkwise form per token and head.
+    """
 
     name: str
     inputs: Mapping[str, Role | Parameter]

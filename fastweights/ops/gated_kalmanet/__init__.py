@@ -7,18 +7,9 @@ from torch import Tensor
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output
-from ..shared.ridge import (
-    ITERATIONS,
-    KERNEL_SOLVERS,
-    RIDGE_DECODE,
-    RIDGE_KERNELS,
-    STATES,
-    WIDEST,
-    iteration_macs,
-)
-from ..shared.ridge.chunked import chunked
+from ..shared.ridge import ITERATIONS, KERNEL_SOLVERS, RIDGE_DECODE, RIDGE_KERNELS, STATES, WIDEST, iteration_macs
+from ..shared.ridge.forms import chunked, reference
 from ..shared.ridge.iterations import SOLVERS
-from ..shared.ridge.reference import reference
 
 __all__ = ["gated_kalmanet"]
 

@@ -9,8 +9,7 @@ from ..framework import roles
 from ..framework.call import call, chunkwise, defer_decode, defer_family, kernels, op, recurrent, sequential
 from ..framework.checks import Sizes
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
-from .chunked import chunked
-from .reference import reference
+from .forms import chunked, reference
 
 __all__ = ["lattice"]
 

@@ -37,7 +37,7 @@ class Coefficients(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         G, C, K = q.shape
         space = workspace.get(ForwardSpace, q, G, C, K)
-        a, shrink = per_length(write, length), None if shrink is None else per_length(shrink, length)
+        a, shrink = divide_first(write, length), None if shrink is None else divide_first(shrink, length)
         torch.bmm(h, slots.mT, out=space.b)
         torch.bmm(h, h.mT, out=space.overlap)
         shrinks = [None] * C if shrink is None else shrink.unbind(1)
@@ -107,7 +107,7 @@ class Coefficients(torch.autograd.Function):
         E = turns.f * A + turns.w * D
         da = turns.d_a(A, D, E)
         n = -2 * a[:, :1] * da[:, :1] / length
-        d_write = per_length(da, length)
+        d_write = divide_first(da, length)
         scores = (turns.w.transpose(0, 1)[:, :, None] @ weights[1:].mT)[:, :, 0].transpose(0, 1)
         dh = scores @ reads + scores[:, :, :last:2].mT @ h + weights[0][:, :last:2] @ slots + 2 * turns.d_square(E) * h
         dh += (turns.w * weights[1:, :, last].transpose(0, 1)) @ d_end
@@ -116,6 +116,6 @@ class Coefficients(torch.autograd.Function):
         return dq, dh, d_write, None if shrink is None else -d_write * b, turns.d_d(A, D), d_slots, n, None
 
 
-def per_length(x: Tensor, length: Tensor) -> Tensor:
-    """A copy of x [G,C,K] with the first token divided by length^2."""
+def divide_first(x: Tensor, length: Tensor) -> Tensor:
+    """A copy of x [G,C,K] whose first token is divided by length^2."""
     return torch.cat([x[:, :1] / length.square(), x[:, 1:]], 1)

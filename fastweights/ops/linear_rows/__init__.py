@@ -1,4 +1,4 @@
-"""Linear maps of a few rows, as decoding has them, with what follows them, in one launch."""
+"""Linear maps of a few rows, such as those of decoding, in one launch with the function that follows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def linear_rows(
     x: Tensor, *weights: Tensor, kind: str = "plain", bias: Tensor | None = None, other: Tensor | None = None,
     largest: float = 1.0,
 ) -> list[Tensor]:  # fmt: skip
-    r"""The results for x [..., D] that `takes_linear_rows` allows.
+    r"""One result [..., width] per matrix, or one in all for "swiglu", for x [..., D] that `takes_linear_rows` allows.
 
     Args:
         weights: matrices [width, D]: up to three of kind "plain", two of kind "swiglu", one of the others.

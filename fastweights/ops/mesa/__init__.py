@@ -10,8 +10,7 @@ from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output
 from ..shared.ridge import ITERATIONS, RIDGE_DECODE, RIDGE_KERNELS, STATES, WIDEST, iteration_macs
-from ..shared.ridge.chunked import chunked
-from ..shared.ridge.reference import reference
+from ..shared.ridge.forms import chunked, reference
 
 __all__ = ["mesa"]
 

@@ -7,8 +7,7 @@ from torch import Tensor
 from ..framework import roles
 from ..framework.call import call, chunkwise, defer_decode, defer_family, kernels, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
-from .chunked import chunked
-from .reference import reference
+from .forms import chunked, reference
 
 __all__ = ["output_normalized_ttt"]
 

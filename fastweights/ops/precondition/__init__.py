@@ -26,8 +26,7 @@ from ..framework.call import (
 )
 from ..framework.checks import compute_dtype
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
-from .chunked import chunked
-from .reference import reference
+from .forms import chunked, reference
 
 __all__ = ["precondition_keys", "precondition_queries"]
 
@@ -93,11 +92,7 @@ KEYS_SPEC = OpSpec(
     states=STATES,
     outputs={"write_key": Output("GK")},
     options={**BOUNDED, "squash": Choice((*SQUASHES, "none")), "ridge": Number(above=0)},
-    backends={
-        "reference": composed(scale_keys),
-        "torch": composed(scale_keys),
-        "triton": kernels(KERNELS),
-    },
+    backends={"reference": composed(scale_keys), "torch": composed(scale_keys), "triton": kernels(KERNELS)},
     recurrent=recurrent(defer_decode("key_energy", "decode_keys")),
     cases={
         "": Case(),
@@ -112,11 +107,7 @@ QUERIES_SPEC = OpSpec(
     inputs={"q": roles.QUERY, "k": roles.KEY, **GATES, "ridge": roles.CHANNEL_RIDGE},
     states=STATES,
     outputs={"q_tilde": Output("GK")},
-    backends={
-        "reference": composed(scale_queries),
-        "torch": composed(scale_queries),
-        "triton": kernels(KERNELS),
-    },
+    backends={"reference": composed(scale_queries), "torch": composed(scale_queries), "triton": kernels(KERNELS)},
     recurrent=recurrent(defer_decode("key_energy", "decode_queries"), numbers=("ridge",)),
     cases={"": Case()},
     equation="A = a A + beta k^2; q~ = q / (A + ridge)",
@@ -160,7 +151,7 @@ def precondition_keys(
         beta: gain of A, at least 0 (not checked), [B, T, H]. Any float dtype.
         center: c, a number or a tensor [H], free in sign.
         bound: x in [1, 2]. 1 leaves the keys as they are. Up to 2 the eigenvalues of every single step of the delta rule have
-            modulus at most 1, for beta <= 1 and unit keys (docs/claims.md, C4, is about products of steps).
+            modulus at most 1, for beta <= 1 and unit keys. Products of several steps may still grow.
         eps: positive number under the logarithm.
         squash: "softsign", r / (1 + |r|), "tanh" or "none". "none" reads neither center, bound nor eps.
         ridge: positive number added to A; read by squash "none" alone.

@@ -77,7 +77,7 @@ def residual_norm(
         weight: w, [V]. Any float dtype.
         eps: at least 0.
         dtype: of n; x's when None.
-        backend: "torch", "triton" (not in float64; V up to 4096) or "auto", triton on CUDA where it can.
+        backend: "torch", "triton" (not in float64; V up to 4096) or "auto": "triton" on CUDA where it serves, else "torch".
 
     Returns:
         s in x's dtype, x itself without a branch, and n.

@@ -19,8 +19,8 @@ WIDEST_HEAD = 256
 
 
 def takes_token(parts: Sequence[TokenConvolution], backend: str = "auto", rows: Tensor | None = None) -> bool:
-    """Whether the kernel serves these convolutions of one width: a single token per sequence, no gradients, no graph that is
-    traced. rows: whether in pools."""
+    """Whether the kernel serves these convolutions: of one width, a single token per sequence, no gradients, no graph that is
+    traced. rows: the rows of the sequences where the windows are pools."""
     width = parts[0].weight.shape[1]
     return (
         not torch.compiler.is_compiling()
@@ -48,9 +48,11 @@ def takes_pools(parts: Sequence[TokenConvolution]) -> bool:
 def convolve_token(
     parts: Sequence[TokenConvolution], silu: bool, eps: float = 1e-6, rows: Tensor | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """y [N, 1, D] and the last inputs of every part, as `takes_token` allows them. Within `overwriting_states` these are the
-    given windows, brought up to date. With rows [N] (int32 or int64) they always are: pools [P, W-1, D] in which the sequences
-    have these rows. They must not repeat. A negative row is none: it is taken for a window of zeros, and nothing is written."""
+    """y [N, 1, D] and the last inputs [N, W-1, D] of each of the parts, which `takes_token` allows.
+
+    Within `overwriting_states` the last inputs overwrite the given windows. With rows [N] (int32 or int64) they always do: the
+    windows are then pools [P, W-1, D], and sequence n has row rows[n]. Rows must not repeat. With a negative row a sequence has
+    no window: it reads zeros, and nothing is written."""
     from ...kernels.pointwise.token_convolution import convolve_token
 
     return convolve_token(parts, silu, eps, overwrites_states(), rows)

@@ -25,7 +25,7 @@ def silu_product(z: Tensor, u: Tensor, *, backend: str = "auto") -> Tensor:
 
     Args:
         z, u: of one shape; float16, bfloat16, float32 or float64.
-        backend: "torch", "triton" (not in float64) or "auto", triton on CUDA where it can.
+        backend: "torch", "triton" (not in float64) or "auto": "triton" on CUDA where it serves, else "torch".
 
     Returns:
         y, of the shape and dtype of u.

@@ -17,7 +17,7 @@ LARGEST_LOG_RATE = 44.0
 
 
 def exp_rate(log_rate: Tensor) -> Tensor:
-    """exp(log_rate) in float32 or better. log_rate counts up to `LARGEST_LOG_RATE`."""
+    """exp(log_rate) in float32 or better. A log_rate above `LARGEST_LOG_RATE` counts as that."""
     return log_rate.to(torch.promote_types(log_rate.dtype, torch.float32)).clamp_max(LARGEST_LOG_RATE).exp()
 
 
@@ -35,9 +35,10 @@ def takes_step_decay(step: Tensor, bias: Tensor, A_log: Tensor, backend: str = "
 def step_decay(
     step: Tensor, bias: Tensor, A_log: Tensor, smallest: float = 0.0, largest: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""dt and g [B, T, heads] in float32, as `takes_step_decay` allows them. largest: None for no upper limit.
+    r"""dt and g [B, T, heads] in float32, for tensors that `takes_step_decay` allows. smallest, largest: limits of dt, None for
+    no upper one.
 
-    $$dt = \mathrm{softplus}(\mathrm{step} + \mathrm{bias}) \text{ within limits}, \qquad g = -e^{\min(A, 44)} dt$$
+    $$dt = \mathrm{softplus}(\mathrm{step} + \mathrm{bias}) \text{ within the limits}, \qquad g = -e^{\min(A, 44)} dt$$
     """
     from ...kernels.pointwise.step_decay import step_decay
 

@@ -205,7 +205,7 @@ def penalized_memory(
 
 
 def nonzero_length(x: Tensor) -> Tensor:
-    """In the last dimension, 1 where it is zero."""
+    """The length of x along the last dimension, 1 where it is zero."""
     found = torch.linalg.vector_norm(x, dim=-1)
     return found.masked_fill(found == 0, 1.0)
 

@@ -28,9 +28,8 @@ from vllm.sequence import IntermediateTensors
 
 from ...layers import SoftmaxAttention
 from ...layers.attention import rotate, rotation
-from ...layers.norms import RMSNorm
 from ...models import FastWeightsConfig
-from ...models.modeling import FastWeightsBlock
+from ...models.modeling import FastWeightsBlock, make_norm
 from .memory import ServedMemory
 from .pool import StateBlock
 from .split import part_of_config, part_of_weight
@@ -101,7 +100,7 @@ class ServedModel(nn.Module):
         self.layers = nn.ModuleList(
             ServedBlock(part, layer, block, f"{prefix}.layers.{layer}") for layer in range(config.num_hidden_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.norm = make_norm(config)
 
     # vLLM's compiler looks at the types of these arguments.
     def forward(

@@ -41,7 +41,7 @@ def part_of_config(config: FastWeightsConfig, parts: int) -> FastWeightsConfig:
         heads = {key: given[key] for key in HEADS if given.get(key) is not None}
         with error_prefix(f"mixer of layer {layer}"):
             mixers.append({"name": name, **options, "head_dim": width, **divide_sizes(heads, parts)})
-    part.mixer = mixers
+    part.mixer, part.softmax_layers, part.softmax_options = mixers, [], None
     return part
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...kernels.availability import HAS_TRITON, INTERPRETED
 from ..cases import OpCase, OpInputs
-from .compare import assert_close, random_states, relative_error, values_and_gradients, with_tokens
+from .compare import assert_close, random_states, relative_error, replace_tokens, values_and_gradients
 from .numbers import DTYPES
 
 __all__ = [
@@ -104,6 +104,6 @@ def test_kernels_contain_bad_numbers(case: OpCase, bad: float) -> None:
             continue  # a positive log decay is refused
         broken = x.clone()
         broken[(0, 5, 0) + (0,) * (x.ndim - 3)] = bad
-        o, _ = case(with_tokens(inputs, **{name: broken}), backend="triton", cu_seqlens=edges)
+        o, _ = case(replace_tokens(inputs, **{name: broken}), backend="triton", cu_seqlens=edges)
         assert torch.equal(o[:, :5], clean[:, :5]) and torch.equal(o[:, 9:], clean[:, 9:]), name
         assert o[:, 5:9].isnan().any(), name

@@ -59,7 +59,7 @@ def random_states(case: OpCase, inputs: OpInputs, **keywords: Any) -> tuple[Tens
     return tuple(s.detach() for s in states)
 
 
-def with_tokens(inputs: OpInputs, **tokens: Tensor) -> OpInputs:
+def replace_tokens(inputs: OpInputs, **tokens: Tensor) -> OpInputs:
     return OpInputs({**inputs.tokens, **tokens}, inputs.parameters, inputs.options)
 
 
@@ -93,7 +93,7 @@ def mix_extremes(
             scale = replace_some(x, scales, torch.ones(()))
             changed[name] = x * scale
             scale_of_key = scale if kind in KEYS else scale_of_key
-    return with_tokens(inputs, **changed)
+    return replace_tokens(inputs, **changed)
 
 
 LOG_DECAYS = (-4.0, -15.0, -17.0, -25.0, -60.0, -100.0, -1000.0, -math.inf)

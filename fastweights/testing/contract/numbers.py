@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..cases import OpCase, OpInputs
-from .compare import EXTREMES, mix_extremes, relative_error, values_and_gradients, with_tokens
+from .compare import EXTREMES, mix_extremes, relative_error, replace_tokens, values_and_gradients
 
 DTYPES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-10}
 
@@ -58,7 +58,7 @@ def test_extremes_are_finite_and_agree(case: OpCase, extreme: str, time: int) ->
     changed = {name: EXTREMES[extreme](case.tokens[name], x) for name, x in inputs.tokens.items()}
     if all(changed[name] is inputs.tokens[name] for name in changed):
         pytest.skip("no such input")
-    check_extremes(case, with_tokens(inputs, **changed))
+    check_extremes(case, replace_tokens(inputs, **changed))
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
@@ -104,7 +104,7 @@ def test_bad_numbers_reach_what_depends_on_them_and_nothing_else(case: OpCase, b
         at = (0, place, 1) + (2,) * (x.ndim - 3)
         moved = x.clone()
         moved[at] = moved[at] * 0.9 - 0.01
-        shifted, _ = case(with_tokens(inputs, **{name: moved}), backend=backend, **keywords)
+        shifted, _ = case(replace_tokens(inputs, **{name: moved}), backend=backend, **keywords)
         depends = (shifted - clean).abs() > 1e-13
         assert depends.any(), name
         assert not depends[:, :place].any()
@@ -115,7 +115,7 @@ def test_bad_numbers_reach_what_depends_on_them_and_nothing_else(case: OpCase, b
                 continue  # a positive log decay is refused, and one of -inf is decay 0, a legal number
             broken, which = x.clone(), f"{bad} in {name}"
             broken[at] = bad
-            got, states = case(with_tokens(inputs, **{name: broken}), backend=backend, **keywords)
+            got, states = case(replace_tokens(inputs, **{name: broken}), backend=backend, **keywords)
             assert got[depends].isnan().all(), which
             assert torch.equal(got[untouched], clean[untouched]), which
             if case.tokens[name] == "value":
@@ -151,5 +151,5 @@ def test_a_bad_number_makes_the_gradient_bad(case: OpCase, backend: str) -> None
     name = next(iter(inputs.tokens))
     broken = inputs.tokens[name].clone()
     broken[0, 5, 0, 0] = math.nan
-    _, gradients = values_and_gradients(case, with_tokens(inputs, **{name: broken}), backend=backend)
+    _, gradients = values_and_gradients(case, replace_tokens(inputs, **{name: broken}), backend=backend)
     assert any(g.isnan().any() for g in gradients)

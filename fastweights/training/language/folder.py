@@ -24,7 +24,7 @@ __all__ = ["MEASURED", "LanguageFolder"]
 # MEASURED are those of the last measurements.
 MEASURED = ("context_lengths", "context_texts", "prompt")
 FREE = (
-    *("output", "cache", "compile", "graphs", "reshard_after_forward", "forward_prefetch"),
+    *("output", "label", "cache", "compile", "graphs", "reshard_after_forward", "forward_prefetch"),
     *("keep_checkpoints", "tensorboard", "report_to", *MEASURED),
 )
 

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 from ..._version import __version__
+from ...conversion.convert import convert, fitting_config
 from ...data.text import TextTokenizer
 from ...data.text.tokenizer import vocabulary_size
+from ...layers.choice import split_entry
 from ...models import FastWeightsConfig, FastWeightsForCausalLM, preset
 from ...models.loading import has_tokenizer, load_config, load_tokenizer, load_weights, model_folder
 from .run import LanguageRun
 
-__all__ = ["build_model", "mixer_name", "model_config", "model_tokenizer", "training_facts"]
+__all__ = ["build_model", "model_config", "model_name", "model_tokenizer", "training_facts"]
 
 
 def model_tokenizer(run: LanguageRun) -> TextTokenizer:
@@ -48,6 +50,8 @@ def model_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
     fields = dict(run.model)
     if "path" in fields:
         config = load_config(_folder(run))
+        if "mixer" in fields:
+            config = fitting_config(config, *split_entry(fields["mixer"], "model mixer"))
     else:
         if tokenizer is not None:
             special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -60,19 +64,26 @@ def model_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
 
 
 def build_model(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsForCausalLM:
-    """The model to train, with the weights of the folder it continues from, or first weights from the run's seed.
+    """The model to train, with the weights of the folder it continues from, or first weights from the run's seed. What another
+    mixer adds to a model that continues starts from first values (`fastweights.conversion.CONVERSIONS`).
 
     Raises:
         ValueError: the folder's weights are damaged, or not those of its configuration.
     """
     if "path" in run.model:
-        return load_weights(_folder(run), "float32")
+        model = load_weights(_folder(run), "float32")
+        if "mixer" not in run.model:
+            return model
+        to, options = split_entry(run.model["mixer"])
+        return convert(model, to=to, seed=run.seed, **options)
     torch.manual_seed(run.seed)
     return FastWeightsForCausalLM(config)
 
 
-def mixer_name(config: FastWeightsConfig) -> str:
-    """The name of a model: the mixer that all its layers have, or "hybrid"."""
+def model_name(run: LanguageRun, config: FastWeightsConfig) -> str:
+    """The run's label, or the mixer that all layers have, or "hybrid"."""
+    if run.label:
+        return run.label
     names = {name for name, _ in config.mixers()}
     return names.pop() if len(names) == 1 else "hybrid"
 

@@ -19,8 +19,12 @@ from ...checks import (
     check_unicode,
     check_whole_number,
     describe_value,
+    error_prefix,
 )
 from ...data.text import TextCorpus, TextTokenizer
+from ...files import file_name
+from ...layers import MixerChoice
+from ...models.presets import with_mixer
 from ..optimization import check_optimization
 
 __all__ = ["LanguageRun"]
@@ -44,8 +48,13 @@ class LanguageRun:
     Attributes:
         output: folder for checkpoints, logs, results, plots and the model.
         model: fields of `FastWeightsConfig`; or {"preset": name} with changes to it; or {"path": folder} of a model or
-            a training to continue from. vocab_size is the tokenizer's where it is not given.
-        mixers: train one model with each of these in every layer, and compare them; () trains `model` as it is.
+            a training to continue from, with {"mixer": entry} as another memory (`fastweights.conversion`), or without.
+            vocab_size is the tokenizer's where it is not given.
+        mixers: train one model with each of these in every layer, and compare them; () trains `model` as it is. Each is a name, a
+            text with options and a label such as "gka:ridge=0.01@a" (`fastweights.layers.parse_mixers`), a table with name,
+            options and label, or a `MixerChoice`. Options of a preset's mixer hold for those that have them, and layers of
+            softmax attention in a preset's hybrid stay.
+        label: what tables, plots and progress call the model; its mixer, or "hybrid", where it is "".
         corpus: the text. Files in the folders output and cache are left out.
         tokenizer: the tokenizer; with {"path": folder} as model, the one in that folder, or its path where there is none.
         cache: folder where tokens are kept for later runs.
@@ -96,7 +105,8 @@ class LanguageRun:
 
     output: str = "runs/train"
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    mixers: tuple[str, ...] = ()
+    mixers: tuple[str | MixerChoice, ...] = ()
+    label: str = ""
     corpus: TextCorpus = TextCorpus()
     tokenizer: TextTokenizer = TextTokenizer()
     cache: str = "runs/tokens"
@@ -155,7 +165,10 @@ class LanguageRun:
         for name in ("output", "cache"):
             check_path(name, check_text(name, getattr(self, name), what="the path of a folder"), "the path of a folder")
         check_unicode("prompt", self.prompt)
-        object.__setattr__(self, "mixers", check_texts("mixers", self.mixers, what="names of mixers"))
+        check_unicode("label", self.label)
+        mixers = check_list("mixers", self.mixers, "names of mixers")
+        with error_prefix("mixers"):
+            object.__setattr__(self, "mixers", tuple(MixerChoice.of(mixer).short for mixer in mixers))
         self._check_model()
         for name, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
             if not isinstance(getattr(self, name), made):
@@ -168,8 +181,11 @@ class LanguageRun:
         lengths = check_list("context_lengths", self.context_lengths, "whole numbers")
         lengths = tuple(check_whole_number("context_lengths", length, low=2) for length in lengths)
         object.__setattr__(self, "context_lengths", lengths)
-        if len(set(self.mixers)) < len(self.mixers):
-            raise ValueError(f"mixers must be different from each other, got {', '.join(self.mixers)}")
+        labels = [MixerChoice.of(mixer).label for mixer in self.mixers]
+        if len(set(labels)) < len(labels):
+            raise ValueError(
+                f"mixers must be different from each other, got {', '.join(labels)}; give one of them another label, NAME@LABEL"
+            )
 
     @property
     def writes_tensorboard(self) -> bool:
@@ -214,9 +230,9 @@ class LanguageRun:
             raise TypeError(
                 f"model must be a table of FastWeightsConfig fields, preset or path, got {describe_value(self.model)}"
             )
-        if "path" in self.model and (len(self.model) > 1 or self.mixers):
+        if "path" in self.model and (set(self.model) - {"path", "mixer"} or self.mixers):
             raise ValueError(
-                "model must have nothing beside path, and mixers must be empty: a trained model's sizes and layers stay as they "
+                "model must have nothing beside path but mixer, and mixers must be empty: a trained model's sizes stay as they "
                 f"are, got {', '.join(sorted(self.model))} and mixers {list(self.mixers)}"
             )
         if self.mixers and "mixer" in self.model:
@@ -226,9 +242,14 @@ class LanguageRun:
         """One run per model: the run itself, or one per mixer, each in its own folder within `output`."""
         if not self.mixers:
             return [self]
+        preset = self.model.get("preset")
         return [
             dataclasses.replace(
-                self, mixers=(), model={**self.model, "mixer": mixer}, output=f"{self.output.rstrip('/')}/{mixer}"
+                self,
+                mixers=(),
+                model={**({"mixer": choice.entry} if preset is None else with_mixer(preset, choice)), **self.model},
+                label=choice.label,
+                output=f"{self.output.rstrip('/')}/{file_name(choice.label)}",
             )
-            for mixer in self.mixers
+            for choice in map(MixerChoice.of, self.mixers)
         ]

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...checks import check_choice
 from ...data.text import TextCorpus, TextTokenizer
+from ...layers import MixerChoice
 from ..run_files import check_run_file, from_mapping, override_settings, parse_overrides, read_toml
 from .run import LanguageRun
 
@@ -58,7 +59,8 @@ def _make_run(values: dict[str, Any]) -> LanguageRun:
 
 def _write_tables(run: LanguageRun) -> dict[str, Any]:
     """The tables of a file that describes the run."""
-    return {**_read_fields(run), **{key: _read_fields(getattr(run, key)) for key in TABLES}}
+    tables = {key: _read_fields(getattr(run, key)) for key in TABLES}
+    return {**_read_fields(run), **tables, "mixers": [MixerChoice.of(mixer).record() for mixer in run.mixers]}
 
 
 def _read_fields(made: Any) -> dict[str, Any]:

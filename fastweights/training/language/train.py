@@ -32,7 +32,7 @@ from ..folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
 from .compiling import compiler_loading, what_to_compile
 from .folder import MEASURED, LanguageFolder
-from .model import build_model, mixer_name, model_config, model_tokenizer, training_facts
+from .model import build_model, model_config, model_name, model_tokenizer, training_facts
 from .processes import check_launch, from_main_process, is_main_process, on_main_process, step_size, world_size
 from .progress import TextProgress, TrainingProgress
 from .run import LanguageRun
@@ -177,7 +177,7 @@ def _plan_model(run: LanguageRun, tokenizer: TextTokenizer, overwrite: bool) -> 
     with torch.device("meta"):
         model = FastWeightsForCausalLM(config)
     return {
-        "name": mixer_name(config),
+        "name": model_name(run, config),
         "parameters": model.num_parameters(),
         "state size": model.state_size(run.length),
         "steps": run.max_steps,
@@ -243,7 +243,7 @@ def _train_one(
     console: Console,
     signals: StopSignals,
 ) -> LanguageResult | None:
-    folder = LanguageFolder(Path(run.output))
+    folder, name = LanguageFolder(Path(run.output)), model_name(run, config)
     model = None
     if not from_main_process(folder.result.exists() and not overwrite):  # a training that has finished needs none
         with compiler_loading(what_to_compile(run), PartialState().device):
@@ -254,16 +254,15 @@ def _train_one(
         latest = on_main_process(lambda: latest_whole(folder.checkpoints, config, report))
         if stop_at is not None and latest is not None and stop_at <= checkpoint_step(latest) < run.max_steps:
             report(
-                f"{mixer_name(config)}: step {checkpoint_step(latest):,} is saved already, so that nothing is trained up to step "
-                f"{stop_at:,}"
+                f"{name}: step {checkpoint_step(latest):,} is saved already, so that nothing is trained up to step {stop_at:,}"
             )
             return None
-        report(f"{mixer_name(config)}: {step_size(run)}")
+        report(f"{name}: {step_size(run)}")
         began = time.perf_counter()
         tokens_a_step = run.length * run.batch_size * run.accumulation * world_size()
         progress = TrainingProgress(
             console,
-            title=mixer_name(config),
+            title=name,
             tokens_a_step=tokens_a_step,
             steps=run.max_steps,
             log_every=run.log_every,
@@ -286,7 +285,7 @@ def _train_one(
         if not is_main_process():
             return None
         result = LanguageResult(
-            name=mixer_name(config),
+            name=name,
             folder=str(folder.model),
             run=as_stored(dataclasses.asdict(run)),
             parameters=parameters,
@@ -313,6 +312,7 @@ def _load_finished(
 ) -> LanguageResult:
     """The result of a finished training. Where the run now measures other things, the saved model is measured again."""
     result = load_result(folder.result)
+    result = dataclasses.replace(result, name=run.label or result.name)
     wanted = {name: as_stored(getattr(run, name)) for name in MEASURED}
     same = wanted.items() <= result.run.items()
     report(f"{result.name}: finished earlier, not trained again" + ("" if same else "; measured as this run asks"))

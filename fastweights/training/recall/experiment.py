@@ -20,7 +20,7 @@ class RecallRun(Settings):
     """One model, trained once.
 
     Attributes:
-        mixer: the memory layer, a key of `fastweights.layers.MIXERS`, or a `MixerChoice` with options and a label.
+        mixer: the memory layer, a key of `fastweights.layers.MIXERS`, or a `MixerChoice` with options and a label, also as text.
         pairs: key-value pairs in a sequence.
         learning_rate: peak learning rate.
         seed: of the initial parameters and of the data.
@@ -46,7 +46,7 @@ class RecallRun(Settings):
     @property
     def choice(self) -> MixerChoice:
         """Name, options and label of the memory layer."""
-        return _choice(self.mixer)
+        return MixerChoice.of(self.mixer)
 
     @property
     def name(self) -> str:
@@ -88,17 +88,13 @@ class RecallRun(Settings):
             hidden_size=self.width,
             num_hidden_layers=self.layers,
             num_heads=self.heads,
-            mixer=self._mixers(),
+            mixer=self.choice.entry,
+            softmax_layers=self.softmax_layers,
             intermediate_size=self.intermediate_size,
             tie_word_embeddings=self.tie_word_embeddings,
             scale_residuals=self.scale_residuals,
             initializer_range=self.initializer_range,
         )
-
-    def _mixers(self) -> Any:
-        if not self.softmax_layers:
-            return self.choice.entry
-        return ["softmax" if layer in self.softmax_layers else self.choice.entry for layer in range(self.layers)]
 
     def record(self) -> dict[str, Any]:
         """The run in results and checkpoints."""
@@ -110,7 +106,8 @@ class RecallExperiment(Settings):
     """Every mixer at every number of pairs, with every learning rate and seed.
 
     Attributes:
-        mixers: the memory layers to compare, each a name or a `MixerChoice`; their labels differ.
+        mixers: the memory layers to compare, each a name, a text such as "gka:ridge=0.01@a", or a `MixerChoice` or its fields as
+            a table; their labels differ.
         pairs: the difficulties: key-value pairs in a sequence.
         learning_rates: the grid; the best one of each mixer and difficulty is reported, all are recorded.
         seeds: each seed is a separate run; the spread over them is reported.
@@ -127,6 +124,8 @@ class RecallExperiment(Settings):
             values = check_list(name, getattr(self, name), "at least one value")
             if not values:
                 raise ValueError(f"{name} must be a list of at least one value, got []")
+            if name == "mixers":
+                values = tuple(one if isinstance(one, MixerChoice) else MixerChoice.of(one).short for one in values)
             object.__setattr__(self, name, values)
             checked = [check(name, value) for value in values]
             repeated = sorted({value for value in checked if checked.count(value) > 1})
@@ -134,7 +133,7 @@ class RecallExperiment(Settings):
                 remedy = "give one of them another label, NAME@LABEL in a command" if name == "mixers" else "drop one"
                 raise ValueError(f"{name} must differ from each other, but {repeated[0]!r} is there twice; {remedy}")
         if self.curriculum:
-            self._from_stages("pairs", (self.curriculum[-1].pairs,))
+            self._set_from_stages("pairs", (self.curriculum[-1].pairs,))
         self.runs()  # each run checks itself
 
     def runs(self) -> tuple[RecallRun, ...]:
@@ -148,17 +147,13 @@ class RecallExperiment(Settings):
 
     def record(self) -> dict[str, Any]:
         """The experiment in its files."""
-        return {**super().record(), "mixers": [_choice(mixer).record() for mixer in self.mixers]}
+        return {**super().record(), "mixers": [MixerChoice.of(mixer).record() for mixer in self.mixers]}
 
 
 # What each value of the grid must be.
 _GRID: dict[str, Callable[[str, Any], Any]] = {
-    "mixers": lambda name, value: _choice(value).label,
+    "mixers": lambda name, value: MixerChoice.of(value).label,
     "pairs": check_size,
     "learning_rates": check_positive,
     "seeds": check_whole_number,
 }
-
-
-def _choice(mixer: str | MixerChoice) -> MixerChoice:
-    return mixer if isinstance(mixer, MixerChoice) else MixerChoice(mixer)

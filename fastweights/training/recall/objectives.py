@@ -14,7 +14,7 @@ from ...evaluation.recall import right_and_asked
 from ...evaluation.regression import vector_errors
 from ...models import FastWeightsConfig, FastWeightsForCausalLM, VectorModel
 
-__all__ = ["Measured", "Objective", "objective_of"]
+__all__ = ["Measured", "Objective", "make_objective"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Objective(Protocol):
         """The measure on `examples` held-out sequences."""
 
 
-def objective_of(task: Task) -> Objective:
+def make_objective(task: Task) -> Objective:
     """The objective of a task."""
     if isinstance(task, VectorTask):
         return _Predictions(task)

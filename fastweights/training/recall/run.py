@@ -21,7 +21,7 @@ from ..pool import Pool, Worker, WorkerError, usual_workers
 from ..progress import LOG_EVERY, Reporter, Silent
 from .experiment import RecallExperiment, RecallRun
 from .folder import ExperimentFolder
-from .objectives import objective_of
+from .objectives import make_objective
 from .train import train_run
 from .watching import find_watches
 
@@ -247,4 +247,4 @@ def check_models(runs: Sequence[RecallRun]) -> None:
 def _build_without_weights(run: RecallRun) -> Any:
     """The model that a run trains, without memory for its weights."""
     with torch.device("meta"), error_prefix(f"mixer {run.choice.label}"):
-        return objective_of(run.make_task()).build(run.model_config())
+        return make_objective(run.make_task()).build(run.model_config())

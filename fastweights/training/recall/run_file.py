@@ -10,7 +10,6 @@ from typing import Any
 
 from ...checks import check_path, check_size, check_text, closest, describe_value, error_prefix
 from ...kinds import checked
-from ...layers import MixerChoice
 from ..run_files import Override, check_run_file, from_mapping, override_settings, parse_overrides, read_toml
 from .experiment import RecallExperiment
 from .settings import Stage
@@ -55,9 +54,9 @@ class RecallFile:
 def load_recall_file(path: str | Path | None, *, overrides: Sequence[str] = (), **changes: Any) -> RecallFile:
     """The experiments that a .toml file describes; without a file the default one.
 
-    Its keys are the fields of `RecallExperiment`, and output and workers. mixers holds names or tables with name, options and
-    label; [task_options] the task's own options; [[curriculum]] one table per stage with pairs, steps and length.
-    [parts.NAME] holds keys that replace those above, for one experiment per part.
+    Its keys are the fields of `RecallExperiment`, and output and workers. mixers holds names, texts such as
+    "gka:ridge=0.01@a", or tables with name, options and label; [task_options] the task's own options; [[curriculum]] one table
+    per stage with pairs, steps and length. [parts.NAME] holds keys that replace those above, for one experiment per part.
 
     Args:
         overrides: keys and values such as "task_options.padding=start", over all that the file, its parts and `changes` say.
@@ -113,12 +112,9 @@ def _make_file(values: dict[str, Any], changes: dict[str, Any], overrides: Seque
 
 
 def _read_tables(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with tables as what they describe."""
-    read = dict(values)
-    for name, kind in (("mixers", MixerChoice), ("curriculum", Stage)):
-        if isinstance(values.get(name), list):
-            read[name] = [
-                from_mapping(kind, entry, f"a table of {name}") if isinstance(entry, dict) else entry
-                for entry in values[name]
-            ]
-    return read
+    """The values with the tables of a curriculum as stages."""
+    stages = values.get("curriculum")
+    if not isinstance(stages, list):
+        return values
+    made = [from_mapping(Stage, one, "a table of curriculum") if isinstance(one, dict) else one for one in stages]
+    return {**values, "curriculum": made}

@@ -181,9 +181,9 @@ class Settings:
         if self.curriculum:
             last, total = self.curriculum[-1], sum(stage.steps for stage in self.curriculum)
             for name, value in (("length", last.length), ("steps", total)):
-                self._from_stages(name, value)
+                self._set_from_stages(name, value)
 
-    def _from_stages(self, name: str, value: Any) -> None:
+    def _set_from_stages(self, name: str, value: Any) -> None:
         """Set a setting that the curriculum decides."""
         default = next(field.default for field in dataclasses.fields(self) if field.name == name)
         if getattr(self, name) not in (default, value):

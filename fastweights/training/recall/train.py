@@ -20,7 +20,7 @@ from ..checkpoints import load_checkpoint, save_checkpoint
 from ..optimization import learning_rate_factor
 from .batches import training_batches
 from .experiment import RecallRun
-from .objectives import Measured, objective_of
+from .objectives import Measured, make_objective
 from .step import TrainingStep
 from .watching import find_watches, watch_model
 
@@ -118,7 +118,7 @@ class Training:
         self.task = run.make_task()
         torch.manual_seed(run.seed)
         self.ends = list(itertools.accumulate(stage.steps for stage, _ in run.stages()))
-        self.objectives = [objective_of(task) for _, task in run.stages()]
+        self.objectives = [make_objective(task) for _, task in run.stages()]
         self.model = self.objectives[-1].build(run.model_config()).train()
         if change is not None:
             change(self.model)

@@ -21,7 +21,7 @@ __all__ = ["Origin", "Plain", "Row", "read_about", "read_rows", "select", "write
 
 Plain: TypeAlias = str | int | float | bool | None | list[int] | list[float]
 
-FORMAT = 1
+FORMAT = 2  # a file of format 1 has the `run` of every row in the row
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # of fields; capitals are the papers' letters, such as T for time
 WORD = re.compile(r"\S{1,80}")  # texts among the values are names, such as "shuffled", "gdn" or "NVIDIA-H100"
 
@@ -98,7 +98,7 @@ def select(rows: Iterable[Row], *, column: Mapping[str, Plain] = {}, **fields: A
 
 
 def write_rows(path: Path, rows: Iterable[Row], about: Mapping[str, Any] | None = None) -> None:
-    """Write a result file, whole or not at all: one line per row, and each origin once.
+    """Write a result file, whole or not at all: one line per row, and each origin and each `run` once.
 
     Args:
         about: what the file says beside its rows, which `read_about` reads.
@@ -106,22 +106,29 @@ def write_rows(path: Path, rows: Iterable[Row], about: Mapping[str, Any] | None 
     Raises:
         WriteError: the file cannot be written.
     """
-    origins: list[dict[str, Any]] = []
+    origins: dict[str, int] = {}  # each with its place in the list
+    runs: dict[str, int] = {}
     lines = []
     for row in rows:
         content = {
             field.name: getattr(row, field.name)
             for field in dataclasses.fields(row)
-            if field.name != "origin" and (field.name == "value" or getattr(row, field.name) not in ({}, None))
+            if field.name == "value" or getattr(row, field.name) not in ({}, None)
         }
-        origin = dataclasses.asdict(row.origin)
-        if origin not in origins:
-            origins.append(origin)
-        lines.append(json.dumps({**content, "origin": origins.index(origin)}, allow_nan=False))
+        content["origin"] = origins.setdefault(_line(dataclasses.asdict(row.origin)), len(origins))
+        if row.run:
+            content["run"] = runs.setdefault(_line(row.run), len(runs))
+        lines.append(_line(content))
     said = "" if about is None else f' "about": {_indent(json.dumps(about, indent=1, allow_nan=False))},\n'
-    listed = _list_of_lines(map(json.dumps, origins))
-    text = f'{{\n "format": {FORMAT},\n{said} "origins": {listed},\n "rows": {_list_of_lines(lines)}\n}}\n'
-    write_bytes(path, text.encode())
+    lists = {"origins": origins, "runs": runs, "rows": lines}
+    listed = ",\n".join(
+        f' "{name}": {_list_of_lines(items)}' for name, items in lists.items() if items or name != "runs"
+    )
+    write_bytes(path, f'{{\n "format": {FORMAT},\n{said}{listed}\n}}\n'.encode())
+
+
+def _line(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, allow_nan=False)
 
 
 def _indent(text: str) -> str:
@@ -147,7 +154,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def _read_content(path: Path) -> dict[str, Any]:
     content = read_object(path)
-    if content.get("format") != FORMAT or not {"origins", "rows"} <= content.keys():
+    if content.get("format") not in (1, FORMAT) or not {"origins", "rows"} <= content.keys():
         raise ResultsError(f"result {path} is not of format {FORMAT}; delete that file to have it made again")
     return content
 
@@ -161,6 +168,11 @@ def read_rows(path: Path) -> list[Row]:
     content = _read_content(path)
     try:
         origins = [from_record(Origin, origin, path) for origin in content["origins"]]
-        return [from_record(Row, {**row, "origin": origins[row["origin"]]}, path) for row in content["rows"]]
+        runs = content.get("runs", ())
+        for row in content["rows"]:
+            row["origin"] = origins[row["origin"]]
+            if isinstance(row.get("run"), int):
+                row["run"] = runs[row["run"]]
+        return [from_record(Row, row, path) for row in content["rows"]]
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise ResultsError(f"result {path} is damaged: {error}; delete that file to have it made again") from error

@@ -76,7 +76,7 @@ def test_damaged_files_are_refused(tmp_path):
         (json.dumps({**content, "about": {**about, "more": 1}}), "other fields"),
         (json.dumps({**content, "about": [1]}), "about must be an object"),
         (json.dumps({**content, "about": {**about, "status": "true"}}), "unknown status"),
-        (json.dumps({**content, "format": 2}), "not of format 1"),
+        (json.dumps({**content, "format": 3}), "not of format 2"),
         (json.dumps({**about, "numbers": {"x": [1.0]}}), "format of before; measure the claim again, with --overwrite"),
     ):
         path.write_text(damaged)

@@ -13,7 +13,7 @@ from fastweights_studies import places
 from fastweights_studies.measure import environment
 from fastweights_studies.measure.judge.timing import Milliseconds
 from fastweights_studies.measure.rows import find_rows, find_unit, make_rows, name_file, replace_rows
-from fastweights_studies.record import Origin, Row, read_rows
+from fastweights_studies.record import Origin, Row, read_rows, write_rows
 
 OLD = Origin(device="x", versions={"files": "abc"}, commit="1", date="2026-01-01T00:00:00")
 NEW = dataclasses.replace(OLD, commit="2", date="2026-01-02T00:00:00")
@@ -55,6 +55,22 @@ def test_new_rows_take_the_place_of_those_that_they_measure_again(tmp_path: Path
     replace_rows(path, rows(NEW, b=4.0, d=5.0))
     found = [(row.column["at"], row.value, row.origin.commit) for row in read_rows(path)]
     assert found == [("a", 1.0, "1"), ("b", 4.0, "2"), ("c", 3.0, "1"), ("d", 5.0, "2")]
+
+
+def test_origins_and_runs_are_written_once(tmp_path: Path) -> None:
+    """By format 2; a file of format 1, where each row has its own, is read as well."""
+    path, short, long = tmp_path / "r.json", {"steps": 1, "rates": [0.1]}, {"steps": 2}
+    made = [dataclasses.replace(rows(OLD, a=1.0)[0], run=run) for run in (long, short, {}, long)]
+    made[2] = dataclasses.replace(made[2], origin=NEW)
+    write_rows(path, made)
+    content = json.loads(path.read_text())
+    assert content["runs"] == [long, short] and len(content["origins"]) == 2
+    assert [row.get("run") for row in content["rows"]] == [0, 1, None, 0]
+    assert read_rows(path) == made
+    for row in content["rows"]:
+        row["run"] = content["runs"][row["run"]] if "run" in row else {}
+    path.write_text(json.dumps({**content, "format": 1, "runs": None}))
+    assert read_rows(path) == made
 
 
 def test_what_is_measured_together_goes_together(tmp_path: Path) -> None:

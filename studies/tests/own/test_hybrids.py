@@ -9,7 +9,7 @@ from fastweights_studies.own.memory_variance import lookup_in_place_of_memory
 
 from fastweights.data.task import IGNORE_INDEX
 from fastweights.training import RecallRun
-from fastweights.training.recall.objectives import objective_of
+from fastweights.training.recall.objectives import make_objective
 from studies.tests.claims.made import make_numbers
 
 
@@ -21,7 +21,7 @@ def run():
 @pytest.fixture
 def model(run):
     torch.manual_seed(0)
-    model = objective_of(run.make_task()).build(run.model_config())
+    model = make_objective(run.make_task()).build(run.model_config())
     hybrids.add_sharpness(model)
     return model
 
@@ -49,7 +49,7 @@ def routed_in(monkeypatch, run, model, training):
         return lookup_in_place_of_memory(model, places, sharpness)
 
     monkeypatch.setattr(hybrids, "lookup_in_place_of_memory", lookup)
-    plain = objective_of(run.make_task())
+    plain = make_objective(run.make_task())
     batch = run.make_task().batch("train", seed=0, index=0, batch_size=10)
     hybrids.Routed(plain, training).loss(model, *plain.inputs(batch)).backward()
     return seen[0], batch

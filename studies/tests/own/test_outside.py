@@ -9,7 +9,7 @@ from fastweights_studies.own import o3b_training_outside_the_bound as outside
 
 from fastweights.layers import DeltaNet
 from fastweights.training import RecallRun
-from fastweights.training.recall.objectives import objective_of
+from fastweights.training.recall.objectives import make_objective
 from studies.tests.claims.made import change_values, make_numbers
 
 INSIDE = [family.inside for family in outside.FAMILIES.values()]
@@ -30,7 +30,7 @@ def test_steps_are_contractions_inside_and_can_be_more_outside(setting):
     small = {**outside.TRAINED, "length": 48}
     run = RecallRun(mixer=setting.mixer, learning_rate=1e-2, **small)
     torch.manual_seed(0)
-    model = objective_of(run.make_task()).build(run.model_config())
+    model = make_objective(run.make_task()).build(run.model_config())
     outside.change_gains(model, setting.gains)
     for layer in model.modules():
         if isinstance(layer, DeltaNet):

@@ -15,7 +15,7 @@ from fastweights_studies.own.products import log_norms, penalties, penalty_bound
 
 from fastweights.layers import MixerChoice
 from fastweights.training import RecallExperiment
-from fastweights.training.recall.objectives import objective_of
+from fastweights.training.recall.objectives import make_objective
 from studies.tests.claims.made import change_values, make_numbers
 
 RESULTS = places.RESULTS / "claims"
@@ -28,7 +28,7 @@ def test_states_are_equally_large(device):
         sizes = {}
         for run in RecallExperiment(**settings).runs():
             with torch.device("meta"):
-                sizes[run.mixer.label] = objective_of(run.make_task()).build(run.model_config()).state_size(8)
+                sizes[run.mixer.label] = make_objective(run.make_task()).build(run.model_config()).state_size(8)
         one = min(sizes[name] for name in ("linear", "deltanet", "pdn"))
         two = max(size for name, size in sizes.items() if name in ("palimpsa-d", "gka", "rls"))
         assert two <= one <= two * 9 / 8 and max(sizes.values()) <= 1.15 * min(sizes.values())

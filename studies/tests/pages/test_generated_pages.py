@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from fastweights_studies.claims import claims_of, load_record, save_record
 from fastweights_studies.leaderboard import PARTS, part_rows
+from fastweights_studies.leaderboard.cells import format_number
+from fastweights_studies.leaderboard.tables import Cell
 from fastweights_studies.pages import choosing, evidence, mixer_pages, own_results
 from fastweights_studies.pages.rendering import anchor
 from fastweights_studies.pages.results import read_measured, value_of
@@ -78,6 +80,8 @@ def test_departures_are_those_of_the_layers() -> None:
         ("pdn", "starts at -0.2", "center", "-0.2"),
         ("pmamba2", "A ridge is added to A", "ridge", "0.1"),
         ("pmamba2", "A has a decay and a gain of its own", "tie_preconditioner", "false"),
+        ("pgdn", 'With squash "none"', "tie_preconditioner", "false"),
+        ("lattice", "SiLU follows the convolutions", "activation", "silu"),
         ("vla-deltanet", "It is equation 4", "normalize_qk", "false"),
     ):
         assert item in page(name) and defaults[name][option] == default, (name, option, defaults[name][option])
@@ -205,15 +209,15 @@ def test_the_best_for_a_need_is_that_of_the_results(need: str) -> None:
     left = [name for name in ordered if name not in dict(best)]
     assert {means[name] for name, _ in after} == {means[name] for name in left[:2]}
     for name, number in best + after:
-        assert number == evidence.board(part)[column][name]
+        assert number == evidence.board(part)[column][name].text
         mean = math.exp(means[name]) if part == "language" else means[name]
-        assert float(choosing.number_in(number).replace(",", "")) == pytest.approx(mean, rel=1e-3)
+        assert number.startswith(format_number(mean))
     assert row[1] == f"{part}: {column}" and row[5].startswith(
         f"{len(evidence.board(part)[column])} of {len(MIXERS)}, "
     )
     others = {other: board for other, board in choosing.COLUMNS.items() if other != part}
     assert row[4] == ", ".join(
-        f"{choosing.SHORT[other]} {evidence.board(other)[board][ordered[0]]}" for other, board in others.items()
+        f"{choosing.SHORT[other]} {evidence.board(other)[board][ordered[0]].text}" for other, board in others.items()
     )
 
 
@@ -221,7 +225,7 @@ def test_baselines_that_are_left_out_are_named_where_they_lead() -> None:
     text = " ".join(CHOOSING.read_text().split())
     for need, (part, column) in choosing.NEEDS.items():
         name, cell = next(iter(evidence.board(part)[column].items()))
-        assert (f"{need} (`{name}` {cell})" in text) == (name in choosing.BASELINES)
+        assert (f"{need} (`{name}` {cell.text})" in text) == (name in choosing.BASELINES)
     assert (
         "They have the best number in state tracking (`vla-deltanet` 1.000 ±0.000 (1)) and fast training (`vla-softmax`"
         in text
@@ -239,21 +243,21 @@ def test_a_mechanism_has_the_numbers_of_its_memory_where_they_are_poor_too() -> 
     rows = {row[1].strip("`"): row for row in rows_of(CHOOSING.read_text(), "By mechanism")}
     assert list(rows) == list(choosing.MECHANISMS.values())
     for name, row in rows.items():
-        assert row[2:6] == [evidence.board(part)[column][name] for part, column in choosing.COLUMNS.items()]
+        assert row[2:6] == [evidence.board(part)[column][name].text for part, column in choosing.COLUMNS.items()]
         recalls = {column: found[name] for column, found in evidence.board("mqar").items()}
         lowest, _, column = row[6].partition(" (")
-        assert lowest == recalls[column[:-1]]
-        assert all(choosing.number_in(lowest) <= choosing.number_in(cell) for cell in recalls.values())
+        assert lowest == recalls[column[:-1]].text
+        assert recalls[column[:-1]].mean == min(cell.mean for cell in recalls.values())
     assert "°" in rows["gdn"][6] and "°" in rows["softmax"][2]
 
 
 def test_leaders_are_the_first_place_or_the_best_number() -> None:
-    assert choosing.leaders({"a": "8.1 (1=)", "b": "8.2 (1=)\\*", "c": "8.3 (3)", "d": "8.3 (11=)"}) == ["a", "b"]
-    assert choosing.leaders({"b": "8.2 (2=)\\*", "c": "8.3 (2=)", "d": "8.3 (21=)"}) == [
-        "b",
-        "c",
-    ]  # the first is left out
-    assert choosing.leaders({"a": "0.998", "b": "0.998\\*", "c": "0.997"}) == ["a", "b"]
+    def cells(**numbers: tuple[float, int | None]) -> dict[str, Cell]:
+        return {name: Cell(label=name, text="", mean=mean, place=place) for name, (mean, place) in numbers.items()}
+
+    assert choosing.leaders(cells(a=(8.1, 1), b=(8.2, 1), c=(8.3, 3), d=(8.3, 11))) == ["a", "b"]
+    assert choosing.leaders(cells(b=(8.2, 2), c=(8.3, 2), d=(8.3, 21))) == ["b", "c"]  # the first is left out
+    assert choosing.leaders(cells(a=(0.9982, None), b=(0.9979, None), c=(0.997, None))) == ["a", "b"]
     assert choosing.named(["a", "b"], {"a": "1.0", "b": "1.0"}) == "`a`, `b`: 1.0 each"
     assert choosing.named(["a", "b"], {"a": "1.0", "b": "1.0!"}) == "`a` 1.0, `b` 1.0!"
 

@@ -31,7 +31,6 @@ def trained(prepared, tmp_path_factory):
         ({"model": {"hiden_size": 16}}, "no key 'hiden_size' .did you mean 'hidden_size'"),
         ({"model": {**MODEL, "mixer": "gdm"}}, "unknown mixer 'gdm'"),
         ({"model": {**MODEL, "num_heads": 3}}, "num_heads"),
-        ({"model": MODEL, "mixers": ["gdn", "pdgn"]}, "unknown mixer 'pdgn' .did you mean 'pdn'"),
         ({"model": {**MODEL, "vocab_size": 299}}, "tokenizer has 300 and vocab_size is 299"),
         ({"model": {"path": "nowhere"}}, "model path must be a folder with a saved model, nowhere is none"),
         pytest.param(
@@ -47,6 +46,37 @@ def test_runs_that_cannot_work(make_run, changes, words):
     with pytest.raises(ValueError, match=words):
         train_language(run)
     assert not Path(run.output).exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mixers": ["gdn", "pdgn"]}, "unknown mixer 'pdgn' .did you mean 'pdn'"),
+        ({"mixers": ["gdn:conv_sise=2"]}, "no option 'conv_sise' .did you mean 'conv_size'"),
+        (
+            {"mixers": ["gdn@a", "kda@a"]},
+            "mixers must be different from each other, got a, a; give one of them another",
+        ),
+        ({"mixers": ["gdn"], "model": {"mixer": "gdn"}}, "model must have no mixer where mixers are given"),
+        ({"mixers": ["gdn"], "model": {"path": "a"}}, "model must have nothing beside path but mixer"),
+        ({"model": {"path": "a", "hidden_size": 3}}, "model must have nothing beside path but mixer"),
+    ],
+)
+def test_models_that_are_refused_when_the_run_is_made(make_run, changes, words):
+    with pytest.raises(ValueError, match=words):
+        make_run(**{"model": MODEL, **changes})
+
+
+def test_a_model_continues_as_no_other_mixer(make_run, trained):
+    """Before text is read. Its layers are of gdn."""
+    for mixer, words in (
+        ("kda", "gdn continues as"),
+        ({"name": "pgdn", "expand_v": 2.0}, "options must keep the sizes"),
+    ):
+        run = make_run(model={"path": trained.folder, "mixer": mixer}, tokenizer=TextTokenizer())
+        with pytest.raises(ValueError, match=words):
+            train_language(run)
+        assert not Path(run.output).exists()
 
 
 @pytest.mark.parametrize(

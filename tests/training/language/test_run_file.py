@@ -6,6 +6,7 @@ import pytest
 
 from fastweights.data.text import TextCorpus, TextTokenizer
 from fastweights.training.language import LanguageRun, load_run
+from fastweights.training.language.folder import LanguageFolder
 from fastweights.training.language.model import build_model, model_config
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.toml"))
@@ -89,6 +90,34 @@ def test_one_run_a_mixer():
     first, second = RUN.models()
     assert (first.output, first.mixers, first.model) == ("runs/a/gdn", (), {"hidden_size": 64, "mixer": "gdn"})
     assert second.model["mixer"] == "pgdn" and second.models() == [second]
+    assert LanguageFolder.describe(RUN)["mixers"] == ["gdn", "pgdn"]  # as in the folders of before
+    assert "label" not in LanguageFolder.describe(second)
+
+
+CHOICES = """
+output = "runs/a"
+mixers = ["gka", "gdn:conv_size=3@small", { name = "gdn", options = { expand_v = 2 } }]
+[model]
+preset = "gka-440m"
+num_hidden_layers = 2
+hidden_size = 64
+vocab_size = 64
+"""
+
+
+def test_mixers_with_options_and_labels_keep_the_options_of_a_preset(tmp_path):
+    file = write(tmp_path, "run.toml", CHOICES)
+    gka, small, wide = load_run(file).models()
+    assert [run.output for run in (gka, small)] == ["runs/a/gka", "runs/a/small"]
+    assert wide.label == "gdn:expand_v=2" and wide.output.startswith("runs/a/gdn_expand_v=2-")
+    assert gka.model["mixer"] == {"name": "gka", "gate_bias": True, "conv_init": "normal"}
+    assert small.model["mixer"] == {"name": "gdn", "conv_init": "normal", "conv_size": 3}
+    for run in (gka, small, wide):
+        layer = build_model(run, model_config(run)).model.layers[0].mixer
+        assert layer.qkv.q_conv.weight.std().item() == pytest.approx(0.02, rel=0.2)
+    changed = load_run(file, overrides=["mixers.1.options.conv_size=2"])
+    assert changed.models()[1].model["mixer"]["conv_size"] == 2 and changed.mixers[0] == "gka"
+    assert load_run(file, overrides=['mixers=["gdn@b"]']).models()[0].output == "runs/a/b"
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)

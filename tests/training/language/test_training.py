@@ -23,11 +23,15 @@ from .small import log, losses
 def test_trains_two_mixers_and_records_all_of_it(make_run):
     pytest.importorskip("matplotlib")
     run = make_run(
-        mixers=("linear", "pgdn"), model={"hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2}, max_steps=30,
-        checkpoint_every=20, tensorboard=True,
-    )  # fmt: skip
+        mixers=("linear", "pgdn:conv_size=2@small"),
+        model={"hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2},
+        max_steps=30,
+        checkpoint_every=20,
+        tensorboard=True,
+    )
     results = train_language(run)
-    assert [result.name for result in results] == ["linear", "pgdn"]
+    assert [result.name for result in results] == ["linear", "small"]
+    assert [Path(result.folder).parent.name for result in results] == ["linear", "small"]
     text = prepare_text(run.corpus, run.tokenizer, run.cache)
     for single, result in zip(run.models(), results, strict=True):
         points = log(single)
@@ -58,8 +62,8 @@ def test_trains_two_mixers_and_records_all_of_it(make_run):
         card = Path(result.folder, "README.md").read_text()
         assert f"| Held-out loss | {result.held_out_loss:.4f} nats per token |" in card and "| Steps | 30 |" in card
         assert "AutoTokenizer" in card and str(Path(run.output).parent) not in card  # a card is published
-    assert json.loads(Path(run.output, "results.json").read_text())[1]["name"] == "pgdn"
-    assert [table.row_count for table in language_tables(results)] == [2, 2]
+    assert json.loads(Path(run.output, "results.json").read_text())[1]["name"] == "small"
+    assert [[*map(str, table.columns[0].cells)] for table in language_tables(results)] == [["linear", "small"]] * 2
     assert [path.name for path in save_language_plots(results, Path(run.output))] == ["loss.png", "perplexity.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path(run.output).glob("*.png"))
     assert train_language(run) == results  # nothing is left to do
@@ -131,6 +135,22 @@ def test_half_precision_learns_too(make_run):
     single, half = [train_language(make_run(name, precision=name))[0] for name in ("no", "bf16")]
     assert half.losses != single.losses
     torch.testing.assert_close(half.losses, single.losses, rtol=0.02, atol=0.02)
+
+
+def test_continues_a_model_as_another_mixer(make_run):
+    """An interrupted training of it continues with the same losses."""
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2, "mixer": "mamba2"}
+    source = train_language(make_run("source", model=small, max_steps=2, context_lengths=()))[0]
+    model = {"path": source.folder, "mixer": {"name": "palimpsa-m", "b_scale": 0.5}}
+    whole, cut = (
+        make_run(name, model=model, tokenizer=TextTokenizer(), max_steps=4, context_lengths=())
+        for name in ("whole", "cut")
+    )
+    (result,) = train_language(whole)
+    assert train_language(cut, stop_at=2) is None
+    assert train_language(cut)[0].losses == result.losses and result.name == "palimpsa-m"
+    trained = AutoModelForCausalLM.from_pretrained(result.folder)
+    assert trained.config.mixers() == [("palimpsa-m", {"b_scale": 0.5})]
 
 
 def test_continues_a_model(make_run):

@@ -12,8 +12,7 @@ from ...delta_rule import delta_macs
 from ...framework import roles
 from ...framework.call import Arguments, choose_backend, chunkwise, defer_family, kernels, sequential
 from ...framework.spec import Number, OpSpec, Output, Role, State
-from .chunked import CHUNK, chunked
-from .reference import reference
+from .forms import CHUNK, chunked, reference
 from .regularization import allowance, inverse
 
 __all__ = ["WIDEST", "apply_inverse_gram", "exact_macs"]

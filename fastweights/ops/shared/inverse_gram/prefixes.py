@@ -36,7 +36,7 @@ class Steps(NamedTuple):
     a: Tensor  # [n, C]
     added: Tensor  # [n, C]
 
-    def at(self, index: Tensor | slice) -> Steps:
+    def take(self, index: Tensor | slice) -> Steps:
         return Steps(*(x[index] for x in self))
 
     @property
@@ -69,7 +69,7 @@ class _Solve(torch.autograd.Function):
         system, steps = System(*tensors[:5]), Steps(*tensors[5:])
         x = torch.empty_like(b)
         for block in cache_blocks(b):
-            x[block] = _solve(b[block], steps.at(block), ridge)
+            x[block] = _solve(b[block], steps.take(block), ridge)
         ctx.ridge = ridge
         ctx.save_for_backward(x, *system, *steps)
         return x
@@ -82,8 +82,8 @@ class _Solve(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         gradients = [torch.empty_like(y) if need else None for y, need in zip((x, *system), needed)]
         for block in cache_blocks(x):
-            db = _solve(dx[block], steps.at(block), ctx.ridge)
-            for whole, part in zip(gradients, (db, *system.at(block).adjoint(x[block], -db))):
+            db = _solve(dx[block], steps.take(block), ctx.ridge)
+            for whole, part in zip(gradients, (db, *system.take(block).adjoint(x[block], -db))):
                 if whole is not None:
                     whole[block] = part
         return None, *gradients, *[None] * len(steps)
@@ -104,10 +104,10 @@ def _solve_chunks(b: Tensor, steps: Steps, ridge: float) -> Tensor:
         hard = ~(error <= ERROR)
     else:
         x, easy = torch.empty_like(b), ~hard
-        x[easy], error = _factorize_and_solve(b[easy], left[easy], steps.at(easy), ridge)
+        x[easy], error = _factorize_and_solve(b[easy], left[easy], steps.take(easy), ridge)
         hard[easy] = ~(error <= ERROR)
     if b.shape[1] > 1 and hard.any():
-        parts = zip(b[hard].split(steps.half, 1), steps.at(hard).halves())
+        parts = zip(b[hard].split(steps.half, 1), steps.take(hard).halves())
         x[hard] = torch.cat([_solve_chunks(part, inside, ridge) for part, inside in parts], 1)
     return x
 

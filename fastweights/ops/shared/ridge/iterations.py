@@ -116,7 +116,7 @@ class _Solve(torch.autograd.Function):
         x = torch.empty_like(b)
         for block in cache_blocks(b):
             bound = None if norm is None else norm[block]
-            x[block] = solve(b[block], system.at(block), bound, ctx.solver, ctx.iterations)
+            x[block] = solve(b[block], system.take(block), bound, ctx.solver, ctx.iterations)
         ctx.save_for_backward(x, norm, *system)
         return x
 
@@ -128,7 +128,7 @@ class _Solve(torch.autograd.Function):
         db = solve_systems(dx, system, norm, ctx.solver, ctx.iterations)
         gradients = [torch.empty_like(tensor) for tensor in system]
         for block in cache_blocks(x):
-            for whole, part in zip(gradients, system.at(block).adjoint(x[block], -db[block])):
+            for whole, part in zip(gradients, system.take(block).adjoint(x[block], -db[block])):
                 whole[block] = part
         return db, *gradients, None, None, None
 

@@ -26,7 +26,7 @@ class System(NamedTuple):
     weights: Tensor  # W [M, heads, C, C]
     ridge: Tensor  # [M, heads, C, 1] or [M, heads, 1, K]
 
-    def at(self, chunks: slice) -> System:
+    def take(self, chunks: slice) -> System:
         return System(*(x[chunks] for x in self))
 
     def multiply(self, x: Tensor) -> Tensor:

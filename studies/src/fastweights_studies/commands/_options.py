@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fastweights.cli._options import values
+from fastweights.cli.authoring import check_place, values
 
 __all__ = ["FEWER", "Workers", "check_trainings"]
 
@@ -19,7 +19,6 @@ def check_trainings(
 ) -> tuple[int, ...] | None:
     """Check the options of a command that trains many models. Returns the values of --seeds, None where it is not given."""
     from fastweights.checks import check_device, check_size, check_whole_number  # here: help must not import torch
-    from fastweights.outputs import check_place
 
     check_device(device)
     check_place("--output", output)

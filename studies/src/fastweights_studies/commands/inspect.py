@@ -6,19 +6,21 @@ from typing import Annotated
 
 import typer
 
-from fastweights.cli._options import (
+from fastweights.cli.authoring import (
     Device,
     DryRun,
     Imports,
     Overwrite,
     Quiet,
+    claim_folder,
+    default_output,
     import_mixers,
     one_line_errors,
     output_path,
+    show,
+    show_plan,
     values,
 )
-from fastweights.cli._output import show_plan
-from fastweights.terminal import show
 
 # The names of fastweights_studies.inspection.MEASURES (a test compares them), written out because help must not import torch.
 MEASURES = (
@@ -64,7 +66,6 @@ def inspect(
         from fastweights.checks import check_size
         from fastweights.evaluation.text import HeldOutText
         from fastweights.models.loading import load_language_model, model_folder
-        from fastweights.outputs import claim_folder, default_output
 
         from ..inspection import inspect_model, save_inspection
         from ..inspection.page import written_inspection

@@ -5,20 +5,21 @@ from typing import Annotated
 
 import typer
 
-from fastweights.cli._options import (
+from fastweights.cli.authoring import (
+    Console,
     Device,
     DryRun,
     Imports,
     Overwrite,
     Quiet,
+    StopSignals,
     import_mixers,
     one_line_errors,
     output_path,
+    show,
+    show_plan,
     training_errors,
 )
-from fastweights.cli._output import show_plan
-from fastweights.stopping import StopSignals
-from fastweights.terminal import Console, show
 
 from ._options import FEWER, Workers, check_trainings
 

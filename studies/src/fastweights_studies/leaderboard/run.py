@@ -17,9 +17,9 @@ from .board import is_board
 from .part import Part
 from .request import Request
 from .sizes import SIZES
-from .tables import part_table
+from .tables import Cell, part_cells, part_table
 
-__all__ = ["claim_boards", "part_rows", "plan_part", "run_part", "table_of"]
+__all__ = ["claim_boards", "part_rows", "plan_part", "cells_of", "run_part", "table_of"]
 
 
 @checked
@@ -47,6 +47,11 @@ def part_rows(part: Part, size: str, folder: Path, measurements: Path) -> list[R
 def table_of(part: Part, size: str, rows: Sequence[Row], mixers: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Head and lines of the table of a part, with a line for each of `mixers`."""
     return part_table(part, part.entries(rows), part.listed(mixers), part.resolution(size))
+
+
+def cells_of(part: Part, size: str, rows: Sequence[Row]) -> dict[str, dict[str, Cell]]:
+    """The cells of that table by column and line, the best first."""
+    return part_cells(part, part.entries(rows), part.resolution(size))
 
 
 def plan_part(part: Part, request: Request) -> dict[str, Any]:

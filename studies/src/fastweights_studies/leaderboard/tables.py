@@ -4,16 +4,50 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from .cells import format_number
 from .entries import EXACT, Entry, columns_of
 from .part import Part
 from .standing import Standing, places
 
-__all__ = ["NOT_RUN", "part_table"]
+__all__ = ["NOT_RUN", "Cell", "part_cells", "part_table"]
 
 NOT_RUN, DIVERGED = "not run", "diverged"
 KEEPS_ALL = "softmax"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What a table says of a mixer in a column.
+
+    Attributes:
+        label: of the mixer.
+        text: number, place and marks, or why there are none.
+        mean: the number, as perplexity where that is shown; None where all trainings diverged.
+        place: as in `Standing`.
+        has_learned: whether the number is better than guessing.
+    """
+
+    label: str
+    text: str
+    mean: float | None = None
+    place: int | None = None
+    has_learned: bool = False
+
+
+def part_cells(part: Part, entries: Sequence[Entry], resolution: float | None = None) -> dict[str, dict[str, Cell]]:
+    """The cells by column and by what the first cell of a line says, the best first and those without a number last.
+
+    resolution: the spread that a single seed counts as.
+    """
+    cells: dict[str, dict[str, Cell]] = {}
+    for column in columns_of(entries):
+        own = [entry for entry in entries if entry.column == column]
+        standings = places([entry for entry in own if entry.values], part.better, resolution)
+        cells[column] = {_name(one.entry): _cell(part, one) for one in standings}
+        cells[column] |= {_name(entry): Cell(label=entry.label, text=DIVERGED) for entry in own if not entry.values}
+    return cells
 
 
 def part_table(
@@ -22,27 +56,21 @@ def part_table(
     """Head and lines: one line per mixer, the best mean over all columns first, then those that lack columns, then those whose
     trainings all diverged (entries without values), then those of `mixers` that were not run.
 
-    resolution: the spread that a single seed counts as.
+    resolution: as for `part_cells`.
     """
     entries = list(entries)
-    columns = columns_of(entries)
-    standings = {
-        column: {
-            _name(one.entry): one
-            for one in places(
-                [entry for entry in entries if entry.column == column and entry.values], part.better, resolution
-            )
-        }
-        for column in columns
+    cells = part_cells(part, entries, resolution)
+    columns = list(cells)
+    values = {
+        name: [entry.mean for entry in entries if _name(entry) == name and entry.values] for name in map(_name, entries)
     }
     sign = -1.0 if part.better == "higher" else 1.0
 
     def order(name: str) -> tuple[int, float]:
-        means = [standings[column][name].mean for column in columns if name in standings[column]]
-        return len(columns) - len(means), sign * statistics.fmean(means)
+        return len(columns) - len(values[name]), sign * statistics.fmean(values[name])
 
-    measured = sorted(dict.fromkeys(name for column in columns for name in standings[column]), key=order)
-    measured += dict.fromkeys(name for name in map(_name, entries) if name not in measured)  # these have diverged
+    measured = sorted(dict.fromkeys(name for column in columns for name in cells[column] if values[name]), key=order)
+    measured += [name for name in values if not values[name]]  # these have diverged
     there = {entry.label for entry in entries}
     missing = [name for name in mixers if name not in there]
     trained = any("parameters" in entry.run for entry in entries)
@@ -51,7 +79,7 @@ def part_table(
         [
             name + " (keeps every token)" * (name == KEEPS_ALL),
             *(_sizes(list(own[name].values())) if trained else ()),
-            *(_cell(part, own[name].get(column), standings[column].get(name)) for column in columns),
+            *(cells[column][name].text if name in cells[column] else NOT_RUN for column in columns),
         ]
         for name in measured
     ]
@@ -82,10 +110,13 @@ def _reference(entries: Sequence[Entry], column: str) -> str:
     return "" if exact is None else format_number(statistics.fmean(exact))
 
 
-def _cell(part: Part, entry: Entry | None, standing: Standing | None) -> str:
-    if entry is None:
-        return NOT_RUN
-    if standing is None:
-        return DIVERGED
-    marks = {"*": part.marks_learning and entry.undertrained, "!": entry.diverged, "°": part.guesses(entry)}
-    return part.format(standing) + "".join(mark for mark, is_set in marks.items() if is_set)
+def _cell(part: Part, standing: Standing) -> Cell:
+    entry, guesses = standing.entry, part.guesses(standing.entry)
+    marks = {"*": part.marks_learning and entry.undertrained, "!": entry.diverged, "°": guesses}
+    return Cell(
+        label=entry.label,
+        text=part.format(standing) + "".join(mark for mark, is_set in marks.items() if is_set),
+        mean=part.shown(standing)[0],
+        place=standing.place,
+        has_learned=not guesses,
+    )

@@ -12,7 +12,7 @@ from fastweights.files import file_name
 from fastweights.layers import MixerChoice
 from fastweights.results import RecallResult
 from fastweights.training import RecallExperiment
-from fastweights.training.recall.objectives import objective_of
+from fastweights.training.recall.objectives import make_objective
 
 from ..origin import find_origin
 from ..rate_search import RateSearch, search_rates
@@ -154,4 +154,4 @@ def match_mixer(size: TaskSize, column: Mapping[str, Plain], choice: MixerChoice
         "vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "num_hidden_layers": config.num_hidden_layers,
         "num_heads": config.num_heads, "tie_word_embeddings": config.tie_word_embeddings,
     }  # fmt: skip
-    return Matching(model, int(column["head_dim"]), objective_of(run.make_task()).build).of(choice)  # type: ignore[arg-type]
+    return Matching(model, int(column["head_dim"]), make_objective(run.make_task()).build).of(choice)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from fastweights.data import RecallTask, make_task
 from fastweights.data.task import IGNORE_INDEX
 from fastweights.evaluation.reading import evaluating
 from fastweights.training import RecallRun
-from fastweights.training.recall.objectives import Measured, Objective, objective_of
+from fastweights.training.recall.objectives import Measured, Objective, make_objective
 from fastweights.training.recall.train import Training
 
 from ..claims.claim import OWN, Claim
@@ -147,7 +147,7 @@ class Queries:
 def train_hybrid(mixer: str, training: str, seed: int, device: str, settings: dict[str, Any]) -> Training:
     choice = next(choice for choice in make_mixers() if choice.label == mixer)
     run = RecallRun(mixer=choice, learning_rate=RATE, seed=seed, device=device, **settings)
-    plain = objective_of(run.make_task())
+    plain = make_objective(run.make_task())
     trained, _ = train_watched(run, add_sharpness, plain if training == "memory_alone" else Routed(plain, training))
     return trained
 

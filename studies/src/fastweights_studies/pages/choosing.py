@@ -5,15 +5,16 @@ python -m fastweights_studies.pages.choosing
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from fastweights.layers import MIXERS
 from fastweights_studies.claims import PAPERS, STATUSES, ClaimRecord, find_claim
 from fastweights_studies.leaderboard import PARTS, SIZES, Part, part_rows
+from fastweights_studies.leaderboard.cells import format_number
 from fastweights_studies.leaderboard.entries import EXACT
 from fastweights_studies.leaderboard.measured import ReadPart
+from fastweights_studies.leaderboard.tables import Cell
 from fastweights_studies.measure.models import FLA, Model
 from fastweights_studies.pages import claims, evidence
 from fastweights_studies.pages.evidence import RESULTS
@@ -109,31 +110,32 @@ def step_cell(name: str, results: Path) -> str:
     return f"{ratio:.2f} of `{base.preset or base.mixer}`{eager}"
 
 
-def number_in(cell: str) -> str:
-    """The number at the start of a cell of the leaderboard; empty where no run has one."""
-    return "".join(re.findall(r"^[\d,.]+", cell))
-
-
-def leaders(found: Mapping[str, str]) -> list[str]:
+def leaders(found: Mapping[str, Cell]) -> list[str]:
     """The first memory and those tied with it: in the same place, or, where seeds give no places, of the same number."""
-    best = next(iter(found.values()))
-    if place := re.search(r"\(\d+", best):
-        return [name for name, cell in found.items() if re.search(re.escape(place[0]) + r"=?\)", cell)]
-    return [name for name, cell in found.items() if number_in(cell) == number_in(best)]
+
+    def rank(cell: Cell) -> object:
+        return format_number(cell.mean) if cell.place is None and cell.mean is not None else cell.place
+
+    best = rank(next(iter(found.values())))
+    return [name for name, cell in found.items() if rank(cell) == best]
 
 
-def named(names: list[str], found: Mapping[str, str]) -> str:
-    """Memories with their cells; one cell for all of them where they have the same."""
-    cells = {found[name] for name in names}
-    if len(names) > 1 and len(cells) == 1:
-        return f"{', '.join(f'`{name}`' for name in names)}: {cells.pop()} each"
-    return ", ".join(f"`{name}` {found[name]}" for name in names)
+def named(names: list[str], texts: Mapping[str, str]) -> str:
+    """Memories with what is said of them; once for all of them where it is the same."""
+    different = {texts[name] for name in names}
+    if len(names) > 1 and len(different) == 1:
+        return f"{', '.join(f'`{name}`' for name in names)}: {different.pop()} each"
+    return ", ".join(f"`{name}` {texts[name]}" for name in names)
+
+
+def text_of(found: Mapping[str, Cell], name: str) -> str:
+    return found[name].text if name in found else "–"
 
 
 def in_tasks(name: str, results: Path, but: str = "") -> str:
     """The numbers of a memory in the columns of COLUMNS, without the part `but`."""
     cells = {
-        SHORT[part]: evidence.board(part, results).get(column, {}).get(name, "–")
+        SHORT[part]: text_of(evidence.board(part, results).get(column, {}), name)
         for part, column in COLUMNS.items()
         if part != but
     }
@@ -154,14 +156,15 @@ def needs(results: Path) -> str:
     rows, led = [], []
     for need, (part, column) in NEEDS.items():
         found = evidence.board(part, results).get(column, {})
-        learned = {name: cell for name, cell in found.items() if number_in(cell) and "°" not in cell}
+        learned = {name: cell for name, cell in found.items() if cell.has_learned}
         numbers = {name: cell for name, cell in learned.items() if name not in BASELINES}
-        led += [f"{need} (`{name}` {learned[name]})" for name in [*learned][:1] if name in BASELINES]
+        led += [f"{need} (`{name}` {learned[name].text})" for name in [*learned][:1] if name in BASELINES]
         row = [need, f"{part}: {column}"]
         if numbers:
             best = leaders(numbers)
             after = [name for name in numbers if name not in best][:2]
-            row += [named(best, numbers), named(after, numbers), in_tasks(best[0], results, part)]
+            texts = {name: cell.text for name, cell in numbers.items()}
+            row += [named(best, texts), named(after, texts), in_tasks(best[0], results, part)]
         else:
             row += ["none is better than guessing" if found else "not measured yet", "", ""]
         rows.append([*row, f"{len(found)} of {len(MIXERS)}, {seeds(part, column, results)}" if found else ""])
@@ -190,7 +193,7 @@ def mechanisms(results: Path) -> str:
     for mechanism, name in MECHANISMS.items():
         rows.append(
             [
-                mechanism, f"`{name}`", *(boards[part].get(column, {}).get(name, "–") for part, column in COLUMNS.items()),
+                mechanism, f"`{name}`", *(text_of(boards[part].get(column, {}), name) for part, column in COLUMNS.items()),
                 lowest(name, boards["mqar"]), decoding(name, results),
                 step_cell(name, results),
             ]
@@ -208,13 +211,13 @@ tokens per second for 64 sequences. A training step is relative to that of the n
     return f"## By mechanism\n\n{text}\n{table(head, rows)}\n{after}"
 
 
-def lowest(name: str, columns: Mapping[str, Mapping[str, str]]) -> str:
+def lowest(name: str, columns: Mapping[str, Mapping[str, Cell]]) -> str:
     """The lowest accuracy of a memory in the columns of a part, and the column."""
-    cells = [
-        (float(number_in(found[name]) or 0), found[name], column) for column, found in columns.items() if name in found
-    ]
-    _, cell, column = min(cells, default=(0.0, "–", ""))
-    return f"{cell} ({column})" if column else cell
+    cells = {column: found[name] for column, found in columns.items() if name in found}
+    if not cells:
+        return "–"
+    column = min(cells, key=lambda column: cells[column].mean or 0.0)
+    return f"{cells[column].text} ({column})"
 
 
 def decoding(name: str, results: Path) -> str:
@@ -285,7 +288,7 @@ def all_memories(results: Path) -> str:
 def boards(results: Path) -> str:
     """One column of each trained part of the leaderboard at full size."""
     columns = [evidence.board(part, results).get(column, {}) for part, column in COLUMNS.items()]
-    lines = [[f"`{name}`", *(found.get(name, "–") for found in columns)] for name in MIXERS]
+    lines = [[f"`{name}`", *(text_of(found, name) for found in columns)] for name in MIXERS]
     regression = PARTS["regression"].entries(part_rows(PARTS["regression"], "full", results / "leaderboard", results))
     exact = next((f"{entry.of(EXACT)[0]:.3f}" for entry in regression if entry.column == COLUMNS["regression"]), "–")
     text = f"""Equal state and equal parameters, the same data and grid of learning rates; numbers without ± are of one seed, so

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from fastweights import ops
 from fastweights.layers import MIXERS, Mixer, build_mixer
 from fastweights.training import RecallExperiment
 from fastweights_studies.claims import Claim, ClaimRecord, claims_of, find_claim, load_records
-from fastweights_studies.leaderboard import PARTS, part_rows, table_of
-from fastweights_studies.leaderboard.entries import columns_of
+from fastweights_studies.leaderboard import PARTS, part_rows
+from fastweights_studies.leaderboard.run import cells_of
+from fastweights_studies.leaderboard.tables import Cell
 from fastweights_studies.measure.judge.records import sizes_in
 from fastweights_studies.measure.models import Step, read_steps
 from fastweights_studies.measure.recall import setting_column
@@ -134,17 +136,15 @@ def first_recall(name: str, results: Path = RESULTS) -> float | None:
 
 
 @cache
-def board(part: str, results: Path = RESULTS) -> dict[str, dict[str, str]]:
-    """What the leaderboard says of a part at full size, by column and mixer, the best number first: mean, place and marks. Of
-    a mixer that is measured at several contexts it is the best number."""
+def board(part: str, results: Path = RESULTS) -> dict[str, dict[str, Cell]]:
+    """What the leaderboard says of a part at full size, by column and mixer, the best number first, in Markdown. Of a mixer that
+    is measured at several contexts it is the best number."""
     rows = part_rows(PARTS[part], "full", results / "leaderboard", results)
-    found: dict[str, dict[str, str]] = {}
-    for column in columns_of(PARTS[part].entries(rows)):
-        _, lines = table_of(PARTS[part], "full", [row for row in rows if PARTS[part].title(row) == column], ())
+    found: dict[str, dict[str, Cell]] = {}
+    for column, cells in cells_of(PARTS[part], "full", rows).items():
         found[column] = {}
-        for name, *_, cell in lines:
-            if not name.startswith("*"):  # the exact regression, which is no mixer
-                found[column].setdefault(name.partition(" ")[0], cell.replace("*", "\\*"))
+        for cell in cells.values():
+            found[column].setdefault(cell.label, replace(cell, text=cell.text.replace("*", "\\*")))
     return found
 
 

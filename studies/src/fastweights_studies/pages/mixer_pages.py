@@ -146,7 +146,12 @@ def recall(name: str) -> str:
 def leaderboard(name: str) -> str:
     """The mixer's numbers in the trained parts at full size, beside the best number of each column."""
     rows = [
-        [f"{part}, {PARTS[part].measure}", column, found[name], f"{next(iter(found.values()))}, `{next(iter(found))}`"]
+        [
+            f"{part}, {PARTS[part].measure}",
+            column,
+            found[name].text,
+            f"{next(iter(found.values())).text}, `{next(iter(found))}`",
+        ]
         for part in evidence.TRAINED
         for column, found in evidence.board(part).items()
         if name in found

@@ -35,11 +35,11 @@ from fastweights_studies.pages.own_tables import (
     ridge_tables,
     squares_tables,
 )
+from fastweights_studies.pages.rendering import replace_part
 from fastweights_studies.places import DOCS
 
-BEGIN = "<!-- measured: written by `python -m fastweights_studies.pages.own_results` -->"
+COMMAND = "fastweights_studies.pages.own_results"
 DPI = 80  # figures stay below 100 kB
-END = "<!-- end of what is measured -->"
 DEVICES = ("cpu", "cuda")
 
 
@@ -157,8 +157,6 @@ def checksum(records: Mapping[str, ClaimRecord]) -> str:
 def render(name: str, folder: Path = RESULTS) -> str:
     """The page with the measured part as the results in `folder` have it."""
     page = PAGES[name]
-    before, _, rest = page.path.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
     cpu, gpu = (page.records(device, folder) for device in DEVICES)
     lines = [
         "Numbers in tables are means over the seeds, with the smallest and the largest in parentheses where they differ."
@@ -178,7 +176,8 @@ def render(name: str, folder: Path = RESULTS) -> str:
             if not place:
                 lines.append(f"![{page.shows}](images/{page.figure('cuda').name})")
             lines += shown_by.tables(gpu[part].measurement)
-    return before + "\n\n".join([BEGIN, *(line.strip() for line in lines), END]) + after
+    written = "\n\n".join(line.strip() for line in lines)
+    return replace_part(page.path.read_text(), "measured", f"{written}\n", COMMAND)
 
 
 def draw(name: str, records: Mapping[str, ClaimRecord], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Writes the generated parts of README.md, docs/cpu.md and docs/rules.md from the registry of mixers and studies/results.
+"""Writes the generated parts of README.md and of pages in docs from the registries of mixers and tasks and studies/results.
 
 python -m fastweights_studies.pages.page_parts
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fastweights.data import TASKS
 from fastweights.layers import MIXERS, build_mixer, probe
 from fastweights.results import RecallSummary, load_results, summarize
 from fastweights_studies.leaderboard import PARTS as BOARDS
@@ -28,7 +29,7 @@ from fastweights_studies.pages.results import read_measured, value_of
 from fastweights_studies.places import RESULTS, ROOT
 from fastweights_studies.record import Plain, Row, select
 
-README, LAYERS = ROOT / "README.md", ROOT / "docs" / "layers.md"
+README, LAYERS, TASK_PAGE = ROOT / "README.md", ROOT / "docs" / "layers.md", ROOT / "docs" / "tasks.md"
 CPU, RULES = ROOT / "docs" / "cpu.md", ROOT / "docs" / "rules.md"
 COMMAND = "fastweights_studies.pages.page_parts"
 # Models of the training steps that the README compares with gdn, as it names them.
@@ -101,6 +102,13 @@ def layers(results: Path) -> str:
     """The library's own mixers, from their declarations."""
     rows = [[f"`{name}`", MIXERS[name].summary, decay(name), MIXERS[name].state] for name in own_mixers()]
     return table(["name", "memory rule", "decay", "state"], rows)
+
+
+def tasks(results: Path) -> str:
+    """The library's own tasks, from their classes."""
+    own = [task for task in TASKS.values() if task.__module__.startswith("fastweights.")]
+    rows = [[f"`{task.name}`", task.summary, task.measure, task.unit] for task in own]
+    return table(["task", "a sequence", "measured by", "`--pairs` counts"], rows)
 
 
 def decay(name: str) -> str:
@@ -348,6 +356,7 @@ Part = Callable[[Path], str]
 PARTS: dict[Path, dict[str, Part]] = {
     README: {"layers": families, "measured": measured},
     LAYERS: {"layers": layers},
+    TASK_PAGE: {"tasks": tasks},
     CPU: {"recall": recall, "language models": language, "ops": ops},
     RULES: {"first values": first_values, "attention": attention},
 }

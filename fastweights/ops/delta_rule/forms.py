@@ -1,4 +1,5 @@
-"""The delta rule chunk by chunk, exact: one triangular solve gives the corrected values of all tokens of a chunk.
+"""The delta rule token by token, which is the specification, and chunk by chunk, exact: one triangular solve gives the corrected
+values of all tokens of a chunk.
 
 With rows as tokens, W the write keys, G the summed log decay, S the state at the chunk's start:
     (I + diag(beta) tril(K exp(G) (W exp(-G))^T, -1)) U = diag(beta) (V - K exp(G) S)
@@ -11,10 +12,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..framework.call import stack_time
 from ..framework.sequences import Chunks, Sequences
 from ..shared.decay import make_decay
 
 CHUNK = 64
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, write_key: Tensor | None, S: Tensor
+) -> tuple[Tensor, tuple[Tensor]]:
+    """q (scaled), k, write_key [B,T,H,K]; v [B,T,H,V]; beta [B,T,H]; g None, [B,T,H] or [B,T,H,K]; S [B,H,K,V]."""
+    write_key = k if write_key is None else write_key
+    outputs = []
+    for t in range(v.shape[1]):
+        if g is not None:
+            decay = g[:, t].exp()
+            S = S * (decay[..., None, None] if g.ndim == 3 else decay[..., None])
+        error = v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], S)
+        S = S + write_key[:, t, :, :, None] * (beta[:, t, :, None] * error)[:, :, None, :]
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], S))
+    return stack_time(outputs, v), (S,)
 
 
 def chunked(

@@ -1,4 +1,4 @@
-"""Output-normalised test-time training chunk by chunk, exact.
+"""Output-normalised test-time training token by token, which is the specification, and chunk by chunk, exact.
 
 A token writes gamma_t k_t u_t^T, where u_t depends on the memory's answer z_t alone. With S the memory at the chunk's start,
     z_t = S^T k_t + sum_{j < t} gamma_j (k_j.k_t) u_j
@@ -13,10 +13,28 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..framework.call import stack_time
 from ..framework.sequences import Chunks, Sequences
-from .reference import SHORTEST
 
+SHORTEST = 1e-6  # an answer z that is shorter has no direction
 CHUNK = 64
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, S: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+    """q, k [B,T,H,K]; v [B,T,H,V]; gamma [B,T,H]; S [B,H,K,V]."""
+    queries, keys, values = q[..., None, :].unbind(1), k[..., None].unbind(1), v[..., None, :].unbind(1)
+    outputs = []
+    for q_t, k_t, v_t, gamma_t in zip(queries, keys, values, gamma[..., None, None].unbind(1)):
+        z = k_t.mT @ S
+        square = z.square().sum(-1, keepdim=True)
+        short = square < SHORTEST**2
+        inverse = square.masked_fill(short, 1.0).rsqrt()
+        direction = z * inverse
+        error = direction - v_t
+        along = (direction * (direction @ error.mT)).masked_fill(short, 0.0)
+        S = S - gamma_t * k_t * (error - along) * inverse
+        outputs.append((q_t @ S)[..., 0, :])
+    return stack_time(outputs, v), (S,)
 
 
 def chunked(
@@ -51,8 +69,8 @@ class Writes(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, first: Tensor, overlap: Tensor, v: Tensor) -> Tensor:
         ctx.lead = v.shape[:-2]
-        pair = torch.stack([time_first(first), time_first(v)], 2)
-        overlap = time_first(overlap)
+        pair = torch.stack([move_time_first(first), move_time_first(v)], 2)
+        overlap = move_time_first(overlap)
         u, z = torch.empty_like(pair[:, :, :1]), pair[:, :, :1]
         by_writer = overlap.permute(2, 0, 1)[..., None, None]
         for t, (pair_t, z_t, u_t) in enumerate(zip(pair, z, u)):
@@ -60,13 +78,13 @@ class Writes(torch.autograd.Function):
             torch.bmm(torch.cat(compute_reading(square, along), -1), pair_t, out=u_t)
             z[t + 1 :].addcmul_(by_writer[t, t + 1 :], u_t)
         ctx.save_for_backward(overlap, pair, u)
-        return to_batch_first(u[:, :, 0], ctx.lead)
+        return move_batch_first(u[:, :, 0], ctx.lead)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, du: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         overlap, pair, u = ctx.saved_tensors
-        du = time_first(du)[:, :, None].contiguous()
+        du = move_time_first(du)[:, :, None].contiguous()
         square, along = (pair[:, :, :1] @ pair.mT).split(1, -1)
         minus_p, r = compute_reading(square, along)
         long = square >= SHORTEST**2
@@ -80,8 +98,8 @@ class Writes(torch.autograd.Function):
             torch.mul(du[t], minus_p[t], out=dz[t]).baddbmm_(torch.bmm(inner[t], turned[t]), pair[t])
             du[:t].addcmul_(rows[t, :t], dz[t])
         dv = r * du - r_cubed * inner[..., :1] * pair[:, :, :1]
-        d_overlap = (to_batch_first(dz[:, :, 0], ctx.lead) @ to_batch_first(u[:, :, 0], ctx.lead).mT).tril(-1)
-        return to_batch_first(dz[:, :, 0], ctx.lead), d_overlap, to_batch_first(dv[:, :, 0], ctx.lead)
+        d_overlap = (move_batch_first(dz[:, :, 0], ctx.lead) @ move_batch_first(u[:, :, 0], ctx.lead).mT).tril(-1)
+        return move_batch_first(dz[:, :, 0], ctx.lead), d_overlap, move_batch_first(dv[:, :, 0], ctx.lead)
 
 
 def compute_reading(square: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,10 +109,10 @@ def compute_reading(square: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
     return (along * r**3).masked_fill_(short, 1.0).neg_(), r
 
 
-def time_first(x: Tensor) -> Tensor:
+def move_time_first(x: Tensor) -> Tensor:
     """[..., C, n] -> [C, G, n]"""
     return x.flatten(0, -3).transpose(0, 1)
 
 
-def to_batch_first(x: Tensor, lead: tuple[int, ...]) -> Tensor:
+def move_batch_first(x: Tensor, lead: tuple[int, ...]) -> Tensor:
     return x.transpose(0, 1).unflatten(0, lead)

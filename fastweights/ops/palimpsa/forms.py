@@ -1,5 +1,8 @@
-"""Palimpsa chunk by chunk, exact: M and J are two linear-attention memories (keys k and k^2), whose states at the start
-of every chunk are matrix products and a decayed sum; the elementwise division is left to the inside of a chunk."""
+"""Palimpsa token by token, which is the specification, and chunk by chunk, exact.
+
+M and J are two linear-attention memories (keys k and k^2), whose states at the start of every chunk are matrix products and a
+decayed sum. Only the elementwise division is left to the inside of a chunk.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..framework.call import stack_time
 from ..framework.sequences import Chunks, Sequences
 from ..shared.decay import HeadDecay
 from .inside import ReadInside
 
 CHUNK = 64
 SUB_CHUNK = 8
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, M: Tensor, J: Tensor, *, prior: Tensor, variance: bool
+) -> tuple[Any, tuple[Tensor, Tensor]]:
+    """q (scaled), k [B,T,H,K]; v, beta [B,T,H,V]; g [B,T,H]; M, J [B,H,K,V]; prior [H] -> o, or (o, variance) where
+    `variance`, and (M, J)."""
+    means, variances = [], []
+    for t in range(v.shape[1]):
+        decay = g[:, t].exp()[..., None, None]
+        M = decay * M + k[:, t, :, :, None] * v[:, t, :, None, :]
+        J = decay * J + k[:, t, :, :, None].square() * beta[:, t, :, None, :]
+        importance = J + prior[:, None, None]
+        means.append(torch.einsum("bhk,bhkv->bhv", q[:, t], M / importance))
+        if variance:
+            variances.append(torch.einsum("bhk,bhkv->bhv", q[:, t].square(), 1 / importance))
+    o = stack_time(means, v)
+    return ((o, stack_time(variances, v)) if variance else o), (M, J)
 
 
 def chunked(
@@ -30,12 +52,7 @@ def chunked(
 
     keys = (K * (tokens[..., -1, 1:] * subs[..., -1, 1:, None])[..., None]).flatten(2, 3)
     written_M, written_J = keys.mT @ V.flatten(2, 3), (keys * K.flatten(2, 3)).mT @ B.flatten(2, 3)
-
-    def step(states: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        kept, *written = parts
-        return tuple(kept * state + new for state, new in zip(states, written))
-
-    starts, (M, J) = chunks.scan(step, (M, J), subs[..., -1, :1, None], written_M, written_J)
+    starts, (M, J) = chunks.accumulate((M, J), subs[..., -1, :1, None], written_M, written_J)
     rows = (Q, K, V, B, tokens[..., 1:, :], subs[..., :-1, :-1], prior.expand(Q.shape[:2]), *starts)
     o, w = (
         chunks.merge(x.reshape(*Q.shape[:2], chunks.size, x.shape[-1]))

@@ -1,15 +1,31 @@
-"""Elementwise Longhorn chunk by chunk, exact. All chunks are read at once, token after token: first from a memory of zeros
-and from one of ones, which tells what a chunk writes and what it keeps of its start, then from their starts."""
+"""Elementwise Longhorn token by token, which is the specification, and chunk by chunk, exact.
+
+By chunks, all chunks are read at once, token after token: first from a memory of zeros and from one of ones, which tells what a
+chunk writes and what it keeps of its start, then from their starts.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ..framework.call import stack_time
 from ..framework.sequences import Chunks, Sequences
 from .inside import ReadInside
 
 CHUNK = 64
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, S: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+    """q (scaled), k [B,T,H,K]; v, beta [B,T,H,V]; S [B,H,K,V] -> o [B,T,H,V], (S,)."""
+    outputs = []
+    for t in range(v.shape[1]):
+        square = k[:, t].square()
+        gain = beta[:, t] / (1 + beta[:, t] * square.sum(-1, keepdim=True))
+        kept = 1 - square[..., None] * gain[:, :, None]
+        S = kept * S + k[:, t, :, :, None] * (gain * v[:, t])[:, :, None]
+        outputs.append((q[:, t, :, None] @ S)[:, :, 0])
+    return stack_time(outputs, v), (S,)
 
 
 def chunked(
@@ -30,11 +46,6 @@ def chunked(
     zeros = K.new_zeros(shape).flatten(0, 1)
     _, written = ReadInside.apply(False, queries, keys, values, *decay, zeros)
     _, kept = ReadInside.apply(False, queries, keys, torch.zeros_like(values), *decay, torch.ones_like(zeros))
-
-    def step(states: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> tuple[Tensor]:
-        kept, written = parts
-        return (kept * states[0] + written,)
-
-    (start,), (final,) = chunks.scan(step, (S,), kept.view(shape), written.view(shape))
+    (start,), (final,) = chunks.accumulate((S,), kept.view(shape), written.view(shape))
     o, _ = ReadInside.apply(True, queries, keys, values, *decay, start.flatten(0, 1))
     return chunks.merge(o.transpose(0, 1).view_as(V)), (final,)

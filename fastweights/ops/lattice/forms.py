@@ -1,22 +1,56 @@
-"""Lattice chunk by chunk, exact. The chunks follow each other: every step turns a slot by how it stands.
+"""Lattice token by token, which is the specification, and chunk by chunk, exact.
 
-A step of size a takes in the part of h across the slot, where (with h and c of the rule both turned over if that saves a sign)
+How far a step turns a slot depends on where the slot points, so the chunks follow each other. A step of size a takes in the part
+of h across the slot, where (with h and c of the rule both turned over if that saves a sign)
     similarity: h = v, a = gamma k        encode: h = v, a = gamma (k - S v)        decode: h = v - S^T k, a = gamma k
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from ..framework.call import stack_time
 from ..framework.sequences import Chunks, Sequences
 from .coefficients import Coefficients
 from .on_slots import Sequential
 from .proximal import Proximal
-from .slots import clamp_decay, direction_and_length
+from .slots import clamp_decay, direction_and_length, inverse
 from .workspace import Workspace
 
 CHUNK = 32
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, decay: Tensor | None, S: Tensor,
+    *, objective: str, normalize: bool, l1: float,
+) -> tuple[Tensor, tuple[Tensor]]:  # fmt: skip
+    """q, k [B,T,H,K]; v [B,T,H,V]; gamma, decay [B,T,H]; S [B,H,K,V]."""
+    queries, keys, values = q[..., None, :].unbind(1), k[..., None].unbind(1), v[..., None, :].unbind(1)
+    rates = gamma[..., None, None].unbind(1)
+    kept: Iterable[Any] = repeat(1.0) if decay is None else clamp_decay(decay)[..., None, None].unbind(1)
+    slots, length = direction_and_length(S)
+    outputs = []
+    for q_t, k_t, v_t, gamma_t, decay_t in zip(queries, keys, values, rates, kept):
+        if objective == "decode":
+            h, c = k_t.mT @ slots - v_t, k_t
+        elif objective == "encode":
+            h, c = v_t, slots @ v_t.mT - k_t
+        else:
+            h, c = -v_t, k_t
+        orthogonal = h - slots * (slots @ h.mT)
+        S = decay_t * length * slots - gamma_t * inverse(length) * c * orthogonal
+        if l1:
+            S = S.sign() * (S.abs() - gamma_t * l1).clamp_min(0)
+        slots, length = direction_and_length(S)
+        if normalize:
+            length = (length > 0).to(length)
+        outputs.append(((q_t * length.mT) @ slots)[..., 0, :])
+    return stack_time(outputs, v), (length * slots,)
 
 
 def chunked(

@@ -1,21 +1,50 @@
-"""The inverse of a fading Gram matrix chunk by chunk: G at the chunks' starts is a running sum, from which all tokens of all
-chunks are solved at once. Adding
-to the inverse itself, A += refresh I, at some tokens ends a chunk, for G = A^-1 is then no longer a sum."""
+"""The inverse of a fading Gram matrix token by token, which is the specification, and chunk by chunk.
+
+By chunks, G at the chunks' starts is a running sum, from which all tokens of all chunks are solved at once. A token that adds to
+the inverse itself, A += refresh I, ends a chunk, because G = A^-1 is then no longer a sum.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ...framework.call import stack_time
 from ...framework.sequences import Chunks, Sequences
 from ..decay import Decay, HeadDecay
 from ..ridge.system import System
 from .prefixes import Steps, solve_prefixes
-from .regularization import diagonal, inverse_root, missing_prior
-
-__all__ = ["RefreshChunks", "chunked", "refresh_inverse"]
+from .regularization import allowance, diagonal, inverse, inverse_root, missing_prior
 
 CHUNK = 64
+
+
+def reference(
+    u: Tensor,
+    b: Tensor | None,
+    gain: Tensor | None,
+    g: Tensor | None,
+    refresh: Tensor | None,
+    G: Tensor,
+    *,
+    ridge: float,
+) -> tuple[Tensor, tuple[Tensor]]:
+    """u, b [B,T,H,K]; gain, g, refresh [B,T,H]; G [B,H,K,K] -> G_t^-1 b_t [B,T,H,K] or gain G_t^-1 u_t, (G,)."""
+    if b is None:
+        b = u if gain is None else gain[..., None] * u
+    outputs = []
+    for t in range(u.shape[1]):
+        if g is not None:
+            a = g[:, t].exp()
+            G = a[..., None, None] * G + diagonal(missing_prior(a, ridge), G)
+        row = u[:, t] if gain is None else gain[:, t, :, None] * u[:, t]
+        G = G + row[..., :, None] * u[:, t, :, None, :]
+        A = inverse(G, allowance(G, ridge))
+        if refresh is not None and refresh[:, t].any():
+            A = A + diagonal(refresh[:, t], A)
+            G = inverse(A, torch.zeros_like(refresh[:, t]))
+        outputs.append((A @ b[:, t, :, :, None])[..., 0])
+    return stack_time(outputs, b), (G,)
 
 
 def chunked(
