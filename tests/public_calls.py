@@ -175,6 +175,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "data.LinearRegression": lambda: {"pairs": 4},
     "data.text.PackedRows": lambda: {"shards": shards(), "length": 8},
     "data.text.TextCorpus": lambda: {"paths": ("text.txt",)},
+    "data.text.TextSource": lambda: {"paths": ("text.txt",)},
     "data.text.TextTokenizer": dict,
     "data.text.TokenShards": lambda: {"folder": shards().folder, "split": "train"},
     "data.text.pack_rows": lambda: {"rows": [PackedRows(shards(), 8)[0]]},

@@ -67,7 +67,7 @@ class LanguageFolder(OwnedFolder):
     @staticmethod
     def describe(work: LanguageRun) -> dict[str, Any]:
         fields = {name: value for name, value in dataclasses.asdict(work).items() if name not in FREE}
-        fields["tokenizer"].pop("trust_remote_code")  # the hash of the tokenizer says what it does
+        fields |= {"corpus": work.corpus.record(), "tokenizer": work.tokenizer.record()}
         rows = fields.pop("batch_size") * fields.pop("accumulation") * world_size()
         return as_stored({**fields, "rows_a_step": rows})
 

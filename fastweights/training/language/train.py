@@ -16,7 +16,7 @@ from accelerate import PartialState
 from rich.console import Console
 
 from ...checks import check_flag, check_size, describe_value
-from ...data.text import PackedRows, PreparedText, TextCorpus, TextTokenizer, TokenShards, prepare_text
+from ...data.text import PreparedText, TextCorpus, TextTokenizer, TokenShards, prepare_text
 from ...environment import machine, versions
 from ...evaluation import continue_text, load_language_model, perplexity_by_length
 from ...files import write_json
@@ -35,6 +35,7 @@ from .folder import MEASURED, LanguageFolder
 from .model import build_model, model_config, model_name, model_tokenizer, training_facts
 from .processes import check_launch, from_main_process, is_main_process, on_main_process, step_size, world_size
 from .progress import TextProgress, TrainingProgress
+from .rows import check_rows, find_start
 from .run import LanguageRun
 from .trainer import LanguageTrainer, held_out_rows
 
@@ -93,15 +94,12 @@ def train_language(
     corpus = dataclasses.replace(run.corpus, excluded=(*run.corpus.excluded, run.output, run.cache))
     with TextProgress(console) as progress:
         text = _prepare_text(corpus, model_tokenizer(singles[0]), run.cache, report, progress)
-    rows = len(PackedRows(text.train, run.length))  # raises where there are not enough tokens
+    start = find_start(run, text)
+    check_rows(run, text, start, count=run.max_steps * run.batch_size * run.accumulation * world_size())
+    text = dataclasses.replace(text, fingerprints={**text.fingerprints, **start.record(run)})
     if held_out_rows(text.held_out, run.length).length < run.length:
         report(
             f"held-out text of {len(text.held_out):,} tokens is shorter than a row: the held-out loss is that of all of it"
-        )
-    if run.batch_size > rows:
-        raise ValueError(
-            f"batch_size must be at most {rows}, the rows of length {run.length} that the train text has, got {run.batch_size}; "
-            "pass more text, or a smaller batch"
         )
     configs = [checked_config(single, text.tokenizer) for single in singles]
     folder = LanguageFolder(Path(run.output))
@@ -158,7 +156,7 @@ def plan_training(run: LanguageRun, *, stop_at: int | None = None, overwrite: bo
     """
     singles = check_training(run, stop_at=stop_at, overwrite=overwrite)
     settings = model_tokenizer(singles[0])
-    if run.corpus.dataset is None:
+    if run.corpus.is_local:
         next(run.corpus.documents(), None)  # raises where there is none
     return {
         "settings": as_stored(dataclasses.asdict(run)),
@@ -168,7 +166,7 @@ def plan_training(run: LanguageRun, *, stop_at: int | None = None, overwrite: bo
 
 
 def _plan_model(run: LanguageRun, tokenizer: TextTokenizer, overwrite: bool) -> dict[str, Any]:
-    if tokenizer.path is not None:
+    if tokenizer.exists:
         config = model_config(run, tokenizer.load())
     elif "path" in run.model:
         config = model_config(run)

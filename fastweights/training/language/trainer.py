@@ -28,6 +28,7 @@ from .compiling import compile_model, mark_document_count_dynamic, what_to_compi
 from .folder import LanguageFolder
 from .graphs import GraphedGradients, what_to_graph
 from .processes import from_main_process, world_size
+from .rows import find_start, load_rows, save_rows, training_rows
 from .run import LanguageRun
 from .sharding import ForwardPrefetch, autocast_policy, cast_to_float32, fsdp_config
 
@@ -54,10 +55,11 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
     ) -> None:
         self.run, self.folder = run, folder
         self._staging: Path | None = None
-        rows_a_step = run.batch_size * run.accumulation * world_size()
+        self._rows_a_step = run.batch_size * run.accumulation * world_size()
         held_out = held_out_rows(text.held_out, run.length)
         self.held_out = ShuffledRows(held_out, seed=HELD_OUT_SEED, count=min(run.evaluation_rows, len(held_out)))
-        self.rows = ShuffledRows(PackedRows(text.train, run.length), seed=run.seed, count=run.max_steps * rows_a_step)
+        self.start = find_start(run, text)
+        self.rows = training_rows(run, text, self.start, count=run.max_steps * self._rows_a_step)
         super().__init__(
             model,
             training_arguments(run, folder.checkpoints),
@@ -214,8 +216,10 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
             self.accelerator.wait_for_everyone()
             super().save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                made = self._staging / f"checkpoint-{step}"
+            made, main = self._staging / f"checkpoint-{step}", self.args.should_save
+            read = step * self._rows_a_step
+            save_rows(self.rows, self.start, made, length=self.run.length, read=read, main=main)
+            if main:
                 write_json(made / OPEN_LOSS, {"since_step": self._last_point, "sum": losses})
                 write_checksums(made)
                 publish_folder(made, folder / made.name, CHECKPOINT)
@@ -232,6 +236,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         with loading(str(checkpoint)):
             super().load_optimizer(checkpoint)
             self._load_losses(Path(str(checkpoint)))
+            load_rows(self.rows, Path(str(checkpoint)))
 
     def _load_losses(self, checkpoint: Path) -> None:
         self._losses.zero_()
