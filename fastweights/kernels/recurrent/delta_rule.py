@@ -71,8 +71,9 @@ def decode_steps(call: RecurrentCall) -> Tensor:
 
 
 def decode_dplr(call: RecurrentCall) -> Tensor:
-    """o [B, T, HV, V] of `dplr_delta_rule`."""
-    return decode_steps(call._replace(inputs=erase_and_write(**call.inputs))).to(call.inputs["v"].dtype)
+    """o [B, T, HV, V] of `dplr_delta_rule`. In float32: 16 bits would round the quotients in every step."""
+    exact = {name: x if x is None else x.float() for name, x in call.inputs.items()}
+    return decode_steps(call._replace(inputs=erase_and_write(**exact))).to(call.inputs["v"].dtype)
 
 
 INPUTS = ("q", "k", "v", "write_key", "beta", "g", "precond_g", "precond_beta")
