@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -72,7 +73,7 @@ def decode_steps(call: RecurrentCall) -> Tensor:
 
 def decode_dplr(call: RecurrentCall) -> Tensor:
     """o [B, T, HV, V] of `dplr_delta_rule`. In float32: 16 bits would round the quotients in every step."""
-    exact = {name: x if x is None else x.float() for name, x in call.inputs.items()}
+    exact: dict[str, Any] = {name: x if x is None else x.float() for name, x in call.inputs.items()}
     return decode_steps(call._replace(inputs=erase_and_write(**exact))).to(call.inputs["v"].dtype)
 
 

@@ -44,7 +44,7 @@ def outputs_of_tokens(o: Tensor, steps: int) -> Tensor:
     return o[:, steps - 1 :: steps].contiguous()
 
 
-def erase_and_write(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, g: Tensor | None) -> dict[str, Any]:
+def erase_and_write(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, g: Tensor | None = None) -> dict[str, Any]:
     """The inputs of `unroll_steps` for S = (Diag(exp(g)) + b a^T) S + k v^T in two steps.
 
     The first reads -a / exp(g), as the memory has decayed by then, and corrects it along b towards 0; the second reads nothing
