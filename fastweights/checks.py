@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import reprlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from fractions import Fraction
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
@@ -42,6 +44,7 @@ __all__ = [
     "check_tensor",
     "check_text",
     "check_texts",
+    "check_tokens",
     "check_unicode",
     "check_whole_number",
     "closest",
@@ -61,6 +64,9 @@ LARGEST_DEPTH = 10_000  # layers of a model; the deepest that have been trained 
 LARGEST_COUNT = 10**9  # steps, rows or examples of one command: more would not end
 LONGEST_VALUE = 200  # characters of a value in a message
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes of a file's name and of a path that Linux takes; others take no more
+SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}  # of numbers of tokens
+NUMBER = r"[0-9]{1,30}(\.[0-9]{1,30})?"
+MOST_TOKENS = 10**16
 LARGEST_COUNTER = 2**63 - 1  # a seed or an index is one 64-bit word of the random generator's key
 
 
@@ -126,6 +132,27 @@ def check_size(name: str, x: object, *, high: int = LARGEST_COUNTER) -> int:
             f"{name} must be a positive whole number of at most {high:,}, got {_write_number(number, ',')}; pass a smaller one"
         )
     return number
+
+
+def check_tokens(name: str, value: object, *, low: int = 1) -> int:
+    """A number of tokens: a whole number, or a text with a suffix such as "15B" (K, M, B, T: 10^3, 10^6, 10^9, 10^12).
+
+    Raises:
+        ValueError: another text, or a number that is not whole, or less than `low`.
+        TypeError: a value of another kind.
+    """
+    if not isinstance(value, str):
+        return check_whole_number(name, value, low=low, high=MOST_TOKENS)
+    text = value.strip().replace("_", "").replace(",", "")
+    size = SUFFIXES.get(text[-1:].upper(), 1)
+    written = text[:-1] if size > 1 else text
+    number = Fraction(written) * size if re.fullmatch(NUMBER, written) else None
+    if number is None or number.denominator != 1:
+        raise ValueError(
+            f'{name} must be a whole number of tokens such as 15000000 or "15B" (suffixes {", ".join(SUFFIXES)}), got '
+            f"{describe_value(value)}"
+        )
+    return check_whole_number(name, int(number), low=low, high=MOST_TOKENS)
 
 
 def _check_whole(name: str, x: object, wanted: str) -> int:

@@ -13,6 +13,9 @@ MEMORIES = {
     "delta_rule": "q, k, v, beta, g=None, *, write_key=None, scale=None",
     "precondition_keys": "k, g, beta, center, *, bound=1.5, eps=1e-06, squash='softsign', ridge=0.1",
     "precondition_queries": "q, k, g, beta, *, ridge",
+    "delta_product": "q, k, v, beta, g=None, *, write_key=None, scale=None",
+    "dplr_delta_rule": "q, k, v, a, b, g=None, *, scale=None",
+    "kalman_filter": "q, k, v, noise, process_noise=None, g=None, *, scale=None",
     "preconditioned_delta_rule": (
         "q, k, v, beta, g=None, *, precond_g, precond_beta, center, bound=1.5, eps=1e-06, scale=None"
     ),
@@ -29,7 +32,8 @@ MEMORIES = {
 DECODING = {
     f"{name}_": MEMORIES[name]
     for name in (
-        "linear_attention", "delta_rule", "preconditioned_delta_rule", "palimpsa", "palimpsa_posterior",
+        "linear_attention", "delta_rule", "delta_product", "dplr_delta_rule", "kalman_filter",
+        "preconditioned_delta_rule", "palimpsa", "palimpsa_posterior",
         "gated_kalmanet", "mesa", "lattice", "output_normalized_ttt", "recursive_least_squares",
         "variational_linear_attention",
     )

@@ -38,6 +38,7 @@ FAMILIES: dict[str, dict[str, str]] = {
     "palimpsa": {"palimpsa-d": "#5339BD", "palimpsa-m": "#D868EF"},
     "regression": {"gka": "#2B4E00", "mesa": "#4F8900", "rls": "#7AC224", "vla": "#006D4F", "vla-conv": "#0EA67B"},
     "delta rule, other gains": {"comba": "#665828", "efla": "#A59445", "nlms": "#CFB138"},
+    "several directions": {"deltaproduct": "#F22106", "gated-deltaproduct": "#7D1711", "rwkv7": "#9A0F89"},
     "directions": {"lattice": "#AE0279", "ttt": "#FE6EAC"},
 }
 # For mixers of users and variants of a mixer.

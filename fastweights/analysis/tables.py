@@ -9,7 +9,15 @@ from rich.table import Table
 
 from ..checks import check_some
 from ..kinds import checked
-from ..results import HarnessScore, LanguageResult, LengthPerplexity, RecallResult, RecallSummary, summarize
+from ..results import (
+    HarnessScore,
+    LanguageResult,
+    LengthPerplexity,
+    RecallResult,
+    RecallSummary,
+    SuiteScores,
+    summarize,
+)
 from ..results.experiment import best_results, describe_experiment
 from .naming import find_task, short_unit
 from .table_style import LENGTHS_PER_TABLE, add_row, plain_table
@@ -101,13 +109,15 @@ def language_tables(results: Sequence[LanguageResult]) -> Iterator[Table]:
 def evaluation_tables(results: Mapping[str, Sequence[Any]]) -> Iterator[Table]:
     """The tables of an evaluation's rows, by the names of the measures."""
     rest = dict(results)
-    perplexity, harness = rest.pop("perplexity", ()), rest.pop("lm-eval", ())
+    perplexity, harness, suites = (rest.pop(name, ()) for name in ("perplexity", "lm-eval", "suites"))
     if perplexity:
         yield _perplexity_table(perplexity)
     if rest:
         yield from _retrieval_tables(rest)
     if harness:
         yield _harness_table(harness)
+    for source in dict.fromkeys(row.source for row in suites):
+        yield _suite_table([row for row in suites if row.source == source])
 
 
 def _perplexity_table(rows: Sequence[LengthPerplexity]) -> Table:
@@ -148,10 +158,41 @@ def _retrieval_tables(results: Mapping[str, Sequence[Any]]) -> Iterator[Table]:
 
 def _harness_table(scores: Sequence[HarnessScore]) -> Table:
     """One row per task and metric of lm-evaluation-harness."""
-    table = plain_table("lm-evaluation-harness", text=("task", "metric"), numbers=("value",))
+    cuts = [
+        f"{score.task}: {score.cut_prompts:,} prompts by {score.cut_tokens:,} tokens in all"
+        for score in scores
+        if score.cut_prompts
+    ]
+    table = plain_table(
+        "lm-evaluation-harness",
+        f"Cut at the beginning: {'; '.join(dict.fromkeys(cuts))}." if cuts else "No prompt was cut.",
+        text=("task", "metric"),
+        numbers=("value",),
+    )
     for score in scores:
         add_row(table, score.task, score.metric, f"{score.value:.4f}")
     return table
+
+
+def _suite_table(rows: Sequence[SuiteScores]) -> Table:
+    """One row per number, one column per model: the one that was measured, and those of a paper with its table's columns."""
+    first, *printed = rows
+    note = f" Papers' models: {printed[0].size}." if printed else ""
+    table = plain_table(
+        f"Suite {first.source}" if not printed else f"As in {first.source}",
+        f"Accuracies in percent. The average leaves perplexities out; - was not measured or not printed.{note}",
+        text=("task/metric",),
+        numbers=[row.model for row in rows],
+    )
+    for column in first.values:
+        add_row(table, column, *(_format_number(row.values[column]) for row in rows))
+    table.add_section()
+    add_row(table, "average", *(_format_number(row.average) for row in rows))
+    return table
+
+
+def _format_number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _format_perplexity(loss: float) -> str:

@@ -71,8 +71,9 @@ def convert(
 ) -> None:
     """Continue a trained model with another memory layer: same weights, first values for new parameters.
 
-    Starts from transformers' Mamba-2 checkpoints and from models of fastweights. Shows how far the logits of the two are
-    apart, and saves the model with the source's tokenizer and a run file for `fastweights train`.
+    Starts from models of fastweights, from transformers' Mamba-2 and Qwen3-Next (without attention and experts), and from
+    flash-linear-attention's gated_deltanet and delta_net. Shows how far the logits of the two are apart, and saves the model with
+    the source's tokenizer and a run file for `fastweights train`.
     """
     with one_line_errors(memory="a smaller --tokens, or a machine with more memory,"):
         import_mixers(imports)

@@ -1,7 +1,7 @@
 """`fastweights evaluate`: what a trained text model can do, by context length."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,11 +23,12 @@ from ._options import (
 )
 from ._output import one_document, show_plan, show_plots
 
-# Measures and defaults are those of EvaluationSettings (a test compares them), written out because help must not import torch.
+# As in fastweights.evaluation (tests compare them), written out because help must not import torch.
 MEASURES = (
     "perplexity, mqar, mqar-shuffled, copy, palindrome, s-niah-1, s-niah-2, s-niah-3, mk-niah-1, mk-niah-2, mk-niah-3, "
     "mv-niah, mq-niah, vt, cwe, fwe"
 )
+SUITES = "commonsense, recall, longbench, ruler, helmet-recall, many-shot"
 LENGTHS, DEPTHS = ["512,1024,2048,4096,8192,16384"], ["0.0,0.25,0.5,0.75,1.0"]
 
 
@@ -81,16 +82,28 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="TASK,...", help="Tasks of lm-evaluation-harness (pip install 'fastweights[eval]')."),
     ] = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME,...", help=f"Suites of such tasks, beside what papers print of them: {SUITES}."),
+    ] = None,
     include_path: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder with lm-evaluation-harness tasks of your own.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Examples of each --lm-eval task, at most; of RULER, at each length.")
+        int | None, typer.Option(help="Examples of each task of the harness, at most; of RULER, at each length.")
     ] = None,
-    num_fewshot: Annotated[int | None, typer.Option(help="Examples before each question of --lm-eval.")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(help="Examples before each question of the harness.")] = None,
     ruler_lengths: Annotated[
         list[str] | None,
-        typer.Option(metavar="N,...", help="Context lengths of the RULER tasks of --lm-eval; 4096 if not given."),
+        typer.Option(
+            metavar="N,...", help="Context lengths of RULER and other tasks made for a length; 4096 if not given."
+        ),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a prompt of the harness, at most; longer ones lose their beginning. No limit if not given."
+        ),
     ] = None,
 ) -> None:
     """Measure a trained text model: perplexity by context length, recall, retrieval of needles, lm-evaluation-harness.
@@ -113,7 +126,7 @@ def evaluate(
         from ..outputs import claim_files, default_output
 
         settings = EvaluationSettings(
-            measures=() if lm_eval and not on else values("--on", on or ["perplexity"], str),
+            measures=() if (lm_eval or suite) and not on else values("--on", on or ["perplexity"], str),
             lengths=values("--lengths", lengths, int),
             texts=texts,
             stretch=stretch,
@@ -128,12 +141,15 @@ def evaluate(
             block=block,
         )
         tasks = values("--lm-eval", lm_eval, str) if lm_eval else ()
+        suites = values("--suite", suite, str) if suite else ()
         harness = _harness(
             tasks,
+            suites,
             include_path=include_path,
             limit=limit,
             num_fewshot=num_fewshot,
             ruler_lengths=None if ruler_lengths is None else values("--ruler-lengths", ruler_lengths, int),
+            max_length=max_length,
         )
         model_folder(model)  # says what is wrong with it, before anything is said of a place in it
         output = default_output(model, "evaluation.json") if output is None else output
@@ -148,7 +164,7 @@ def evaluate(
             files[plot] = partial(is_plot, earlier=is_evaluation(output))
         if dry_run:
             with claim_files("output", files, "evaluation", overwrite=False):
-                plan = plan_evaluation(model, settings, tasks, text=held_out.name, output=output)
+                plan = plan_evaluation(model, settings, tasks, suites, text=held_out.name, output=output)
             (give_document if as_json else show_plan)(plan)
             return
         with claim_files("output", files, "evaluation", overwrite=overwrite):
@@ -164,8 +180,8 @@ def evaluate(
                 output, model=language_model, name=str(model), settings=settings, text=held_out.name
             )
             try:
-                if harness is not None:
-                    report.add("lm-eval", harness(language_model, tokenizer, tasks, batch_size=batch_size, seed=seed))
+                for measure, rows in harness(language_model, tokenizer, batch_size=batch_size, seed=seed, block=block):
+                    report.add(measure, rows)
                 with Console(stderr=True, quiet=quiet).status("Measuring") as status:
                     for measure, rows in measured:
                         report.add(measure, rows)
@@ -185,17 +201,33 @@ def evaluate(
             give_document(report.document())
 
 
-def _harness(tasks: Sequence[str], **options: Any) -> Any:
-    """lm-evaluation-harness with the options that are its own; None without tasks."""
+def _harness(
+    tasks: Sequence[str], suites: Sequence[str], **options: Any
+) -> Callable[..., Iterator[tuple[str, list[Any]]]]:
+    """What measures tasks and suites with lm-evaluation-harness and the options that are its own: names and rows of results."""
     given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
-    if not tasks and given:
-        raise ValueError(f"{', '.join(given)} must go with --lm-eval, which is not given; add it or leave them out")
-    if not tasks:
-        return None
+    if not tasks and not suites:
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} must go with --lm-eval or --suite, which are not given; add one or leave them out"
+            )
+        return lambda *_, **__: iter(())
     if not all(tasks):
         raise ValueError("--lm-eval must be names of tasks separated by commas, got an empty one")
+    from ..evaluation.suites import check_suites, evaluate_suites
+
+    check_suites(suites)
     try:
         from ..evaluation.harness import evaluate_with_harness
     except ImportError:
-        raise ValueError("--lm-eval needs lm-evaluation-harness; pip install 'fastweights[eval]'") from None
-    return partial(evaluate_with_harness, **options)
+        raise ValueError("--lm-eval and --suite need lm-evaluation-harness; pip install 'fastweights[eval]'") from None
+
+    def measure(model: Any, tokenizer: Any, **more: Any) -> Iterator[tuple[str, list[Any]]]:
+        if tasks:
+            yield "lm-eval", evaluate_with_harness(model, tokenizer, tasks, **options, **more)
+        if suites:
+            scores, compared = evaluate_suites(model, tokenizer, suites, **options, **more)
+            yield "lm-eval", scores
+            yield "suites", compared
+
+    return measure

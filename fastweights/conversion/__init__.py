@@ -1,6 +1,6 @@
 """Continue a trained model with a metaplastic or preconditioned memory."""
 
-from .convert import LogitsCheck, check_logits, convert
+from .convert import LogitsCheck, check_logits, convert, convert_layer
 from .folder import ConversionReport, convert_folder
 from .plan import CONVERSIONS, Conversion, condition
 
@@ -13,4 +13,5 @@ __all__ = [
     "condition",
     "convert",
     "convert_folder",
+    "convert_layer",
 ]

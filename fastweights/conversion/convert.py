@@ -12,17 +12,31 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import Mamba2ForCausalLM, PreTrainedConfig, PreTrainedModel, Qwen3NextForCausalLM
 
 from ..checks import check_tensor, check_text, check_whole_number, describe_value, shape_of
 from ..kinds import checked
+from ..layers import Mixer, build_mixer
 from ..models import FastWeightsConfig, FastWeightsForCausalLM
-from .mamba2 import mamba2_config, mamba2_weights
+from .mamba2 import mamba2_config, mamba2_layer, mamba2_layer_weights, mamba2_weights
 from .plan import Conversion, converted_config, find_conversions
+from .qwen3_next import qwen3_next_config, qwen3_next_layer, qwen3_next_layer_weights, qwen3_next_weights
 
-__all__ = ["LogitsCheck", "check_logits", "convert", "fitting_config", "own_config"]
+__all__ = ["LogitsCheck", "check_logits", "convert", "convert_layer", "fitting_config", "own_config"]
 
 LARGEST_ROUNDING = 1e-3  # of the largest logit: far above rounding in float32
+# Models of transformers that have a form here, by their model_type: configuration and weights of the same model.
+FOREIGN: dict[str, tuple[Any, Any]] = {
+    "mamba2": (mamba2_config, mamba2_weights),
+    "qwen3_next": (qwen3_next_config, qwen3_next_weights),
+}
+# Layers of transformers, by their class: the model_type of their models, the setting that counts their heads, and functions for
+# the mixer and the weights of the same layer.
+LAYERS: dict[str, tuple[str, str, Any, Any]] = {
+    "Mamba2Mixer": ("mamba2", "num_heads", mamba2_layer, mamba2_layer_weights),
+    "Qwen3NextGatedDeltaNet": ("qwen3_next", "linear_num_key_heads", qwen3_next_layer, qwen3_next_layer_weights),
+}
+SOURCES = (FastWeightsForCausalLM, Mamba2ForCausalLM, Qwen3NextForCausalLM)
 
 
 @checked
@@ -34,7 +48,8 @@ def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -
     something else: train it on. Layers of other mixers (attention in a hybrid) stay as they are.
 
     Args:
-        model: a `FastWeightsForCausalLM`, or a `Mamba2ForCausalLM` of transformers. It is left as it is.
+        model: a `FastWeightsForCausalLM`, or a `Mamba2ForCausalLM` or `Qwen3NextForCausalLM` of transformers, the latter without
+            attention and experts. It is left as it is.
         to: name of the new mixer.
         seed: of the first values that are random. torch's own random state is not touched.
         options: of the new mixer, in place of those that carry over or of its defaults.
@@ -57,7 +72,10 @@ def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -
         for name, value in conversion.start.items():
             if name in dict(layer.named_parameters()):
                 _set_value(layer, name, value)
-    weights = mamba2_weights(model) if isinstance(model, Mamba2ForCausalLM) else model.state_dict()
+    weights = model.state_dict()
+    if not isinstance(model, FastWeightsForCausalLM):
+        _, rename_weights = FOREIGN[model.config.model_type]
+        weights = rename_weights(model.config, weights)
     missing, unexpected = converted.load_state_dict(weights, strict=False)
     lost = [name for name in missing if not name.startswith(new)] + unexpected
     if lost:
@@ -67,11 +85,40 @@ def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -
     return converted.train(model.training)
 
 
+@checked
+def convert_layer(layer: nn.Module, config: PreTrainedConfig) -> Mixer:
+    """The mixer that computes what one layer of a model of transformers does, with its weights, on its device and in its dtype.
+
+    The other layers of its model need no counterpart here. A whole model runs on this library's ops after
+    `fastweights.integrations.transformers.accelerate`.
+
+    Args:
+        layer: a `Mamba2Mixer`, or a `Qwen3NextGatedDeltaNet`, whatever other layers its model has. It is left as it is.
+        config: the configuration of its model.
+
+    Raises:
+        TypeError: a layer or a configuration of another kind.
+        ValueError: a setting that does not carry over.
+    """
+    kind = type(layer).__name__
+    if kind not in LAYERS:
+        raise TypeError(f"layer must be one of transformers' {', '.join(LAYERS)}, got {kind}")
+    model_type, heads, make_mixer, rename_weights = LAYERS[kind]
+    if config.model_type != model_type:
+        raise TypeError(f"config must be that of the model of a {kind}, got {type(config).__name__}; pass model.config")
+    with torch.device("meta"):
+        mixer = build_mixer(hidden_size=config.hidden_size, num_heads=getattr(config, heads), **make_mixer(config))
+    weights = rename_weights(config, layer.state_dict())
+    mixer.load_state_dict({name: weight.clone() for name, weight in weights.items()}, assign=True)
+    return mixer.train(layer.training)
+
+
 def _check_source(name: str, model: object) -> None:
     """TypeError unless conversions start from models of its kind."""
-    if not isinstance(model, (FastWeightsForCausalLM, Mamba2ForCausalLM)):
+    if not isinstance(model, SOURCES):
+        kinds = ", ".join(kind.__name__ for kind in SOURCES[1:])
         raise TypeError(
-            f"{name} must be a FastWeightsForCausalLM or transformers' Mamba2ForCausalLM, got {describe_value(model)}"
+            f"{name} must be a FastWeightsForCausalLM or one of transformers' {kinds}, got {describe_value(model)}"
         )
 
 
@@ -99,10 +146,10 @@ def fitting_config(before: FastWeightsConfig, to: str, options: Mapping[str, Any
 
 def own_config(config: PreTrainedConfig) -> FastWeightsConfig:
     """The configuration itself, or that of the same model in this library."""
-    if isinstance(config, Mamba2Config):
-        return mamba2_config(config)
-    assert isinstance(config, FastWeightsConfig)
-    return config
+    if isinstance(config, FastWeightsConfig):
+        return config
+    make_config, _ = FOREIGN[config.model_type]
+    return make_config(config)
 
 
 @torch.no_grad()

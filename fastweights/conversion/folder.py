@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor
-from transformers import Mamba2Config, PreTrainedModel
+from transformers import PreTrainedModel
 
 from .. import untrusted
 from ..checks import (
@@ -31,15 +31,17 @@ from ..kinds import checked
 from ..models import FastWeightsConfig, FastWeightsForCausalLM
 from ..models.card import has_tokenizer, write_card
 from ..models.loading import TOKENIZER_PARTS, find_saved_model, load_config, load_weights, loading, name_models_inside
+from ..models.weight_files import check_fit, check_memory, check_weights, read_weights
 from ..outputs import check_folder, claim_folder, described_files, listed_files, lock_path
-from .convert import LogitsCheck, check_logits, convert, fitting_config, own_config
+from .convert import FOREIGN, LogitsCheck, check_logits, convert, fitting_config, own_config
+from .flash_linear_attention import FLA_TYPES, fla_config, fla_weights
 from .plan import Conversion, find_conversions
 from .training import recorded_training, run_file
 
 __all__ = ["ConversionReport", "convert_folder", "plan_conversion"]
 
 DESCRIPTION = "conversion.json"
-ARCHITECTURES = (FastWeightsConfig.model_type, Mamba2Config.model_type)
+ARCHITECTURES = (FastWeightsConfig.model_type, *FOREIGN, *FLA_TYPES)
 SETTINGS = ("config.json", "generation_config.json", "model.safetensors.index.json", *TOKENIZER_PARTS)
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 
@@ -115,7 +117,7 @@ def convert_folder(
                 f"output must be another folder than the source, got {output} for {source}; name another one"
             )
         training = recorded_training(folder_of_source, output)
-        before = own_config(load_config(folder_of_source))
+        before = source_config(folder_of_source)
         after = fitting_config(before, to, options or {})
         model, stored = load_model(folder_of_source)
         converted = convert(model, to=to, seed=seed, **(options or {}))
@@ -171,7 +173,7 @@ def plan_conversion(
         check_folder("output", output, lambda: _find_earlier(output, overwrite), "conversion")
     folder = model_folder(source)
     recorded_training(folder, output)
-    before = own_config(load_config(folder))
+    before = source_config(folder)
     after = fitting_config(before, to, options or {})
     with torch.device("meta"):
         models = [FastWeightsForCausalLM(config) for config in (before, after)]
@@ -274,12 +276,41 @@ def model_folder(source: str) -> Path:
     return _download(source, *SETTINGS, *WEIGHTS) if on_hub else folder
 
 
+def source_config(folder: Path) -> FastWeightsConfig:
+    """The configuration of the model in a `model_folder`, in this library's form.
+
+    Raises:
+        ValueError: files that are damaged or do not fit each other, or a setting that does not carry over.
+    """
+    record = untrusted.read_json_object(folder / "config.json")
+    if record["model_type"] not in FLA_TYPES:
+        return own_config(load_config(folder))
+    with loading(f"the configuration in {folder}"):
+        config = fla_config(record)
+    shapes = check_weights(folder, config)
+    with torch.device("meta"):
+        model = FastWeightsForCausalLM(config)
+        own = fla_weights(config, {name: torch.empty(shape) for name, shape in shapes.items()})
+    check_fit(folder, {name: list(weight.shape) for name, weight in own.items()}, model, exactly=True)
+    return config
+
+
 def load_model(folder: Path) -> tuple[PreTrainedModel, torch.dtype]:
-    """The model in a `model_folder` in float32 (float64 if it is stored so), and the dtype it is stored in.
+    """The model in a `model_folder` in float32 (float64 if it is stored so), and the dtype it is stored in. A model of
+    flash-linear-attention is loaded in this library's form, as its own may not be installed.
 
     Raises:
         ValueError: files that are damaged or incomplete.
     """
+    if untrusted.read_json_object(folder / "config.json")["model_type"] in FLA_TYPES:
+        config = source_config(folder)
+        check_memory(folder)
+        model = FastWeightsForCausalLM(config)
+        weights = fla_weights(config, read_weights(folder))
+        stored = weights["model.embed_tokens.weight"].dtype
+        model.to(torch.promote_types(stored, torch.float32))  # type: ignore[arg-type]
+        model.load_state_dict(weights, strict=False)  # of a tied output layer nothing is stored
+        return model.eval(), stored
     model = load_weights(folder)
     stored = model.dtype
     return model.to(torch.promote_types(stored, torch.float32)), stored

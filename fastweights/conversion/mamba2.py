@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from transformers import Mamba2Config, Mamba2ForCausalLM
+from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 
 from ..models import FastWeightsConfig
+from .names import check_settings, rename, token_ids
 
-__all__ = ["mamba2_config", "mamba2_weights"]
+__all__ = ["mamba2_config", "mamba2_layer", "mamba2_layer_weights", "mamba2_weights"]
 
 NAMES = {
     r"^backbone\.embeddings\.": "model.embed_tokens.",
@@ -35,34 +36,42 @@ def mamba2_config(source: Mamba2Config) -> FastWeightsConfig:
     Raises:
         ValueError: an option that does not carry over.
     """
-    if source.hidden_act not in ("silu", "swish"):
-        raise ValueError(f"mamba2 with hidden_act={source.hidden_act!r} cannot be carried over: it must be 'silu'")
+    check_settings("mamba2", hidden_act=("silu" if source.hidden_act == "swish" else source.hidden_act, "silu"))
+    if hasattr(source, "norm_eps"):
+        _check_saved_by_fla(source)
     return FastWeightsConfig(
         vocab_size=source.vocab_size,
         hidden_size=source.hidden_size,
         num_hidden_layers=source.num_hidden_layers,
         num_heads=source.num_heads,
-        mixer={"name": "mamba2", **_carry_options(source)},
+        mixer=mamba2_layer(source),
         intermediate_size=0,
         norm_eps=source.layer_norm_epsilon,
         initializer_range=source.initializer_range,
         tie_word_embeddings=source.tie_word_embeddings,
-        pad_token_id=source.pad_token_id,
-        bos_token_id=source.bos_token_id,
-        eos_token_id=source.eos_token_id,
+        **token_ids(source),
     )
 
 
-def mamba2_weights(model: Mamba2ForCausalLM) -> dict[str, Tensor]:
-    """Its weights under the names they have here."""
-    return {_rename(name): _reshape(name, weight) for name, weight in model.state_dict().items()}
+def mamba2_weights(source: Mamba2Config, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a model under the names they have here."""
+    return {rename(name, NAMES): _reshape(name, weight) for name, weight in weights.items()}
 
 
-def _carry_options(source: Mamba2Config) -> dict[str, Any]:
+def mamba2_layer_weights(source: Mamba2Config, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of one layer under their names here."""
+    place = "layers.0.mixer."
+    named = mamba2_weights(source, {place + name: weight for name, weight in weights.items()})
+    return {name.removeprefix(place): weight for name, weight in named.items()}
+
+
+def mamba2_layer(source: Mamba2Config) -> dict[str, Any]:
+    """Name and options of the mixer that is a layer, without the sizes that all mixers of a model share."""
     smallest, largest = source.time_step_limit
     # Earlier versions of transformers normalise all channels at once and ignore the groups: the installed version decides.
     grouped = "group_size" in inspect.signature(MambaRMSNormGated).parameters
     return {
+        "name": "mamba2",
         "head_dim": source.state_size,
         "expand_v": source.head_dim / source.state_size,
         "num_groups": source.n_groups,
@@ -76,10 +85,16 @@ def _carry_options(source: Mamba2Config) -> dict[str, Any]:
     }
 
 
-def _rename(name: str) -> str:
-    for pattern, replacement in NAMES.items():
-        name = re.sub(pattern, replacement, name)
-    return name
+def _check_saved_by_fla(source: Mamba2Config) -> None:
+    """flash-linear-attention saves the same architecture under its own names of some settings, which transformers does not read,
+    and normalises all groups at once."""
+    limits = tuple(getattr(source, "dt_limit", source.time_step_limit))
+    check_settings(
+        "mamba2 of flash-linear-attention",
+        norm_eps=(source.norm_eps, source.layer_norm_epsilon),
+        dt_limit=(limits, tuple(source.time_step_limit)),
+        n_groups=(source.n_groups, 1),
+    )
 
 
 def _reshape(name: str, weight: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 from ..checks import closest, describe_value
 from ..kinds import checked
 from ..layers import MIXERS, Mixer
+from ..layers.preconditioner import SIDES
 from ..models import FastWeightsConfig
 
 __all__ = ["CONVERSIONS", "Conversion", "condition", "find_conversions", "converted_config"]
@@ -55,7 +56,7 @@ def _metaplastic(source: str, target: str, requires: Mapping[str, Any]) -> Conve
         target=target,
         requires=requires,
         options={"b_scale": [0.1, 1.0]},
-        new=("importance.", "skip."),
+        new=("importance.", "skip.", "threshold.", "variance."),
         start={"skip.D": 0.0},
         neutral=lambda layer: {"importance.b_scale": -math.inf},
         equality="at metaplasticity scale 0 (b_scale = -inf), where every importance is the prior",
@@ -72,15 +73,28 @@ def _key_side(source: str, target: str) -> Conversion:
         target=target,
         requires={"preconditioner": None},
         new=("preconditioner.",),
-        neutral=lambda layer: {"preconditioner.bound": 1.0, "preconditioner.factor": 1.0},
-        equality="at bound 1, where the write key is the key",
+        neutral=_plain_sides,
+        equality="at bound 1, where the write key is the key (with the source's largest beta, and a large ridge for queries)",
         first_values="gates and centre of the preconditioner as in a new layer",
     )
 
 
 def _large_ridge(layer: Mixer) -> dict[str, float]:
-    norm: Any = layer.get_submodule("output.norm")
+    norm: Any = layer.get_submodule("output").norm
+    if norm is None:
+        raise ValueError(
+            "output_norm must be True where queries are preconditioned, got False: the norm cancels the ridge"
+        )
     return {"ridge": LARGE_RIDGE, "output.norm.eps": norm.eps / LARGE_RIDGE**2}
+
+
+def _plain_sides(layer: Mixer) -> dict[str, float]:
+    """Where a preconditioned delta rule computes what it does without a preconditioner: as `_key_side` and `_query_side` say."""
+    options: Any = layer.options
+    sides = SIDES[options.preconditioner]
+    keys = {"preconditioner.bound": 1.0, "preconditioner.factor": 1.0} if "key" in sides else {}
+    beta = {"gain.largest": 2.0} if options.negative_eigenvalues else {}
+    return {**keys, **beta, **(_large_ridge(layer) if "query" in sides else {})}
 
 
 def _query_side(source: str, target: str) -> Conversion:
@@ -96,16 +110,23 @@ def _query_side(source: str, target: str) -> Conversion:
     )
 
 
-GATED_LINEAR = {"decay": "head", "feature_map": "identity", "preconditioner": None}
-
-_ALL = (
-    Conversion(
-        source="mamba2",
-        target="mamba2",
+def _same(mixer: str) -> Conversion:
+    """A model of another library in the form of this one."""
+    return Conversion(
+        source=mixer,
+        target=mixer,
         neutral=lambda layer: {},
         equality="everywhere: the same model in this library's form",
         first_values="nothing is new",
-    ),
+    )
+
+
+GATED_LINEAR = {"decay": "head", "feature_map": "identity", "preconditioner": None}
+
+_ALL = (
+    _same("mamba2"),
+    _same("gdn"),
+    _same("deltanet"),
     _metaplastic("mamba2", "palimpsa-m", {"metaplasticity": False}),
     _metaplastic("palimpsa-m", "palimpsa-m", {"metaplasticity": False}),
     _metaplastic("linear", "palimpsa-d", GATED_LINEAR),

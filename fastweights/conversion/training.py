@@ -15,15 +15,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..checks import check_positive, check_size
-from ..data.text import TextCorpus, TextTokenizer
+from ..data.text import TextCorpus, TextSource, TextTokenizer
 from ..results.language import training_record
 from ..untrusted import check_file, one_line, read_json_object
 
 __all__ = ["RecordedTraining", "recorded_training", "run_file", "usual_peak"]
 
+Source = TypeVar("Source", bound=TextSource)
 # Fields of LanguageRun, beside corpus and tokenizer, that the training of the converted model keeps. The rest belongs to the
 # model, to its schedule or to measurements.
 SETTINGS = (
@@ -79,17 +80,14 @@ def _read_record(file: Path, record: Mapping[str, Any], models: tuple[Path, ...]
     corpus = None
     if "corpus" in record:
         given = TextCorpus(**record["corpus"])
-        paths_given = tuple(paths.absolute(path) for path in given.paths)
-        read = [Path(path).resolve() for path in paths_given]
+        there = paths.absolute_corpus(given, sources=tuple(paths.absolute_corpus(source) for source in given.sources))
+        read = [Path(path).resolve() for single in there.singles for path in single.paths]
         outputs = [str(path) for path in models if any(path.is_relative_to(place) for place in read)]
-        there = dataclasses.replace(
-            given,
-            paths=paths_given,
-            held_out=tuple(paths.absolute(path) for path in given.held_out),
-            excluded=tuple(dict.fromkeys([*(paths.absolute(path) for path in given.excluded), *outputs])),
+        corpus = _write_changes(
+            dataclasses.replace(there, excluded=tuple(dict.fromkeys([*there.excluded, *outputs])), sources=())
         )
-        defaults = dataclasses.asdict(TextCorpus())
-        corpus = {name: value for name, value in dataclasses.asdict(there).items() if value != defaults[name]}
+        if there.sources:
+            corpus["sources"] = [_write_changes(source) for source in there.sources]
     named = TextTokenizer(**record.get("tokenizer", {})).path
     peak = record.get("learning_rate")
     if peak is not None:
@@ -120,6 +118,19 @@ class _Paths:
                 return place
         self.missing.append(found[0])
         return found[0]
+
+    def absolute_corpus(self, given: Source, **others: Any) -> Source:
+        """A corpus or source with absolute paths. others: fields to replace."""
+        names: dict[str, Any] = {
+            name: tuple(map(self.absolute, getattr(given, name))) for name in ("paths", "held_out", "excluded")
+        }
+        return dataclasses.replace(given, **names, **others)
+
+
+def _write_changes(settings: TextSource) -> dict[str, Any]:
+    """The fields that are not at their default."""
+    defaults = dataclasses.asdict(type(settings)())
+    return {name: value for name, value in dataclasses.asdict(settings).items() if value != defaults[name]}
 
 
 def _find_start(file: Path) -> Path:
@@ -225,7 +236,11 @@ def _write_corpus(training: RecordedTraining) -> list[str]:
     missing = [f"# Not found on this machine: {_write_comment(path)}" for path in training.missing]
     if not training.corpus:
         return [*missing, "# The text is that of this machine's Python installation, as it was for the source.", ""]
-    return [*missing, "[corpus]", *_write_lines(training.corpus), ""]
+    corpus = dict(training.corpus)
+    sources = [
+        line for source in corpus.pop("sources", ()) for line in ("", "[[corpus.sources]]", *_write_lines(source))
+    ]
+    return [*missing, "[corpus]", *_write_lines(corpus), *sources, ""]
 
 
 def _write_tokenizer(training: RecordedTraining, in_folder: bool) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..checks import LARGEST_COUNT, check_size, check_whole_number
+from ..layers.norms import at_least_float32
+from ..models import FastWeightsCache
 from .reading import MOST_EXAMPLES, check_model, evaluating, hidden_blocks, prompt_tokens, read
 
-__all__ = ["Answer", "Question", "Scores", "answer_prompts", "check_questions", "score_answers", "token_counter"]
+__all__ = [
+    "Answer",
+    "Question",
+    "Scores",
+    "answer_prompts",
+    "check_questions",
+    "padded",
+    "score_answers",
+    "score_continuations",
+    "token_counter",
+]
 
 _MORE_TOKENS = 16  # tokens generated beyond the answer's own number
 
@@ -68,15 +79,10 @@ class Answer:
 def answer_prompts(model: Any, tokenizer: Any, questions: Sequence[Question], block: int) -> list[Answer]:
     """Ask questions together, in the rows of one batch; prompts of different lengths are padded on the left."""
     prompts, answers = zip(*(_tokens(tokenizer, question) for question in questions))
-    ids, mask = _padded(prompts, model.device, left=True)
-    # What the answers are predicted from: the prompt's last token and, of each answer, all tokens but the last.
-    # Padding behind them changes nothing before it.
-    follows, _ = _padded([(p[-1], *a[:-1]) for p, a in zip(prompts, answers)], model.device)
+    ids, mask = padded(prompts, model.device, left=True)
     with evaluating(model):
         cache = read(model, ids[:, :-1], block, mask[:, :-1])
-        answered = hidden_blocks(model, follows, block, cache.copy())
-        logits_BTV = torch.cat([model.lm_head(hidden).float() for _, hidden in answered], 1)
-        scores = [_score(logits_TV[: len(answer)], answer) for logits_TV, answer in zip(logits_BTV, answers)]
+        scores = score_continuations(model, cache.copy(), prompts, answers, block)
         if all(exact for _, exact in scores):
             return [Answer(losses, True, "") for losses, _ in scores]
         generated = model.generate(
@@ -95,6 +101,34 @@ def answer_prompts(model: Any, tokenizer: Any, questions: Sequence[Question], bl
     return found
 
 
+def score_continuations(
+    model: Any, cache: FastWeightsCache, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], block: int
+) -> list[tuple[list[float], bool]]:
+    """-ln p of the tokens of each answer, and whether each token is the most likely one after the right ones before it.
+
+    cache: has read each prompt but its last token, and is advanced. An answer holds one token or more. Logits exist for the
+    tokens of one block of answers at a time.
+
+    Raises:
+        ValueError: the model's losses are not finite.
+    """
+    # What the answers are predicted from: the prompt's last token and, of each answer, all tokens but the last.
+    # Padding behind them changes nothing before it.
+    follows, _ = padded([(p[-1], *a[:-1]) for p, a in zip(prompts, answers)], model.device)
+    wanted, asked = padded(answers, model.device)
+    losses, likeliest = [], []
+    for start, hidden_BTD in hidden_blocks(model, follows, block, cache):
+        logits_BTV = at_least_float32(model.lm_head(hidden_BTD))
+        wanted_BT = wanted[:, start : start + hidden_BTD.shape[1]]
+        losses.append(F.cross_entropy(logits_BTV.transpose(1, 2), wanted_BT, reduction="none"))
+        likeliest.append(logits_BTV.argmax(-1) == wanted_BT)
+    losses_BT, likeliest_BT = torch.cat(losses, 1), torch.cat(likeliest, 1) | ~asked.bool()
+    if not losses_BT[asked.bool()].isfinite().all():
+        raise ValueError("model must give finite losses, got NaN or infinite ones; its weights are damaged")
+    rows = zip(losses_BT.tolist(), likeliest_BT.all(1).tolist(), answers)
+    return [(row[: len(answer)], exact) for row, exact, answer in rows]
+
+
 def _tokens(tokenizer: Any, question: Question) -> tuple[list[int], list[int]]:
     """The tokens of prompt and answer. Where the answer changes how the prompt's end is cut, that end counts as the answer's."""
     whole = prompt_tokens(tokenizer, f"{question.prompt} {question.answer}")
@@ -102,20 +136,11 @@ def _tokens(tokenizer: Any, question: Question) -> tuple[list[int], list[int]]:
     return whole[:start], whole[start:]
 
 
-def _padded(rows: Sequence[Sequence[int]], device: torch.device, left: bool = False) -> tuple[Tensor, Tensor]:
+def padded(rows: Sequence[Sequence[int]], device: torch.device, left: bool = False) -> tuple[Tensor, Tensor]:
     """Token ids [B, T], filled up with zeros, and a mask [B, T] that is 0 there."""
     fill = partial(pad_sequence, batch_first=True, padding_side="left" if left else "right")
     ids = [torch.tensor(row) for row in rows]
     return fill(ids).to(device), fill([torch.ones_like(row) for row in ids]).to(device)
-
-
-def _score(logits_TV: Tensor, answer: Sequence[int]) -> tuple[list[float], bool]:
-    """-ln p of each token of the right answer, and whether each is the most likely one."""
-    ids = torch.tensor(answer, device=logits_TV.device)
-    losses = F.cross_entropy(logits_TV, ids, reduction="none").tolist()
-    if not all(map(math.isfinite, losses)):
-        raise ValueError("model must give finite losses, got NaN or infinite ones; its weights are damaged")
-    return losses, torch.equal(logits_TV.argmax(-1), ids)
 
 
 def _until_end(tokens: list[int], most: int, end: int | list[int] | None) -> list[int]:

@@ -84,13 +84,20 @@ def is_evaluation(path: Path) -> bool:
 
 
 def plan_evaluation(
-    model: Path, settings: EvaluationSettings, tasks: Sequence[str] = (), *, text: str, output: Path
+    model: Path,
+    settings: EvaluationSettings,
+    tasks: Sequence[str] = (),
+    suites: Sequence[str] = (),
+    *,
+    text: str,
+    output: Path,
 ) -> dict[str, Any]:
     """The model in a folder with its number of parameters, the settings and the file of the results. Weights are not read, and
     nothing is written.
 
     Args:
         tasks: of lm-evaluation-harness.
+        suites: of such tasks.
         text: what a report calls the text.
 
     Raises:
@@ -101,7 +108,7 @@ def plan_evaluation(
         parameters = FastWeightsForCausalLM(config).num_parameters()
     return {
         "model": str(model), "parameters": parameters, "settings": dataclasses.asdict(settings), "lm-eval": list(tasks),
-        "text": text, "output": str(output),
+        "suites": list(suites), "text": text, "output": str(output),
     }  # fmt: skip
 
 

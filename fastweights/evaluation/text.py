@@ -62,10 +62,11 @@ class HeldOutText:
         Raises:
             ValueError: a path that does not exist, or files without text; at once, before any document is asked for.
         """
-        texts = self._corpus.texts() if self._paths else self._held_out()
+        texts = ((single.lengths, text) for single in self._corpus.singles for text in self._texts(single))
         with self._errors_named():
             first = list(islice(texts, 1))
-        return (tokenizer(text, verbose=False).input_ids for text in chain(first, texts))
+        encoded = ((lengths, tokenizer(text, verbose=False).input_ids) for lengths, text in chain(first, texts))
+        return (ids for lengths, ids in encoded if lengths.admits(len(ids)))
 
     def haystack(self) -> str | None:
         """Text to hide needles in; None without paths: the needle tasks have a text of their own.
@@ -90,12 +91,14 @@ class HeldOutText:
         except ValueError as error:
             raise error if self._paths else ValueError(f"{self.name}: {error}; or pass --text") from None
 
-    def _held_out(self) -> Iterator[str]:
-        return (document.text for document in self._corpus.documents() if document.held_out)
+    def _texts(self, corpus: TextCorpus) -> Iterator[str]:
+        return corpus.texts() if self._paths else (document.text for document in corpus.held_out_documents())
 
 
 def _sources(corpus: TextCorpus) -> str:
     """What a corpus reads, in words."""
+    if corpus.sources:
+        return ", ".join(map(_sources, corpus.singles))
     if corpus.dataset is not None:
         return one_line(f"the dataset {corpus.dataset!r} of the Hugging Face hub")
     paths = dict.fromkeys([*corpus.held_out, *corpus.paths])

@@ -12,6 +12,7 @@ from .choice import MixerChoice as MixerChoice
 from .choice import parse_mixers as parse_mixers
 from .delta_net import DeltaNet as DeltaNet
 from .delta_net import ElementwiseLonghorn as ElementwiseLonghorn
+from .delta_product import DeltaProduct as DeltaProduct
 from .lattice import Lattice as Lattice
 from .lattice import TestTimeTraining as TestTimeTraining
 from .least_squares import GatedKalmaNet as GatedKalmaNet
@@ -34,6 +35,7 @@ from .registry import MIXERS as MIXERS
 from .registry import MixerSpec as MixerSpec
 from .registry import build_mixer as build_mixer
 from .registry import register_mixer as register_mixer
+from .rwkv7 import RWKV7 as RWKV7
 from .softmax_attention import SoftmaxAttention as SoftmaxAttention
 from .vla import PrintedDeltaNet as PrintedDeltaNet
 from .vla import VariationalLinearAttention as VariationalLinearAttention

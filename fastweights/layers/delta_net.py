@@ -1,5 +1,5 @@
-"""DeltaNet: error-correcting memory with decay, gain, feedback and key preconditioner as independent options; and the elementwise
-form of Longhorn."""
+"""DeltaNet: error-correcting memory with decay, gain, feedback, preconditioner and learnt write key as options; and the
+elementwise form of Longhorn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_number
-from ..ops import delta_rule, elementwise_longhorn, preconditioned_delta_rule
+from ..ops import delta_rule, elementwise_longhorn, precondition_queries, preconditioned_delta_rule
 from ..ops.authoring import State, expand_heads
 from .decay import HeadDecay, KimiDecay
 from .gates import SigmoidGain
@@ -19,7 +19,7 @@ from .initialization import OwnInitialValues
 from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import MemoryOptions, one_of, option
-from .preconditioner import KeyPreconditioner, PreconditionerOptions
+from .preconditioner import SIDES, LearntWriteKey, PreconditionerOptions, build_preconditioner, find_gates
 from .registry import DELTA, KEY_ENERGY, PDN, register_mixer, register_variants
 from .shared_input import compute_gates
 
@@ -86,7 +86,7 @@ class DeltaNetOptions(PreconditionerOptions, MemoryOptions):
     decay: str = option("none", one_of("none", "head", "channel"))
     gain: str = option("beta", one_of(*GAINS))
     negative_eigenvalues: bool = option(False, check_flag)
-    preconditioner: str | None = option(None, one_of(None, "key"))
+    learn_write_key: bool = option(False, check_flag)
     state_feedback: bool = option(False, check_flag)
     output_correction: float | None = option(None, check_number)
 
@@ -103,12 +103,23 @@ class DeltaNetOptions(PreconditionerOptions, MemoryOptions):
                 "state_feedback must be False with decay 'channel', a preconditioner or a gain other than 'beta': the key that "
                 "is read then takes the decay of the head"
             )
-        bounded = self.bound > 1 and self.interval != "dampen" and self.squash != "none"
-        if self.negative_eigenvalues and self.preconditioner and bounded:
+        if self.learn_write_key and (
+            "key" in SIDES[self.preconditioner] or self.state_feedback or self.squash == "none"
+        ):
             raise ValueError(
-                f"negative_eigenvalues must be False with a preconditioner of bound {self.bound}: beta * bound would exceed "
-                "2 and the memory could grow without end; choose one of the two, or interval 'dampen'"
+                "learn_write_key must be False with preconditioner 'key' or 'both', state_feedback or squash 'none': each "
+                "of them says along which keys tokens are written"
             )
+
+    @property
+    def largest_beta(self) -> float:
+        """1, or with negative eigenvalues the largest beta for which the eigenvalue 1 - beta k.w of a write to a unit key is at
+        least -1 (Preconditioned DeltaNet, lemma E.2): 2, or 2/x where the factors of write keys reach x. Gains other than "beta"
+        divide by k.w themselves."""
+        if not self.negative_eigenvalues:
+            return 1.0
+        scaled = self.learn_write_key or ("key" in SIDES[self.preconditioner] and self.squash != "none")
+        return 2.0 / self.bound if scaled and self.gain == "beta" and self.interval != "dampen" else 2.0
 
 
 @register_mixer(
@@ -134,15 +145,17 @@ class DeltaNet(MemoryLayer):
             beta/(1 + m): write keys normalised as in Preconditioned DeltaNet, table 7, which finds "beta" best. "exact" =
             (1 - exp(-beta m))/m is the step of EFLA, which solves the delta rule's differential equation over a time beta, and
             "nlms" = 1/m that of normalised least mean squares, without beta.
-        negative_eigenvalues: whether beta reaches 2 instead of 1, so that a write can flip the sign of what it replaces.
-        preconditioner: None, or "key": w = k times a power of the bound, see `fastweights.ops.precondition_keys`.
+        negative_eigenvalues: whether beta reaches 2 instead of 1, so that a write can flip the sign of what it replaces; 2/x
+            with preconditioned keys whose factors reach x, which keeps the eigenvalues of every step within [-1, 1].
+        learn_write_key: whether a projection makes w of k, by factors in [1/x, x] per channel, without the running energy of
+            the preconditioner (Preconditioned DeltaNet, section 4.1): `fastweights.layers.preconditioner.LearntWriteKey`.
         state_feedback: whether a write corrects a fraction b, one learned number per head, of the memory's answer before the
             decay: S = a S + beta k (v - b S^T k)^T (Comba).
         output_correction: first value of d, one learned number per head, in queries q - d k (Comba); None for none.
         normalize_qk: whether queries and keys are divided by their length; unit keys keep gain "beta" stable.
 
-    The other options are those of `fastweights.layers.preconditioner.PreconditionerOptions`, `DecayOptions` (long_memory) and
-    `MemoryOptions`.
+    The other options are those of `fastweights.layers.preconditioner.PreconditionerOptions` (preconditioner and its settings),
+    `DecayOptions` (long_memory) and `MemoryOptions`.
     """
 
     Options = DeltaNetOptions
@@ -153,7 +166,7 @@ class DeltaNet(MemoryLayer):
         "g": "decay",
         "beta": "",
         "read_key": "feedback.share",
-        "write_key": "preconditioner",
+        "write_key": "writer",
         "precond_g": "preconditioner",
         "precond_beta": "preconditioner",
     }
@@ -162,53 +175,64 @@ class DeltaNet(MemoryLayer):
         options, heads, hidden_size = self.options, self.heads, self.hidden_size
         self.gain = None
         if options.gain != "nlms":
-            self.gain = SigmoidGain(
-                hidden_size, heads.value_heads, largest=2.0 if options.negative_eigenvalues else 1.0
-            )
+            self.gain = SigmoidGain(hidden_size, heads.value_heads, largest=options.largest_beta)
         self.decay: nn.Module | None = None
         if options.decay == "head":
             self.decay = HeadDecay(hidden_size, heads.value_heads, options.long_memory)
         elif options.decay == "channel":
             self.decay = KimiDecay(hidden_size, heads.value_heads, heads.key, options.long_memory)
-        self.preconditioner = None
-        if options.preconditioner:
-            self.preconditioner = KeyPreconditioner(hidden_size, heads.value_heads, options)
+        self.ridge = options.ridge  # a plain attribute, which conversions make large
+        self.preconditioner: Any = build_preconditioner(hidden_size, heads.value_heads, options)
         self.feedback = ClosedLoop(
             heads.key_heads, heads.value_heads, options.state_feedback, options.output_correction
         )
+        self.learnt = None
+        if options.learn_write_key:
+            self.learnt = LearntWriteKey(hidden_size, heads.key_heads, heads.key, options)
+
+    @property
+    def writer(self) -> Any:
+        """The module that makes write keys, None where keys are written along themselves."""
+        return self.preconditioner if "key" in SIDES[self.options.preconditioner] else self.learnt
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
-        own_gates = () if self.preconditioner is None else self.preconditioner.gates.own
-        beta_BTG, g, *own = compute_gates(x_BTD, self.gain, self.decay, *own_gates)
+        gates, sides = find_gates(self.preconditioner, self.options), SIDES[self.options.preconditioner]
+        beta_BTG, g, *own = compute_gates(x_BTD, self.gain, self.decay, *(() if gates is None else gates.own))
         if beta_BTG is None:
             beta_BTG = torch.ones_like(v_BTGV[..., 0])
         keys, read_g = None, g
         if self.options.state_feedback or self.options.output_correction is not None:
             q_BTHK, keys, read_g = self.feedback(q_BTHK, k_BTHK, g)
+        energy: dict[str, Tensor | None] = {}
+        if gates is not None:
+            precond_g, precond_beta = gates(own, g, beta_BTG)
+            self.probe(precond_g=precond_g, precond_beta=precond_beta)
+        if "query" in sides:
+            q_BTHK, energy = run(
+                precondition_queries, q_BTHK, k_BTHK, precond_g, precond_beta, ridge=self.ridge, keep="key" not in sides
+            )
         self.probe(q=q_BTHK, g=g)
         if keys is not None:  # writes along k correct a part of the memory's answer to k before its decay
             read_BTGK, k_BTGK = keys
             q_BTGK = expand_heads(q_BTHK, v_BTGV.shape[2])
             self.probe(beta=beta_BTG, read_key=read_BTGK)
             return run(delta_rule, q_BTGK, read_BTGK, v_BTGV, beta_BTG, read_g, write_key=k_BTGK)
-        if self.preconditioner is None:
-            beta_BTG = self._compute_write_gain(beta_BTG, k_BTHK, k_BTHK, g)
-            self.probe(beta=beta_BTG)
-            return run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g)
-
-        made = self.preconditioner
-        precond_g, precond_beta = made.gates(own, g, beta_BTG)
-        self.probe(precond_g=precond_g, precond_beta=precond_beta)
-        if self.options.gain == "beta" and self.options.squash == "softsign":  # one op, with kernels
-            self.probe(beta=beta_BTG, write_key=lambda: made.write_keys(k_BTHK, precond_g, precond_beta, run)[0])
-            return made(
-                run, preconditioned_delta_rule, q_BTHK, k_BTHK, v_BTGV, made.scaled(beta_BTG), g, precond_g=precond_g,
-                precond_beta=precond_beta,
-            )  # fmt: skip
-        w_BTGK, energy = made.write_keys(k_BTHK, precond_g, precond_beta, run)  # the gain may need them first
-        beta_BTG = self._compute_write_gain(beta_BTG, k_BTHK, w_BTGK, g)
-        self.probe(beta=beta_BTG, write_key=w_BTGK)
-        o_BTGV, memory = run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, write_key=w_BTGK)
+        w = k_BTHK = expand_heads(k_BTHK, q_BTHK.shape[2])
+        if self.learnt is not None:
+            w = self.learnt(x_BTD, k_BTHK)
+        elif "key" in sides:
+            made = self.preconditioner
+            if self.options.gain == "beta" and self.options.squash == "softsign":  # one op, with kernels
+                self.probe(beta=beta_BTG, write_key=lambda: made.write_keys(k_BTHK, precond_g, precond_beta, run)[0])
+                return made(
+                    run, preconditioned_delta_rule, q_BTHK, k_BTHK, v_BTGV, made.scaled(beta_BTG), g, precond_g=precond_g,
+                    precond_beta=precond_beta,
+                )  # fmt: skip
+            w, energy = made.write_keys(k_BTHK, precond_g, precond_beta, run)  # the gain may need them first
+        beta_BTG = self._compute_write_gain(beta_BTG, k_BTHK, w, g)
+        self.probe(beta=beta_BTG, write_key=None if self.writer is None else w)
+        write_key = None if self.writer is None else w
+        o_BTGV, memory = run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, write_key=write_key)
         return o_BTGV, {**memory, **energy}
 
     def _compute_write_gain(self, beta_BTG: Tensor, k_BTHK: Tensor, w: Tensor, g: Tensor | None) -> Tensor:

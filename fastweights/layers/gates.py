@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.authoring import exp_rate, linear_rows
+from ..ops import palimpsa
+from ..ops.authoring import State, exp_rate, expand_heads, linear_rows
 from .decay import HeadDecay
 from .initialization import OwnInitialValues, UniformLinear
 from .norms import at_least_float32
 from .shared_input import ProjectedGate, joins
 
-__all__ = ["ImportanceGain", "PreconditionerGates", "SigmoidGain", "StepSize"]
+__all__ = ["ImportanceGain", "PreconditionerGates", "SigmoidGain", "StepSize", "VarianceShift", "WindowThreshold"]
+
+LEAST_FORGETTING = 1e-6  # 1 - a of the longest memory window that is told apart, a million tokens
+SMALLEST_VARIANCE = 1e-12
 
 
 class SigmoidGain(ProjectedGate):
@@ -105,6 +110,63 @@ class ImportanceGain(OwnInitialValues):
     def forward(self, x_BTD: Tensor, s_BTG: Tensor) -> tuple[Tensor, Tensor]:
         z_BTGV = self.beta_proj(x_BTD).unflatten(2, (len(self.b_scale), -1))
         return z_BTGV, F.softplus(at_least_float32(self.b_scale)) * s_BTG
+
+
+class WindowThreshold(OwnInitialValues):
+    """The share of its importance that a head keeps: 0 where the mean of log N over the tokens so far is at most a learned
+    threshold, N = 1/(1 - a) the memory window of a token, and tanh of what it is above the threshold by.
+
+    Palimpsa (section 3.2) proposes metaplastic heads where the average log N exceeds a learned threshold. The share is continuous
+    so that gradients reach the threshold, and exactly 0 below it, where a head is gated linear attention. The mean is the answer
+    of a Palimpsa memory of one number per head to which every token writes log N with the same key.
+    """
+
+    states: ClassVar[Mapping[str, State]] = {"log_windows": State("G"), "tokens": State("G")}
+    _no_weight_decay = ("threshold",)
+
+    def __init__(self, num_heads: int, first: float) -> None:
+        super().__init__()
+        self.first = first
+        self.threshold = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    def initial_values(self) -> dict[str, Tensor]:
+        return {"threshold": torch.full_like(self.threshold, self.first)}
+
+    def forward(self, g_BTG: Tensor, run: Any) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """The share [B, T, num_heads] for log decays g, and what the next call needs. run: the layer's `RuleCall`."""
+        log_window = -torch.expm1(g_BTG).neg().clamp_min(LEAST_FORGETTING).log()[..., None]
+        one, zero = torch.ones_like(log_window), torch.zeros_like(g_BTG)
+        no_prior = 1e-30
+        mean, windows = run(
+            palimpsa, one, one, log_window, one, zero, prior=no_prior, scale=1.0, state=tuple(self.states)
+        )
+        return (mean[..., 0] - at_least_float32(self.threshold)).relu().tanh(), windows
+
+
+class VarianceShift(OwnInitialValues):
+    """c log u, c one learned number per head, 0 at first: what the variance of an answer adds to the projection of its gate.
+
+    u in (0, 1] is the variance as a share of that before any key was written. A head that opens its gate when it knows what it is
+    asked for learns a c below 0. Palimpsa (section 2) proposes the use of the variance and prints no form.
+    """
+
+    _no_weight_decay = ("c",)
+
+    def __init__(self, num_heads: int, prior: float) -> None:
+        super().__init__()
+        self.prior = prior
+        self.c = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    def initial_values(self) -> dict[str, Tensor]:
+        return {"c": torch.zeros_like(self.c)}
+
+    def forward(self, variance_BTGV: Tensor, q: Tensor) -> Tensor:
+        """The shift [B, T, G, V] for the variance of answers to q [B, T, H, K], which has its scale."""
+        first_BTG1 = expand_heads(at_least_float32(q).square().sum(-1, keepdim=True), len(self.c)) / self.prior
+        share_BTGV = (at_least_float32(variance_BTGV) + SMALLEST_VARIANCE) / (first_BTG1 + SMALLEST_VARIANCE)
+        return at_least_float32(self.c)[:, None] * share_BTGV.log()
 
 
 class PreconditionerGates(nn.Module):

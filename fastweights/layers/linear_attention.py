@@ -1,10 +1,10 @@
-"""Linear attention layer: additive memory with decay, gain and query preconditioner as independent options."""
+"""Linear attention layer: additive memory with decay, gain and preconditioner as independent options."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +14,11 @@ from ..checks import check_flag
 from ..ops import linear_attention, precondition_queries
 from ..ops.authoring import State, expand_heads
 from .decay import FixedDecay, GLADecay, HeadDecay
-from .gates import PreconditionerGates, SigmoidGain
+from .gates import SigmoidGain
 from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
-from .preconditioner import KeyPreconditioner, PreconditionerOptions
+from .preconditioner import SIDES, PreconditionerOptions, build_preconditioner, find_gates
 from .registry import ADDITIVE, KEY_ENERGY, PDN, register_mixer, register_variants
 from .shared_input import compute_gates
 
@@ -34,7 +34,6 @@ class LinearAttentionOptions(PreconditionerOptions, MemoryOptions):
 
     decay: str = option("none", one_of("none", "head", "channel", "fixed"))
     gain: str | None = option(None, one_of(None, "beta"))
-    preconditioner: str | None = option(None, one_of(None, "query", "key"))
     feature_map: str = option("identity", one_of(*FEATURE_MAPS))
     normalizer: bool = option(False, check_flag)
 
@@ -68,13 +67,11 @@ class LinearAttention(MemoryLayer):
         decay: "none", "head" (one decay per head, as in Mamba-2), "channel" (one per key channel, as in GLA) or "fixed" (RetNet's
             1 - 2^(-5 - h) for head h).
         gain: None (beta 1) or "beta" (beta = sigmoid of a projection, one number per head).
-        preconditioner: None, "query": q / (A + ridge) with A the running energy of the key channels, or "key": tokens are written
-            along the write keys w of `fastweights.ops.precondition_keys` in place of k.
         feature_map: function of queries and keys, "identity" or "elu" (ELU + 1).
         normalizer: whether the answer is divided by z.q, at least 1e-4, with z the decayed sum of beta k (Katharopoulos et al.).
 
-    The other options are those of `fastweights.layers.preconditioner.PreconditionerOptions`, `DecayOptions` (long_memory) and
-    `MemoryOptions`.
+    The other options are those of `fastweights.layers.preconditioner.PreconditionerOptions` (preconditioner and its settings),
+    `DecayOptions` (long_memory) and `MemoryOptions`.
     """
 
     Options = LinearAttentionOptions
@@ -106,23 +103,18 @@ class LinearAttention(MemoryLayer):
             self.decay = FixedDecay(heads.value_heads)
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if options.gain else None
         self.ridge = options.ridge  # a plain attribute, which conversions make large
-        self.preconditioner: PreconditionerGates | KeyPreconditioner | None = None
-        if options.preconditioner == "query":
-            self.preconditioner = PreconditionerGates(hidden_size, heads.value_heads, options.tie_preconditioner)
-        elif options.preconditioner == "key":
-            self.preconditioner = KeyPreconditioner(hidden_size, heads.value_heads, options)
+        self.preconditioner: Any = build_preconditioner(hidden_size, heads.value_heads, options)
 
     @property
-    def key_preconditioner(self) -> KeyPreconditioner | None:
-        """By the option: an adapter may wrap the module."""
-        return cast(KeyPreconditioner, self.preconditioner) if self.options.preconditioner == "key" else None
+    def key_preconditioner(self) -> Any:
+        """The preconditioner of keys, None without one. By the option: an adapter may wrap the module."""
+        return self.preconditioner if "key" in SIDES[self.options.preconditioner] else None
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         q_BTHK, k_BTHK = (FEATURE_MAPS[self.options.feature_map](y) for y in (q_BTHK, k_BTHK))
         if self.normalizes_features:
             q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
-        by_key = self.key_preconditioner
-        gates: Any = self.preconditioner if by_key is None else by_key.gates
+        gates, sides = find_gates(self.preconditioner, self.options), SIDES[self.options.preconditioner]
         own_gates = () if gates is None else gates.own
         g, beta_BTG, *own = compute_gates(x_BTD, self.decay, self.gain, *own_gates)
         energy: dict[str, Tensor | None] = {}
@@ -133,11 +125,19 @@ class LinearAttention(MemoryLayer):
             weight = torch.ones_like(v_BTGV[..., 0]) if beta_BTG is None and gates.tied else beta_BTG
             precond_g, precond_beta = gates(own, g, weight)
             self.probe(precond_g=precond_g, precond_beta=precond_beta)
-            if by_key is None:
-                q_BTHK, energy = run(precondition_queries, q_BTHK, k_BTHK, precond_g, precond_beta, ridge=self.ridge)
+            if "query" in sides:
+                q_BTHK, energy = run(
+                    precondition_queries,
+                    q_BTHK,
+                    k_BTHK,
+                    precond_g,
+                    precond_beta,
+                    ridge=self.ridge,
+                    keep="key" not in sides,
+                )
                 k_BTHK = write_key = expand_heads(k_BTHK, q_BTHK.shape[2])
-            else:
-                write_key, energy = by_key.write_keys(k_BTHK, precond_g, precond_beta, run)
+            if "key" in sides:
+                write_key, energy = self.preconditioner.write_keys(k_BTHK, precond_g, precond_beta, run)
                 self.probe(write_key=write_key)
                 q_BTHK = expand_heads(q_BTHK, write_key.shape[2])
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g, beta=beta_BTG)

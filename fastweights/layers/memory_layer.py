@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from ..ops.authoring import InPlace, Op, State, count_numbers, spec_of
+from ..ops.authoring import InPlace, Op, State, count_numbers, read_rows, spec_of
 from .cache import LayerCache, check_memory
 from .heads import HeadSizes
 from .mixer import ConfiguredMixer, check_input
@@ -31,9 +31,10 @@ class RuleCall:
         memory: what the cache holds from earlier calls, by name; empty at the start of the sequences.
         context: the other tensors that the cache holds from earlier calls.
         new_context: tensors for the next call beside the memory; a rule may add to them.
+        for_output: what the layer's `read_out` gets by name beside the usual; a rule may add to it.
     """
 
-    __slots__ = ("context", "keywords", "memory", "new_context", "rows")
+    __slots__ = ("context", "for_output", "keywords", "memory", "new_context", "rows")
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class RuleCall:
         self.rows = None if cache is None else cache.rows
         self.context: dict[str, Tensor] = {} if cache is None else cache.context
         self.new_context = {} if conv_states is None else conv_states
+        self.for_output: dict[str, Tensor] = {}
         self.keywords: dict[str, Any] = {
             "output_final_state": cache is not None,
             "cu_seqlens": cu_seqlens,
@@ -62,25 +64,39 @@ class RuleCall:
         return len(x_BTD) if cu_seqlens is None else len(cu_seqlens) - 1
 
     def __call__(
-        self, op: Callable[..., tuple[Tensor, Any]], *inputs: Any, state: Sequence[str] | None = None, **options: Any
-    ) -> Answer:
+        self,
+        op: Callable[..., Any],
+        *inputs: Any,
+        state: Sequence[str] | None = None,
+        keep: bool = True,
+        **options: Any,
+    ) -> tuple[Any, dict[str, Tensor | None]]:
         """Call `op` from the memory's tensors: all that belong to its state, or none at the start of the sequences.
 
         Args:
             inputs, options: of the op.
             state: the names of its state in the memory; those of its declaration when None.
+            keep: whether the memory moves on. False where another call keeps the same state of the same tokens.
 
         Returns:
-            What the op gives, and the memory after it by name, None where there is no cache to keep it.
+            What the op gives (a tuple where it gives several tensors), and the memory after it by name, None where there is no
+            cache to keep it.
         """
         names = tuple(spec_of(op).states if state is None else state)
         check_memory(self.memory, names)
         held = tuple(self.memory[name] for name in names) if names[0] in self.memory else None
+        if self.rows is not None and held is not None and not keep:
+            held = tuple(read_rows(x, self.rows) for x in held)
         initial: Any = held[0] if held is not None and len(held) == 1 else held
-        if self.rows is not None:  # the op overwrites what the memory holds
-            o, _ = op(*inputs, initial_state=InPlace(initial, self.rows), **self.keywords, **options)
+        keywords = {**self.keywords, **options}
+        if not keep:
+            keywords["output_final_state"] = False
+        elif self.rows is not None:  # the op overwrites what the memory holds
+            initial = InPlace(initial, self.rows)
+        *outputs, final = op(*inputs, initial_state=initial, **keywords)
+        o = outputs[0] if len(outputs) == 1 else tuple(outputs)
+        if isinstance(initial, InPlace):
             return o, dict(zip(names, held or ()))
-        o, final = op(*inputs, initial_state=initial, **self.keywords, **options)
         finals = (final,) if len(names) == 1 else final or (None,) * len(names)
         return o, dict(zip(names, finals, strict=True))
 
@@ -141,6 +157,7 @@ class MemoryLayer(OpLayer):
             options.normalize_qk if normalize_qk is None else normalize_qk,
             options.backend,
             options.conv_init,
+            options.steps,
         )
 
     def build(self) -> None:
@@ -168,7 +185,7 @@ class MemoryLayer(OpLayer):
         self.probe(o=o_BTGV)
         if cache is not None:
             cache.update(memory, run.new_context)
-        return self.read_out(o_BTGV, v_BTGV, x_BTD)
+        return self.read_out(o_BTGV, v_BTGV, x_BTD, **run.for_output)
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         """Compute the gates, write the memory and read it: the answers [B, T, G, V] and the memory by name.

@@ -29,10 +29,14 @@ class Mixer(nn.Module):
     Attributes:
         probes: names that `fastweights.layers.probe` can record for this class. The value is the attribute that is None where
             the options of a layer leave it out (such as "decay" for the name "g"), or "" where every layer of the class has it.
+        gives_values, takes_first_values: whether the method `values` gives what layers behind this one take as the keyword
+            `first_values` of their forward, and whether this layer's forward takes it.
         decodes_in_pool: whether forward can read a few tokens with a cache whose memory is a pool (`LayerCache.rows`).
     """
 
     probes: ClassVar[Mapping[str, str]] = {"state": ""}
+    gives_values: bool = False
+    takes_first_values: bool = False
     decodes_in_pool: bool = False
     _listener: Callable[[dict[str, Any]], None] | None = None
 
@@ -58,6 +62,10 @@ class Mixer(nn.Module):
             TypeError: x is not a tensor, or cache not a `LayerCache`.
             ValueError: an input that does not fit: its shape, or a dtype or device that is not the layer's.
         """
+        raise NotImplementedError
+
+    def values(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """`first_values` for the layers behind this one, before forward has brought the cache up to date."""
         raise NotImplementedError
 
     def fixed_cache(self, cache: LayerCache, tokens: int) -> LayerCache:

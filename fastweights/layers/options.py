@@ -188,6 +188,11 @@ class ProjectionOptions(BlockOptions):
     activation: str = option("silu", one_of(*ACTIVATIONS))
     shared_qk: bool = option(False, check_flag)
 
+    @property
+    def steps(self) -> int:
+        """Keys and values per token and head."""
+        return 1
+
     def head_sizes(self) -> HeadSizes:
         """Numbers and widths of the heads."""
         return HeadSizes.choose(self.hidden_size, self.num_heads, self.head_dim, self.expand_v, self.num_v_heads)

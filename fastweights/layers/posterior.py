@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_number, check_positive, check_size
-from ..ops import linear_attention, palimpsa
+from ..ops import linear_attention, palimpsa, palimpsa_posterior
 from ..ops.authoring import Op, State, gated_writes
 from .cache import LayerCache
 from .decay import HeadDecay, StepDecay
-from .gates import ImportanceGain, SigmoidGain
+from .gates import ImportanceGain, SigmoidGain, VarianceShift, WindowThreshold
 from .heads import HeadSizes
 from .initialization import ResidualProjection
 from .memory_layer import Answer, MemoryLayer, OpLayer, RuleCall
@@ -59,6 +59,9 @@ class PosteriorOptions(DecayOptions):
             in +-1/sqrt(rank) as in the authors' released code. A layer by itself has the latter.
         residual: whether D v, with one learned D per head, is added to the answer.
         skip_init: first value of D.
+        metaplastic_threshold: first value of a learned threshold per head on the mean of log N over the tokens so far, with the
+            memory window N = 1/(1 - a): importances are kept only above it (Palimpsa, section 3.2). None keeps them everywhere.
+        variance_gate: whether the output gate is shifted by the variance of the answer, by one learned number per head.
     """
 
     metaplasticity: bool = option(True, check_flag)
@@ -67,6 +70,17 @@ class PosteriorOptions(DecayOptions):
     beta_init: str = option("normal", one_of("normal", "uniform"))
     residual: bool = option(True, check_flag)
     skip_init: float = option(1.0, check_number)
+    metaplastic_threshold: float | None = option(None, check_number)
+    variance_gate: bool = option(False, check_flag)
+
+    def check_together(self) -> None:
+        super().check_together()
+        if not self.metaplasticity and (self.metaplastic_threshold is not None or self.variance_gate):
+            raise ValueError(
+                "metaplasticity must be True with metaplastic_threshold or variance_gate, got False: both are about importances"
+            )
+        if self.variance_gate and getattr(self, "output_gate", None) is None:
+            raise ValueError("output_gate must not be None with variance_gate, which shifts it; choose 'silu'")
 
 
 class PosteriorLayer(OpLayer):
@@ -80,10 +94,12 @@ class PosteriorLayer(OpLayer):
 
     @classmethod
     def states(cls, options: Any) -> Mapping[str, State]:
-        return cls.choose_op(options).spec.states
+        states = cls.choose_op(options).spec.states
+        return states if options.metaplastic_threshold is None else {**states, **WindowThreshold.states}
 
     def build_importance(self) -> None:
-        """Create the gain of the importance and the skip D v, each None where the options leave it out."""
+        """Create the gain of the importance, its threshold, the shift of the gate and the skip D v, each None where the options
+        leave it out."""
         options, heads = self.options, self.heads
         self.importance = None
         if options.metaplasticity:
@@ -91,20 +107,40 @@ class PosteriorLayer(OpLayer):
                 self.hidden_size, heads.value_heads, heads.value, options.b_scale, options.beta_init
             )
         self.skip = ValueSkip(heads.value_heads, options.skip_init) if options.residual else None
+        self.threshold = self.variance = None
+        if options.metaplastic_threshold is not None:
+            self.threshold = WindowThreshold(heads.value_heads, options.metaplastic_threshold)
+        if options.variance_gate:
+            self.variance = VarianceShift(heads.value_heads, options.prior)
 
-    def gate_writes(self, x_BTD: Tensor, v_BTGV: Tensor, s_BTG: Tensor, backend: str) -> tuple[Tensor, Tensor | None]:
-        """What is written, s v, and its gain in importance [B, T, G, V] (None without importance), both in v's dtype."""
+    def answer(
+        self,
+        x_BTD: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v_BTGV: Tensor,
+        s_BTG: Tensor,
+        g_BTG: Tensor,
+        run: RuleCall,
+        scale: float,
+    ) -> tuple[Tensor, dict[str, Tensor | None], Tensor | None]:
+        """Write s v with its gain in importance and read with q: answers [B, T, G, V], the memory after them, and the shift
+        [B, T, G, V] of the output gate (None without one)."""
         z_BTGV, c_BTG = (None, None) if self.importance is None else self.importance(x_BTD, s_BTG)
-        return gated_writes(v_BTGV, s_BTG, z_BTGV, c_BTG, backend=choose_layer_backend(backend))
-
-    def read_posterior(
-        self, run: RuleCall, q: Tensor, k: Tensor, write: Tensor, beta: Tensor | None, g: Tensor, scale: float
-    ) -> Answer:
-        """Answers [B, T, G, V] and the memory after them. beta None stands for beta = 0."""
-        op, prior = self.choose_op(self.options), self.options.prior
+        windows: dict[str, Tensor | None] = {}
+        if self.threshold is not None:
+            share_BTG, windows = self.threshold(g_BTG, run)
+            c_BTG = c_BTG * share_BTG
+        write, beta = gated_writes(v_BTGV, s_BTG, z_BTGV, c_BTG, backend=choose_layer_backend(run.keywords["backend"]))
+        self.probe(importance=beta)
+        prior = self.options.prior
         if beta is None:
-            return run(op, q, k, write, g, scale=scale / prior)
-        return run(op, q, k, write, beta, g, prior=prior, scale=scale)
+            return *run(linear_attention, q, k, write, g_BTG, scale=scale / prior), None
+        if self.variance is None:
+            o, memory = run(palimpsa, q, k, write, beta, g_BTG, prior=prior, scale=scale)
+            return o, {**memory, **windows}, None
+        (o, variance), memory = run(palimpsa_posterior, q, k, write, beta, g_BTG, prior=prior, scale=scale)
+        return o, {**memory, **windows}, self.variance(variance, scale * q)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +174,9 @@ class PalimpsaD(PosteriorLayer, MemoryLayer):
         gain: "beta" (s as above) or None (s = 1).
         output_gate: None, "sigmoid", "gelu" or, the default, "silu".
 
-    The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, prior, b_scale,
-    beta_init, residual, skip_init; D v takes v before s), of `DecayOptions` (long_memory) and of `MemoryOptions`.
+    The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, metaplastic_threshold, prior,
+    b_scale, beta_init, residual, skip_init, variance_gate; D v takes v before s), of `DecayOptions` (long_memory) and of
+    `MemoryOptions`.
     """
 
     Options = PalimpsaDOptions
@@ -156,17 +193,20 @@ class PalimpsaD(PosteriorLayer, MemoryLayer):
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         s_BTG, g_BTG = compute_gates(x_BTD, self.gain, self.decay)
         gate_BTG = torch.ones_like(v_BTGV[..., 0], dtype=torch.float32) if s_BTG is None else s_BTG
-        write_BTGV, beta_BTGV = self.gate_writes(x_BTD, v_BTGV, gate_BTG, self.options.backend)
-        self.probe(step_size=s_BTG, importance=beta_BTGV, g=g_BTG)
-        return self.read_posterior(run, q_BTHK, k_BTHK, write_BTGV, beta_BTGV, g_BTG, scale=self.heads.key**-0.5)
+        self.probe(step_size=s_BTG, g=g_BTG)
+        scale = self.heads.key**-0.5
+        o_BTGV, memory, shift_BTGV = self.answer(x_BTD, q_BTHK, k_BTHK, v_BTGV, gate_BTG, g_BTG, run, scale)
+        if shift_BTGV is not None:
+            run.for_output["shift_BTGV"] = shift_BTGV
+        return o_BTGV, memory
 
-    def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
-        self.probe(output_gate=lambda: self.output.gate_values(x_BTD))
+    def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor, shift_BTGV: Tensor | None = None) -> Tensor:
+        self.probe(output_gate=lambda: self.output.gate_values(x_BTD, shift_BTGV))
         if self.skip is None:
-            return self.output(o_BTGV, x_BTD)
+            return self.output(o_BTGV, x_BTD, shift_BTGV=shift_BTGV)
         if self.options.output_norm and is_bare(self.skip, ValueSkip):
-            return self.output(o_BTGV, x_BTD, v_BTGV, self.skip.D)
-        return self.output(self.skip(o_BTGV, v_BTGV), x_BTD)
+            return self.output(o_BTGV, x_BTD, v_BTGV, self.skip.D, shift_BTGV)
+        return self.output(self.skip(o_BTGV, v_BTGV), x_BTD, shift_BTGV=shift_BTGV)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +276,8 @@ class PalimpsaM(PosteriorLayer):
         output_gate: function of z, "silu", "sigmoid" or "gelu"; None for no gate.
         norm_groups: number of equal groups that the channels of all heads are normalised in.
 
-    The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, prior, b_scale,
-    beta_init, residual), of `DecayOptions` (long_memory) and of `BlockOptions`.
+    The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, metaplastic_threshold, prior,
+    b_scale, beta_init, residual, variance_gate), of `DecayOptions` (long_memory) and of `BlockOptions`.
     """
 
     Options = PalimpsaMOptions
@@ -275,9 +315,10 @@ class PalimpsaM(PosteriorLayer):
         )  # fmt: skip
         v_BTGV, k_BTHK, q_BTHK = self._split(vkq)
         dt_BTG, g_BTG = self.decay(step_BTG)
-        write_BTGV, beta_BTGV = self.gate_writes(x_BTD, v_BTGV, dt_BTG, backend)
-        self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g_BTG, step_size=dt_BTG, importance=beta_BTGV)
-        o_BTGV, memory = self.read_posterior(run, q_BTHK, k_BTHK, write_BTGV, beta_BTGV, g_BTG, scale=1.0)
+        self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g_BTG, step_size=dt_BTG)
+        o_BTGV, memory, shift_BTGV = self.answer(x_BTD, q_BTHK, k_BTHK, v_BTGV, dt_BTG, g_BTG, run, scale=1.0)
+        if shift_BTGV is not None:
+            z = z + shift_BTGV.flatten(2).to(z.dtype)
         self.probe(o=o_BTGV, output_gate=lambda: None if gate is None else GATES[gate](z).view_as(o_BTGV))
         if cache is not None and conv_state is not None:
             cache.update(memory, {"vkq": conv_state})

@@ -1,21 +1,35 @@
-"""The key preconditioner of the delta rules and of linear attention: its options, its parameters, its write keys."""
+"""The preconditioners of the delta rules and of linear attention: their options, their parameters, the write keys."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_number, check_positive
 from ..ops import precondition_keys
+from ..ops.authoring import expand_heads
 from .gates import PreconditionerGates
 from .initialization import OwnInitialValues
 from .memory_layer import Answer, RuleCall
+from .norms import at_least_float32
 from .options import DecayOptions, one_of, option
 
-__all__ = ["KeyPreconditioner", "PreconditionerOptions"]
+__all__ = [
+    "SIDES",
+    "KeyPreconditioner",
+    "LearntWriteKey",
+    "PreconditionerOptions",
+    "build_preconditioner",
+    "find_gates",
+]
+
+# What a preconditioner scales.
+SIDES = {None: (), "key": ("key",), "query": ("query",), "both": ("key", "query")}
 
 # The factors of a write key lie in [1/x, x], [1, x] or [1/x, 1]: powers of x^(1/2) times this power of x in the last two.
 INTERVALS = {"symmetric": 0.0, "amplify": 0.5, "dampen": -0.5}
@@ -33,6 +47,9 @@ class PreconditionerOptions(DecayOptions):
     """Options of the layers whose keys or queries may be preconditioned.
 
     Args:
+        preconditioner: None; "key": tokens are written along the write keys w of `fastweights.ops.precondition_keys` in place of
+            k; "query": the memory is read with q / (A + ridge), A the running energy of the key channels; "both": w and
+            q / (A + ridge) with one A, the combination that Preconditioned DeltaNet names next (appendix B).
         tie_preconditioner: whether A has the decay and gain of the memory; otherwise it has projections of its own.
         bound: of a key preconditioner, x in [1, 2]; 1 leaves the keys as they are.
         interval: where the factors of its write keys lie: "symmetric" [1/x, x], "amplify" [1, x] or "dampen" [1/x, 1], which
@@ -43,6 +60,7 @@ class PreconditionerOptions(DecayOptions):
         ridge: positive number added to A by a query preconditioner and by squash "none".
     """
 
+    preconditioner: str | None = option(None, one_of(*SIDES))
     tie_preconditioner: bool = option(False, check_flag)
     bound: float = option(1.5, check_bound)
     interval: str = option("symmetric", one_of(*INTERVALS))
@@ -59,6 +77,11 @@ class PreconditionerOptions(DecayOptions):
                 f"interval must be 'symmetric' with squash 'none', which has no bound, got {self.interval!r}"
             )
 
+    @property
+    def power_range(self) -> tuple[float, float]:
+        """b and f: the factors of write keys are f b^s with s in [-1, 1]."""
+        return self.bound if self.interval == "symmetric" else self.bound**0.5, self.bound ** INTERVALS[self.interval]
+
 
 class KeyPreconditioner(OwnInitialValues):
     """Gates, centre (one number per head, free in sign), bound and factor that turn keys into write keys."""
@@ -68,8 +91,7 @@ class KeyPreconditioner(OwnInitialValues):
     def __init__(self, hidden_size: int, num_heads: int, options: PreconditionerOptions) -> None:
         super().__init__()
         self.options = options
-        self.bound = options.bound if options.interval == "symmetric" else options.bound**0.5
-        self.factor = options.bound ** INTERVALS[options.interval]
+        self.bound, self.factor = options.power_range
         self.gates = PreconditionerGates(hidden_size, num_heads, options.tie_preconditioner)
         self.center = None if options.squash == "none" else nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
@@ -91,3 +113,41 @@ class KeyPreconditioner(OwnInitialValues):
     def scaled(self, x: Tensor) -> Tensor:
         """x times the factor."""
         return x if self.factor == 1 else self.factor * x
+
+
+class LearntWriteKey(nn.Module):
+    """w = f b^s k with s = squash(w_proj x), one number per key channel, and b, f of `PreconditionerOptions.power_range`.
+
+    Preconditioned DeltaNet (section 4.1) names write keys that are learnt directly, without the running energy, and prints no
+    form. This is its section 3.5 with a projection in the place of log A - c. The factors keep their bound, and so does the
+    eigenvalue 1 - beta w.k of a write. Without it a w of any direction lets products of writes grow without end, even where the
+    eigenvalues of each lie in the unit disc (docs/rules.md).
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, channels: int, options: PreconditionerOptions) -> None:
+        super().__init__()
+        self.bound, self.factor = options.power_range
+        self.squash = {"softsign": F.softsign, "tanh": torch.tanh}[options.squash]
+        self.w_proj = nn.Linear(hidden_size, num_heads * channels, bias=False)
+
+    def forward(self, x_BTD: Tensor, k: Tensor) -> Tensor:
+        """w of the shape of the keys k, [B, T, H or G, K]."""
+        r_BTHK = at_least_float32(self.w_proj(x_BTD)).unflatten(2, (-1, k.shape[3]))
+        factors = self.factor * (math.log(self.bound) * self.squash(r_BTHK)).exp()
+        return (expand_heads(factors, k.shape[2]) * k).to(k.dtype)
+
+
+def build_preconditioner(
+    hidden_size: int, num_heads: int, options: PreconditionerOptions
+) -> KeyPreconditioner | PreconditionerGates | None:
+    """The module of the option: with the gates inside where keys are preconditioned, the gates alone where only queries are."""
+    if options.preconditioner is None:
+        return None
+    if "key" in SIDES[options.preconditioner]:
+        return KeyPreconditioner(hidden_size, num_heads, options)
+    return PreconditionerGates(hidden_size, num_heads, options.tie_preconditioner)
+
+
+def find_gates(module: Any, options: PreconditionerOptions) -> Any:
+    """The gates of what `build_preconditioner` made, None without one. By the option: an adapter may wrap the module."""
+    return module.gates if "key" in SIDES[options.preconditioner] else module

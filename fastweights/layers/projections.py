@@ -162,6 +162,8 @@ class QKVProjection(nn.Module):
         normalize_qk: whether q and k are divided by their length.
         backend: of the layer's op.
         first_filters: of the convolutions, "uniform" or "normal".
+        steps: keys and values per token and head. k and v have `steps` times their heads, those of one head
+            after another.
     """
 
     def __init__(
@@ -173,16 +175,18 @@ class QKVProjection(nn.Module):
         normalize_qk: bool,
         backend: str = "auto",
         first_filters: str = "uniform",
+        steps: int = 1,
     ) -> None:
         super().__init__()
         self.activation = activation
+        self.steps = steps
         self.normalize_qk = normalize_qk
         self.backend = choose_layer_backend(backend)
         self.widths = {"q": heads.key, "k": heads.key, "v": heads.value}
         self.build(hidden_size, heads, conv_size, first_filters)
 
     def build(self, hidden_size: int, heads: HeadSizes, conv_size: int | None, first_filters: str) -> None:
-        counts = {"q": heads.key_heads, "k": heads.key_heads, "v": heads.value_heads}
+        counts = {"q": heads.key_heads, "k": self.steps * heads.key_heads, "v": self.steps * heads.value_heads}
         for name, width in self.widths.items():
             channels = counts[name] * width
             self.add_module(f"{name}_proj", nn.Linear(hidden_size, channels, bias=False))
@@ -296,17 +300,27 @@ class OutputProjection(nn.Module):
         self.norm = GatedRMSNorm(heads.value, eps=norm_eps) if norm else None
         self.o_proj = ResidualProjection(channels, hidden_size)
 
-    def gate_values(self, x_BTD: Tensor) -> Tensor | None:
+    def gate_values(self, x_BTD: Tensor, shift_BTGV: Tensor | None = None) -> Tensor | None:
         """The gate [B, T, G, V] after its function, None without one. For probes: forward fuses it with the norm."""
         if self.gate is None:
             return None
-        return GATES[self.gate](self.g_proj(x_BTD)).unflatten(2, (-1, self.width))
+        return GATES[self.gate](self._project_gate(x_BTD, shift_BTGV))
+
+    def _project_gate(self, x_BTD: Tensor, shift_BTGV: Tensor | None) -> Tensor:
+        z_BTGV = self.g_proj(x_BTD).unflatten(2, (-1, self.width))
+        return z_BTGV if shift_BTGV is None else z_BTGV + shift_BTGV.to(z_BTGV.dtype)
 
     def forward(
-        self, o_BTGV: Tensor, x_BTD: Tensor, v_BTGV: Tensor | None = None, skip_G: Tensor | None = None
+        self,
+        o_BTGV: Tensor,
+        x_BTD: Tensor,
+        v_BTGV: Tensor | None = None,
+        skip_G: Tensor | None = None,
+        shift_BTGV: Tensor | None = None,
     ) -> Tensor:
-        """y [B, T, D]. With v and skip, which need the norm, o + skip v takes the place of o, in the same pass."""
-        z_BTGV = None if self.gate is None else self.g_proj(x_BTD).view_as(o_BTGV)
+        """y [B, T, D]. With v and skip, which need the norm, o + skip v takes the place of o, in the same pass. The shift is
+        added to the projection of the gate before its function."""
+        z_BTGV = None if self.gate is None else self._project_gate(x_BTD, shift_BTGV)
         if self.norm is not None:
             o_BTGV = self.norm(o_BTGV, z_BTGV, self.gate or "silu", v_BTGV, skip_G, self.backend)
         elif self.gate is not None and z_BTGV is not None:

@@ -31,6 +31,7 @@ PDN = "Preconditioned DeltaNet"
 ORDER = (
     *("softmax", "linear", "retnet", "mamba2", "gla", "pla", "pgla", "pmamba2", "pmamba2-tied", "pmamba2-key"),
     *("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "longhorn", "longhorn-elementwise", "efla", "nlms", "comba"),
+    *("deltaproduct", "gated-deltaproduct", "rwkv7"),
     *("palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt"),
     *("vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet", "rls"),
 )

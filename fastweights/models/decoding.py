@@ -124,9 +124,11 @@ class DecodeSteps:
         body = self.model.model
         x_N1D = body.embed_tokens(self.ids)
         with overwriting_states() if keep else nullcontext():
+            first_values = None
             for block, fixed in zip(body.layers, self.layers, strict=True):
                 cache = LayerCache(dict(fixed.memory), dict(fixed.context))
-                x_N1D = block(x_N1D, past_key_values=cache)
+                first_values = body.find_values(block, x_N1D, first_values, {"past_key_values": cache})
+                x_N1D = block(x_N1D, past_key_values=cache, first_values=first_values)
                 if keep:
                     fixed.keep(cache)
         self.logits = self.model.lm_head(body.norm(x_N1D))

@@ -78,11 +78,21 @@ class FastWeightsBlock(GradientCheckpointingLayer):
             self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
 
     def forward(
-        self, x_BTD: Tensor, past_key_values: LayerCache | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x_BTD: Tensor,
+        past_key_values: LayerCache | None = None,
+        cu_seqlens: Tensor | None = None,
+        first_values: Tensor | None = None,
+        values_only: bool = False,
     ) -> Tensor:
-        """past_key_values: this layer's cache, under the name that transformers' checkpointing knows to leave out."""
+        """past_key_values: this layer's cache, under the name that transformers' checkpointing knows to leave out. values_only:
+        return the values of the mixer, which later blocks take as first_values. That is a call of the block, too, because
+        sharded or offloaded weights are there only within one."""
         x_BTD, normed_BTD = normalize_sum(self.mixer_norm, x_BTD, None)
-        mixed_BTD = self.mixer(normed_BTD, cache=past_key_values, cu_seqlens=cu_seqlens)
+        if values_only:
+            return self.mixer.values(normed_BTD, past_key_values, cu_seqlens)
+        given = {"first_values": first_values} if self.mixer.takes_first_values else {}
+        mixed_BTD = self.mixer(normed_BTD, cache=past_key_values, cu_seqlens=cu_seqlens, **given)
         if self.mlp is None:
             return x_BTD + mixed_BTD
         x_BTD, normed_BTD = normalize_sum(self.mlp_norm, x_BTD, mixed_BTD)
@@ -269,10 +279,13 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         x_BTD = rows.pack(self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)
 
         hidden_states: tuple[Tensor, ...] = ()
+        first_values = None
         for block, layer_cache in zip(self.layers, caches, strict=True):
             hidden_states += (x_BTD,) if output_hidden_states else ()
             if x_BTD.shape[1] or not rows.time:  # a block of a padded prompt may be padding alone
-                x_BTD = block(x_BTD, past_key_values=layer_cache, cu_seqlens=rows.cu_seqlens)
+                given = {"past_key_values": layer_cache, "cu_seqlens": rows.cu_seqlens}
+                first_values = self.find_values(block, x_BTD, first_values, given)
+                x_BTD = block(x_BTD, first_values=first_values, **given)
         x_BTD = self.norm(x_BTD)
         if past_key_values is not None:
             past_key_values.advance(rows.time, rows.first_position, rows.lengths)
@@ -282,6 +295,16 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             hidden_states=tuple(map(rows.unpack, hidden_states)) or None,
             **named_cache(past_key_values),
         )
+
+    def find_values(
+        self, block: Any, x_BTD: Tensor, first_values: Tensor | None, given: dict[str, Any]
+    ) -> Tensor | None:
+        """The values of the first block that has some, where later blocks take them: found already, or those of this block."""
+        if first_values is not None or not block.mixer.gives_values:
+            return first_values
+        blocks: Any = self.layers
+        is_taken = any(one.mixer.takes_first_values for one in blocks)
+        return block(x_BTD, values_only=True, **given) if is_taken else None
 
     def _check_inputs(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> torch.Size:
         """Batch and time of the input."""

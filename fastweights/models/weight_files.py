@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..environment import usable_memory
 from ..untrusted import one_line, read_json_object
 
-__all__ = ["check_fit", "check_memory", "check_weights"]
+__all__ = ["check_fit", "check_memory", "check_weights", "read_weights"]
 
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes of a number
 LARGEST_HEADER = 16 * 2**20  # bytes; a model of ten thousand layers has about a tenth
@@ -64,6 +66,11 @@ def check_weights(folder: Path, config: Any) -> dict[str, list[int]]:
             f"the weights are of {len(layers):,}"
         )
     return shapes
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Every tensor by name, of a folder that has passed `check_weights`."""
+    return {name: weight for path in _find_files(folder) for name, weight in load_file(path).items()}
 
 
 def check_memory(folder: Path) -> None:

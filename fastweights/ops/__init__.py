@@ -6,11 +6,14 @@ An op of the library is one line here. `name as name` marks a public name for ty
 import inspect as _inspect
 import typing as _typing
 
+from .delta_product import delta_product as delta_product
 from .delta_rule import delta_rule as delta_rule
+from .dplr_delta_rule import dplr_delta_rule as dplr_delta_rule
 from .elementwise_longhorn import elementwise_longhorn as elementwise_longhorn
 from .gated_kalmanet import gated_kalmanet as gated_kalmanet
 from .gated_norm import gated_rms_norm as gated_rms_norm
 from .gated_writes import gated_writes as gated_writes
+from .kalman_filter import kalman_filter as kalman_filter
 from .lattice import lattice as lattice
 from .linear_attention import linear_attention as linear_attention
 from .mesa import mesa as mesa
@@ -28,8 +31,11 @@ from .short_convolution import short_convolution as short_convolution
 from .variational_linear_attention import variational_linear_attention as variational_linear_attention
 
 # The ops that read a few tokens and update their state in place, for decoding.
+delta_product_ = delta_product.in_place
 delta_rule_ = delta_rule.in_place
+dplr_delta_rule_ = dplr_delta_rule.in_place
 gated_kalmanet_ = gated_kalmanet.in_place
+kalman_filter_ = kalman_filter.in_place
 lattice_ = lattice.in_place
 linear_attention_ = linear_attention.in_place
 mesa_ = mesa.in_place

@@ -1,6 +1,6 @@
 """Results of recall experiments, trained language models and evaluations: record types and their files."""
 
-from .evaluation import HarnessScore, LengthPerplexity, NeedleRecall, RulerRecall, WordRecall
+from .evaluation import HarnessScore, LengthPerplexity, NeedleRecall, RulerRecall, SuiteScores, WordRecall
 from .experiment import RecallSummary, load_results, save_results, summarize
 from .language import LanguageResult
 from .marks import still_falling, undertrained
@@ -16,6 +16,7 @@ __all__ = [
     "RecallSummary",
     "ResultsError",
     "RulerRecall",
+    "SuiteScores",
     "WordRecall",
     "load_results",
     "save_results",

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..kinds import checked
 
-__all__ = ["HarnessScore", "LengthPerplexity", "NeedleRecall", "RulerRecall", "WordRecall"]
+__all__ = ["HarnessScore", "LengthPerplexity", "NeedleRecall", "RulerRecall", "SuiteScores", "WordRecall"]
 
 
 @checked
@@ -108,8 +108,37 @@ class RulerRecall:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class HarnessScore:
-    """One number of the harness: the value of a task's metric, or its standard error (`acc_stderr`)."""
+    """One number of the harness: the value of a task's metric, or its standard error (`acc_stderr`).
+
+    Attributes:
+        cut_prompts: examples of the task, or of the tasks of a group, whose prompts were longer than the `max_length` of the
+            evaluation and lost their beginning.
+        cut_tokens: tokens that these prompts lost together.
+    """
 
     task: str
     metric: str
     value: float
+    cut_prompts: int = 0
+    cut_tokens: int = 0
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class SuiteScores:
+    """A row of the table of a suite: the numbers of the model that was measured, or of one that a paper prints.
+
+    Attributes:
+        source: name of the suite; or the paper and its table, of whose columns the row is.
+        size: parameters and training tokens of the paper's models; "" of the model that was measured.
+        model: the name in the paper, or "this model".
+        values: the number of each "task/metric", accuracies in percent; None where it was not measured.
+        average: over the values that are no perplexity; None where one was not measured or the paper prints none. It is the
+            paper's own where it prints one.
+    """
+
+    source: str
+    size: str
+    model: str
+    values: dict[str, float | None]
+    average: float | None

@@ -109,13 +109,14 @@ class OpCase:
         value_heads: int | None = None,
         key: int = 8,
         value: int = 6,
+        steps: int = 3,
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
     ) -> OpInputs:
         """Random inputs of these sizes, the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
         value = max(key, value) if self.case.wide_values else value
-        sizes = {"H": heads, "G": heads if value_heads is None else value_heads, "K": key, "V": value}
+        sizes = {"H": heads, "G": heads if value_heads is None else value_heads, "K": key, "V": value, "R": steps}
 
         def draw_all(kinds: Mapping[str, str], lead: tuple[int, ...]) -> dict[str, Tensor]:
             drawn: dict[str, Tensor] = {}

@@ -49,6 +49,12 @@ def _write_key(shape: Shape, generator: torch.Generator, drawn: Drawn) -> Tensor
     return drawn["k"] * torch.exp(0.4 * _normal(shape, generator, drawn).tanh())
 
 
+def _erasure(shape: Shape, generator: torch.Generator, drawn: Drawn) -> Tensor:
+    """The direction that is read, negated, with every channel at a rate between 0 and 1: any other would make the memory
+    diverge."""
+    return -drawn["a"] * _gate(shape, generator, drawn)
+
+
 def _kept(shape: Shape, generator: torch.Generator, drawn: Drawn) -> Tensor:
     return _decay(shape, generator, drawn).exp()
 
@@ -69,6 +75,7 @@ DRAWS: dict[str, Draw] = {
     "query": _unit,
     "key": _unit,
     "write key": _write_key,
+    "erasure": _erasure,
     "positive query": _positive,
     "positive key": _positive,
     "penalty": _penalty,

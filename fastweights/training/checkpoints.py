@@ -65,7 +65,7 @@ ARCHITECTURE = (
 # Files of a checkpoint: those of the model, and what transformers' Trainer and accelerate write beside them.
 SAVED_BY_TRAINER = (
     *("optimizer.pt", "optimizer.bin", "pytorch_model*.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth"),
-    *("trainer_state.json", "open_loss.json", CHECKSUMS),
+    *("trainer_state.json", "open_loss.json", "data.json", CHECKSUMS),
 )
 CHECKPOINT: Own = {
     **SAVED_MODEL,

@@ -13,6 +13,7 @@ from fastweights.cli import app, main
 from fastweights.data import TASKS
 from fastweights.data.registry import ORDER
 from fastweights.evaluation import MEASURES, EvaluationSettings
+from fastweights.evaluation.suites import SUITES
 from fastweights.training import RecallExperiment, WorkerError
 
 HELP = """
@@ -55,11 +56,12 @@ def test_defaults_are_those_of_the_library(command, settings, renamed):
         assert options[name] == as_typed, name
 
 
-def test_help_names_every_measure(capsys, monkeypatch):
+def test_help_names_every_measure_and_suite(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     main(["evaluate", "--help"])
+    printed = capsys.readouterr().out
     named = [name for name in MEASURES if name in ORDER or name not in TASKS]
-    assert ", ".join(named) in capsys.readouterr().out
+    assert ", ".join(named) in printed and ", ".join(SUITES) in printed
 
 
 def test_ctrl_c_while_importing(capsys, monkeypatch):

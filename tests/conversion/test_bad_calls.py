@@ -23,7 +23,7 @@ SOURCE, CONVERTED = model("gdn"), model("pgdn")
 FOLDER: dict[str, list[Any]] = {
     "source": ["", 3, None, b"model", "nowhere", "no/such/folder", "a\0b"],
     "output": ["", 3, None, b"new", "a\0b", "model", "model/config.json/new", "taken"],
-    "to": ["", "pgnd", "gdn", 3, None, ["pgdn"]],
+    "to": ["", "pgnd", "kda", 3, None, ["pgdn"]],
     "tokens": [*SIZES, 10**8],
     "seed": SEEDS,
     "peak": [0.0, -1.0, NAN, INFINITY, "0.1", True],

@@ -72,6 +72,17 @@ def test_write_keys_in_every_interval(source, target, interval):
     assert_equal_logits(model(source), target, interval=interval, bound=1.7)
 
 
+def test_a_threshold_and_the_variance_carry_over():
+    options = {"metaplastic_threshold": 0.5, "variance_gate": True, "output_gate": "silu"}
+    assert_equal_logits(model({"name": "linear", "decay": "head", "output_gate": "silu"}), "palimpsa-d", **options)
+    assert_equal_logits(model("mamba2"), "palimpsa-m", **options)
+
+
+@pytest.mark.parametrize("side", ["query", "both"])
+def test_preconditioned_queries_and_negative_eigenvalues_carry_over(side):
+    assert_equal_logits(model({"name": "gdn", "negative_eigenvalues": True}), "pgdn", preconditioner=side)
+
+
 @pytest.mark.parametrize("source, target", EQUAL)
 def test_equal_logits_at_the_neutral_setting(source, target):
     assert_equal_logits(source_of(source, target), target)
@@ -224,7 +235,6 @@ def test_dtype_mode_ties_and_tokens_carry_over():
         ({"name": "gdn", "gain": "unit"}, "gka", {}, ["gain='unit'", "gka", "gain must be 'beta'"]),
         ({"name": "gdn", "bound": 1.2}, "gka", {}, ["bound=1.2", "no such option"]),
         ({"name": "gdn", "preconditioner": "key"}, "pgdn", {}, ["preconditioner='key'", "must be None"]),
-        ({"name": "gdn", "negative_eigenvalues": True}, "pgdn", {}, ["negative_eigenvalues", "bound 1.5"]),
         ("gdn", "pgdn", {"bond": 1.2}, ["'bond'", "did you mean 'bound'"]),
         ("gdn", "pgdn", {"bound": 3.0}, ["bound must be in [1, 2]"]),
         ("gdn", "pgdn", {"expand_v": 2}, ["expand_v", "do not fit"]),

@@ -61,3 +61,18 @@ def test_sizes_and_tokens():
 def test_an_option_without_counterpart_is_named():
     with pytest.raises(ValueError, match="hidden_act='gelu'"):
         convert(mamba2(hidden_act="gelu"), to="palimpsa-m")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"norm_eps": 1e-3}, "norm_eps=0.001 cannot be carried over: it must be 1e-05"),
+        ({"norm_eps": 1e-5, "dt_limit": [0.0, 0.1]}, r"dt_limit=\(0.0, 0.1\)"),
+        ({"norm_eps": 1e-5, "n_groups": 2}, "n_groups=2"),
+    ],
+)
+def test_settings_of_flash_linear_attention_that_transformers_does_not_read(options, message):
+    """It saves the same model_type, and normalises all groups at once."""
+    with pytest.raises(ValueError, match=message):
+        convert(mamba2(**options), to="mamba2")
+    convert(mamba2(norm_eps=1e-5, dt_limit=[0.0, float("inf")]), to="mamba2")

@@ -160,3 +160,17 @@ def test_a_damaged_record_is_refused_by_name(work, damage):
     with pytest.raises(ValueError, match=r"run\.json must say how the source was trained.*delete it"):
         convert_folder("runs/source", Path("new"), to="pgdn")
     assert not Path("new").exists()
+
+
+def test_sources_stay_tables_with_absolute_paths(work, tmp_path):
+    """As a training on several sources records them; one of their paths is nowhere on this machine."""
+    file = work / "runs/source/run.json"
+    sources = [{"paths": ["texts"], "weight": 3.0}, {"paths": ["nowhere"], "text_field": "body", "min_tokens": 4}]
+    corpus = {"streaming": True, "sources": sources}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "corpus": corpus}))
+    convert_folder("runs/source", Path("new"), to="pgdn")
+    found = load_run("new/train.toml").corpus
+    first, second = found.sources
+    assert found.streaming and (first.paths, first.weight) == ((f"{work}/texts",), 3.0)
+    assert (second.paths, second.text_field, second.min_tokens) == ((f"{work}/nowhere",), "body", 4)
+    assert f'# Not found on this machine: "{work}/nowhere"' in Path("new/train.toml").read_text()

@@ -95,6 +95,9 @@ CALLS: dict[str, tuple[str, Callable[[], object]]] = {
     ),
     "a tokenizer path by number": ("tokenizer path", lambda: TextTokenizer(path=3)),  # type: ignore[arg-type]
     "no tokenizer path": ("path", lambda: TextTokenizer().load()),
+    "a tokenizer by path and name": ("tokenizer name", lambda: TextTokenizer(path="a", name="b")),
+    "a revision of a tokenizer that has none": ("tokenizer revision", lambda: TextTokenizer(revision="main")),
+    "no process": ("tokenizer processes", lambda: TextTokenizer(processes=0)),
     "an empty vocabulary": ("vocab_size", lambda: TextTokenizer(vocab_size=0)),
     "a vocabulary without the bytes": ("vocab_size", lambda: TextTokenizer(vocab_size=256)),
     "a vocabulary of 10^10": ("vocab_size", lambda: TextTokenizer(vocab_size=10**10)),

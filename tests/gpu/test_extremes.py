@@ -40,9 +40,11 @@ def test_sequences(name: str, dtype: torch.dtype) -> None:
         tolerance = 2 * TOLERANCE[dtype]
         budgets = [tolerance * size for size in sizes]
         budgets += [5 * tolerance * max(size, 1e-2 * max(gradient_sizes)) for size in gradient_sizes]
-        for what, g, w, budget in zip(names, (*got, *gradients), (*wanted, *wanted_gradients), budgets, strict=True):
-            if dtype != torch.float16 or float(w.abs().max()) <= 1000:  # its terms may leave float16's range
-                assert float((g.double() - w).norm()) <= budget, f"{what}, seed {seed}"
+        pairs = list(zip(names, (*got, *gradients), (*wanted, *wanted_gradients), budgets, strict=True))
+        if dtype == torch.float16 and max(float(w.abs().max()) for w in wanted_gradients) > 1000:
+            del pairs[len(got) :]  # terms of the gradients may leave float16's range
+        for what, g, w, budget in pairs:
+            assert float((g.double() - w).norm()) <= budget, f"{what}, seed {seed}"
 
 
 @pytest.mark.parametrize("name", BY_KERNEL)

@@ -99,10 +99,10 @@ def draw_states(case: OpCase, inputs: OpInputs, count: int) -> tuple[Tensor, ...
     """float32 states that `count` sequences may be in: S, M and U of any numbers, A and J of positive ones, matrices [K, K]
     positive definite (H in its symmetric part), a count of tokens."""
     generator = torch.Generator().manual_seed(7)
-    key = inputs.tokens["k"].shape[3]
+    key = inputs.tokens["k"].shape[-1]
     v = inputs.tokens.get("v")
     heads = max(x.shape[2] for x in inputs.tokens.values())
-    S = torch.randn(count, heads, key, 1 if v is None else v.shape[3], generator=generator)
+    S = torch.randn(count, heads, key, 1 if v is None else v.shape[-1], generator=generator)
     root, skew = torch.randn(2, count, heads, key, key, generator=generator)
     matrix = root @ root.mT / key + torch.eye(key)
     of_dims = {"GKK": matrix, "GK": S[..., 0].abs(), "": torch.arange(count)}

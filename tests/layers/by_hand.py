@@ -61,13 +61,28 @@ def gate(gain, x):
     return torch.sigmoid(x @ gain.b_proj.weight.T + (0 if bias is None else bias))
 
 
-def answer(output, o, x):
+def metaplastic_share(layer, a):
+    """How much of its importance a head keeps [T, G], for decays a [T, G]."""
+    if layer.threshold is None:
+        return torch.ones_like(a)
+    log_window = torch.log(1 / (1 - a))
+    mean = torch.stack([log_window[: t + 1].mean(0) for t in range(len(a))])
+    above = mean - layer.threshold.threshold
+    return torch.where(above > 0, torch.tanh(above), 0)
+
+
+def shift_of_variance(layer, q, J, prior):
+    """What the variance of an answer adds to the projection of the gate: q [K], J [K, V] -> [V], per unit of c."""
+    return torch.log(q**2 @ (1 / (J + prior)) / (q @ q / prior))
+
+
+def answer(output, o, x, shift=0):
     """The layer's output [T, D] for what its heads read, o [T, G, V]."""
     if output.norm is not None:
         o = o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * output.norm.weight
     y = o.flatten(1)
     if output.gate is not None:
-        z = output.g_proj(x)
+        z = output.g_proj(x) + shift
         normal = torch.erf(z / 2**0.5) / 2 + 0.5
         y = y * {"silu": silu(z), "sigmoid": torch.sigmoid(z), "gelu": z * normal}[output.gate]
     return y @ output.o_proj.weight.T

@@ -54,7 +54,8 @@ FIRST_MIXERS = [  # what "every mixer" was when it was pinned
     *("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "longhorn"),
     *("palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", "vla-conv", "rls"),
 ]
-LATER_MIXERS = [name for name in ORDER if name not in FIRST_MIXERS]
+NEWEST_MIXERS = ["deltaproduct", "gated-deltaproduct", "rwkv7"]
+LATER_MIXERS = [name for name in ORDER if name not in (*FIRST_MIXERS, *NEWEST_MIXERS)]
 SMALL = {"vocab_size": 11, "hidden_size": 8, "num_heads": 2, "intermediate_size": 8}
 SAVED_MIXERS = [
     "softmax",
@@ -73,6 +74,7 @@ SAVED_MIXERS = [
 MODELS: dict[str, dict[str, Any]] = {
     "every mixer": {**SMALL, "num_hidden_layers": len(FIRST_MIXERS), "mixer": FIRST_MIXERS},
     "later mixers": {**SMALL, "num_hidden_layers": len(LATER_MIXERS), "mixer": LATER_MIXERS},
+    "newest mixers": {**SMALL, "num_hidden_layers": len(NEWEST_MIXERS), "mixer": NEWEST_MIXERS},
     "hybrid": {
         **SMALL,
         "num_hidden_layers": 3,

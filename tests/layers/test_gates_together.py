@@ -13,7 +13,7 @@ from fastweights.layers import MIXERS, build_mixer, shared_input
 # Columns of that product with two heads of 8 channels; 0 where there is none, with fewer than two gates of this kind.
 COLUMNS = {
     "gdn": 4, "kda": 10, "pdn": 6, "pgdn": 8, "pkda": 14, "comba": 4, "pla": 4, "pgla": 20, "gka": 6, "mesa": 4, "lattice": 4,
-    "palimpsa-d": 4, "pmamba2": 8, "pmamba2-tied": 4, "pmamba2-key": 8,
+    "palimpsa-d": 4, "pmamba2": 8, "pmamba2-tied": 4, "pmamba2-key": 8, "gated-deltaproduct": 6,
 }  # fmt: skip
 
 

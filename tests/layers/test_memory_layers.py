@@ -41,8 +41,11 @@ def write_key(layer, head, k, energy, before):
     if options.squash == "none":
         p = k / (before + options.ridge)
         return p / (1 + k @ p)
-    r = (energy + 1e-6).log() - layer.preconditioner.center[head]
-    power = -torch.tanh(r) if options.squash == "tanh" else -r / (1 + r.abs())  # from -1 to 1
+    return scaled_key(options, layer.preconditioner.center[head] - (energy + 1e-6).log(), k)
+
+
+def scaled_key(options, r, k):
+    power = torch.tanh(r) if options.squash == "tanh" else r / (1 + r.abs())  # from -1 to 1
     power = {"symmetric": power, "amplify": (power + 1) / 2, "dampen": (power - 1) / 2}[options.interval]
     return options.bound**power * k
 
@@ -71,9 +74,15 @@ def expected(layer, x):
     q, k = q.repeat_interleave(repeat, 1), k.repeat_interleave(repeat, 1)
     g = log_decay(layer, x)
     beta = torch.sigmoid(x @ layer.gain.b_proj.weight.T) if layer.gain is not None else torch.ones_like(v[..., 0])
+    by_key = options.preconditioner in ("key", "both")
+    learns = getattr(options, "learn_write_key", False)
     if getattr(options, "negative_eigenvalues", False):
-        beta = 2 * beta
-    by_key = not additive or options.preconditioner == "key"
+        grows = (
+            (by_key or learns) and options.gain == "beta" and options.squash != "none" and options.interval != "dampen"
+        )
+        beta = 2 * beta / (options.bound if grows else 1)
+    if learns:
+        r = (x @ layer.learnt.w_proj.weight.T).unflatten(1, (-1, heads.key)).repeat_interleave(repeat, 1)
     if layer.preconditioner is not None:
         gates = layer.preconditioner.gates if by_key else layer.preconditioner
         tied = options.tie_preconditioner
@@ -84,12 +93,14 @@ def expected(layer, x):
         S, A, z = x.new_zeros(heads.key, heads.value), x.new_zeros(heads.key), x.new_zeros(heads.key)
         for t in range(len(x)):
             kt, qt, vt, a = k[t, h], q[t, h], v[t, h], g[t, h].exp()[:, None]
-            wt = kt
+            wt = scaled_key(options, r[t, h], kt) if learns else kt
+            if not additive and options.output_correction is not None:
+                qt = qt - layer.feedback.correction[h // repeat] * kt
             if layer.preconditioner is not None:
                 before, A = A, precond_g[t, h].exp() * A + precond_beta[t, h] * kt**2
                 if by_key:
                     wt = write_key(layer, h, kt, A, before)
-                else:
+                if options.preconditioner != "key":
                     qt = qt / (A + options.ridge)
             if additive:
                 S = a * S + beta[t, h] * torch.outer(wt, vt)
@@ -98,8 +109,6 @@ def expected(layer, x):
                 S = a * S + beta[t, h] * torch.outer(kt, vt - share * (kt @ S))
             else:
                 S = a * S + gain(layer, beta[t, h], kt @ wt, g[t, h, 0].exp()) * torch.outer(wt, vt - kt @ (a * S))
-            if not additive and options.output_correction is not None:
-                qt = qt - layer.feedback.correction[h // repeat] * kt
             o[t, h] = qt @ S / heads.key**0.5
             if getattr(options, "normalizer", False):
                 z = g[t, h].exp() * z + beta[t, h] * kt
@@ -150,6 +159,9 @@ def test_backend_is_passed_on(backend, monkeypatch):
         ("comba", {"decay": "channel"}, "state_feedback must be False with decay 'channel'"),
         ("comba", {"preconditioner": "key"}, "state_feedback must be False"),
         ("comba", {"gain": "longhorn"}, "state_feedback must be False"),
+        ("pgdn", {"learn_write_key": True}, "learn_write_key must be False with preconditioner 'key' or 'both'"),
+        ("comba", {"learn_write_key": True}, "learn_write_key must be False with .*state_feedback"),
+        ("gdn", {"learn_write_key": True, "squash": "none"}, "learn_write_key must be False with .*squash 'none'"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(name, options, message):

@@ -5,7 +5,7 @@ import torch
 
 from fastweights.layers import build_mixer
 
-from .by_hand import answer, decay, gate, heads, unit
+from .by_hand import answer, decay, gate, heads, metaplastic_share, shift_of_variance, unit
 from .variants import HIDDEN, VARIANTS, build
 
 
@@ -18,16 +18,19 @@ def expected(layer, x, options):
         first, second = layer.importance.beta_proj
         share = torch.sigmoid(x @ first.weight.T @ second.weight.T).reshape(v.shape)
         beta = share * torch.log(1 + layer.importance.b_scale.exp())[:, None] * s[..., None]
-    o = torch.zeros_like(v)
+        beta = beta * metaplastic_share(layer, a)[..., None]
+    o, shift = torch.zeros_like(v), torch.zeros_like(v)
     for h in range(v.shape[1]):
         M = J = x.new_zeros(k.shape[2], v.shape[2])
         for t in range(len(x)):
             M = a[t, h] * M + torch.outer(k[t, h], s[t, h] * v[t, h])
             J = a[t, h] * J + torch.outer(k[t, h] ** 2, beta[t, h])
             o[t, h] = q[t, h] @ (M / (J + options.get("prior", 1.0))) / k.shape[2] ** 0.5
+            if layer.variance is not None:
+                shift[t, h] = layer.variance.c[h] * shift_of_variance(layer, q[t, h], J, options.get("prior", 1.0))
     if options.get("residual", True):
         o = o + layer.skip.D[:, None] * v
-    return answer(layer.output, o, x)
+    return answer(layer.output, o, x, shift.flatten(1))
 
 
 @pytest.mark.parametrize("variant", [variant for variant, (name, _) in VARIANTS.items() if name == "palimpsa-d"])
@@ -117,3 +120,39 @@ def test_skip_is_added_in_the_pass_of_the_norm(monkeypatch):
     assert len(passes) == 1
     build_mixer("palimpsa-d", hidden_size=HIDDEN, num_heads=2, output_norm=False)(x)
     assert len(passes) == 2
+
+
+@pytest.mark.parametrize("name, plain", [("palimpsa-d", {}), ("palimpsa-m", {"output_gate": "silu"})])
+def test_no_head_and_every_head_above_the_threshold(name, plain):
+    """Below it a head is exactly gated linear attention; far above it keeps all its importance."""
+    layers = []
+    for options in ({}, {"metaplasticity": False}, {"metaplastic_threshold": -60.0}, {"metaplastic_threshold": 14.0}):
+        torch.manual_seed(0)
+        layers.append(build_mixer(name, hidden_size=HIDDEN, num_heads=2, **plain, **options).double())
+    whole, without, low, high = layers
+    missing = without.load_state_dict(whole.state_dict(), strict=False).missing_keys
+    assert not missing and not low.load_state_dict(whole.state_dict(), strict=False).unexpected_keys
+    high.load_state_dict(whole.state_dict(), strict=False)
+    x = torch.randn(2, 21, HIDDEN, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(low(x), whole(x), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(high(x), without(x), rtol=1e-12, atol=1e-14)
+        assert (whole(x) - without(x)).abs().max() > 1e-4
+    assert low.state_size() == whole.state_size() + 2 * 2
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"metaplasticity": False, "metaplastic_threshold": 1.0},
+            "metaplasticity must be True with metaplastic_threshold",
+        ),
+        ({"metaplasticity": False, "variance_gate": True}, "metaplasticity must be True with .*variance_gate"),
+        ({"output_gate": None, "variance_gate": True}, "output_gate must not be None with variance_gate"),
+    ],
+)
+@pytest.mark.parametrize("name", ["palimpsa-d", "palimpsa-m"])
+def test_options_that_need_importances_or_a_gate(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_mixer(name, hidden_size=HIDDEN, num_heads=2, **options)

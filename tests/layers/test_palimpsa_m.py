@@ -7,7 +7,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from fastweights.layers import LayerCache, build_mixer
 
-from .by_hand import filtered, silu
+from .by_hand import filtered, metaplastic_share, shift_of_variance, silu
 from .variants import HIDDEN, VARIANTS, build
 
 
@@ -30,6 +30,7 @@ def expected(layer, x, options):
         first, second = layer.importance.beta_proj
         share = torch.sigmoid(x @ first.weight.T @ second.weight.T).reshape(v.shape)
         beta = share * torch.log(1 + layer.importance.b_scale.exp())[:, None] * dt[..., None]
+        beta = beta * metaplastic_share(layer, torch.exp(-layer.decay.A_log.exp() * dt))[..., None]
     o = torch.zeros_like(v)
     for h in range(G):
         M = J = x.new_zeros(K, V)
@@ -38,6 +39,10 @@ def expected(layer, x, options):
             M = a * M + torch.outer(k[t, h], dt[t, h] * v[t, h])
             J = a * J + torch.outer(k[t, h] ** 2, beta[t, h])
             o[t, h] = q[t, h] @ (M / (J + options.get("prior", 1.0)))
+            if layer.variance is not None:
+                z[t, h * V : (h + 1) * V] += layer.variance.c[h] * shift_of_variance(
+                    layer, q[t, h], J, options["prior"]
+                )
     if options.get("residual", True):
         o = o + layer.skip.D[:, None] * v
     o = o.flatten(1) if z is None else o.flatten(1) * silu(z)

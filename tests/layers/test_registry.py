@@ -29,6 +29,9 @@ MEMORIES = [
     "efla",
     "nlms",
     "comba",
+    "deltaproduct",
+    "gated-deltaproduct",
+    "rwkv7",
 ]
 VLA = ["vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet"]
 PAPERS = ["palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", *VLA, "rls"]
@@ -92,23 +95,11 @@ def test_given_options_come_over_those_of_the_entry():
         (ValueError, "gdn", {"norm_eps": 0}, "norm_eps must be positive"),
         (ValueError, "gdn", {"backend": "cuda"}, "backend must be one of 'auto', "),
         (ValueError, "gdn", {"gain": "none"}, "gain must be one of 'beta', 'longhorn'"),
-        (ValueError, "gdn", {"preconditioner": "query"}, "preconditioner must be one of None, 'key'"),
+        (ValueError, "gdn", {"preconditioner": "keys"}, "preconditioner must be one of None, 'key', 'query', 'both'"),
         (ValueError, "pgdn", {"bound": 2.5}, r"bound must be in \[1, 2\].*got 2.5"),
         (ValueError, "pgdn", {"interval": "both"}, "interval must be one of 'symmetric', 'amplify', 'dampen'"),
-        (
-            ValueError,
-            "pgdn",
-            {"negative_eigenvalues": True, "interval": "amplify"},
-            "negative_eigenvalues must be False",
-        ),
         (ValueError, "kda", {"gain": "fading"}, "gain must not be 'fading' with decay 'channel'"),
         (TypeError, "pgdn", {"center": "0"}, "center must be a number"),
-        (
-            ValueError,
-            "pgdn",
-            {"negative_eigenvalues": True},
-            "negative_eigenvalues must be False with a preconditioner",
-        ),
         (ValueError, "pkda", {"tie_preconditioner": True}, "tie_preconditioner must be False with decay 'channel'"),
         (ValueError, "pgla", {"tie_preconditioner": True}, "tie_preconditioner must be False with decay 'channel'"),
         (ValueError, "pla", {"ridge": 0.0}, "ridge must be positive, got 0.0"),

@@ -14,7 +14,7 @@ __all__ = ["every_mixer", "few_mixers"]
 
 FAST = {
     "softmax", "linear", "pgla", "mamba2", "gdn", "kda", "pgdn", "longhorn-elementwise", "palimpsa-d", "gka", "mesa", "lattice",
-    "ttt", "vla", "vla-deltanet", "rls",
+    "ttt", "vla", "vla-deltanet", "rls", "gated-deltaproduct", "rwkv7",
 }  # fmt: skip
 FEW = {"softmax", "mamba2", "gdn", "lattice"}
 

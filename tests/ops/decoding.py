@@ -42,8 +42,8 @@ POSITIVE = ("A", "J", "z")
 def draw_states(case: OpCase, inputs: OpInputs, count: int, seed: int = 5) -> tuple[Tensor, ...]:
     """States in float64, of any numbers, of positive ones, positive definite, or a number of tokens."""
     generator = torch.Generator().manual_seed(seed)
-    heads, value = inputs.tokens["v"].shape[2:]
-    sizes = {"G": heads, "K": inputs.tokens["k"].shape[3], "V": value}
+    heads, *_, value = inputs.tokens["v"].shape[2:]
+    sizes = {"G": heads, "K": inputs.tokens["k"].shape[-1], "V": value}
     states = []
     for name, declared in case.spec.states.items():
         shape = [sizes[d] for d in declared.dims]

@@ -35,6 +35,8 @@ def test_a_layer_reads_in_the_pool_what_it_reads_by_itself(name):
     [
         ("gka", {"sketch": 8}), ("gka", {"sketch": 8, "alpha_connection": True}), ("pgdn", {"num_v_heads": 4}),
         ("palimpsa-m", {"num_groups": 1}), ("kda", {"conv_size": None}), ("lattice", {"head_dim": 32}),
+        ("pgdn", {"preconditioner": "both"}), ("gdn", {"learn_write_key": True}),
+        ("palimpsa-d", {"metaplastic_threshold": 2.0, "variance_gate": True}),
     ],
 )  # fmt: skip
 def test_options_that_change_the_states(name, options):

@@ -84,7 +84,6 @@ LANGUAGE: dict[str, list[Any]] = {
     "optimizer_options": [3, {"lr": 3}],
     "batch_ramp": [3, (3,)],
     "groups": [3, ("norm",)],
-    "skip_tokens": [-1, "x", 1.5],
     "keep_optimizer": [1, None],
     "stages": [3, (3,)],
     "weight_decay": [-1, NAN, "0", None],

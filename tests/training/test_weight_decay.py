@@ -18,7 +18,20 @@ from fastweights.training.language.trainer import LanguageTrainer
 from tests.models.small import model
 
 EVERY = list(MIXERS)  # one model with a layer of each
-MARKED = {"A_log", "dt_bias", "D", "b_scale", "log_rate", "center", "share", "correction"}  # and the ridge of mesa
+MARKED = {
+    "A_log",
+    "dt_bias",
+    "D",
+    "b_scale",
+    "log_rate",
+    "center",
+    "share",
+    "correction",
+    "erase",
+    "mix",
+    "base",
+    "rho",
+}  # and the ridge of mesa
 
 
 class OwnTrainer(WeightDecayMixin, Trainer):

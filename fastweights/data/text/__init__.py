@@ -1,6 +1,6 @@
 """Text for language models: files or a dataset, tokenizers, token shards on disk, rows packed for training."""
 
-from .corpus import Document, TextCorpus, pytorch_source
+from .corpus import Document, TextCorpus, TextSource, pytorch_source
 from .packing import PackedRows, pack_rows
 from .preparation import PreparedText, prepare_text
 from .shards import TokenShards
@@ -11,6 +11,7 @@ __all__ = [
     "PackedRows",
     "PreparedText",
     "TextCorpus",
+    "TextSource",
     "TextTokenizer",
     "TokenShards",
     "pack_rows",

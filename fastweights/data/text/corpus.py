@@ -3,91 +3,171 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import sysconfig
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ...checks import check_number, check_positive, check_text, check_texts, describe_value
+from ...checks import (
+    LARGEST_COUNT,
+    check_flag,
+    check_list,
+    check_positive,
+    check_size,
+    check_text,
+    check_tokens,
+    describe_value,
+)
 from ...private_huggingface import dataset_fingerprint
-from .files import TextFile, field_text, plain_pieces, rows, text_files
-from .splitting import Document, Length, Piece, cut, split
+from .datasets_library import load_rows, row_text, rows_of_files, split_rows, stream_texts
+from .files import TextFile, cut_long, plain_pieces, rows, text_files
+from .source import TextSource, write_record
+from .splitting import Document, Length, Lengths, Piece, cut, hash_fraction, split
 
-__all__ = ["Document", "TextCorpus", "pytorch_source"]
+__all__ = ["Document", "TextCorpus", "TextSource", "pytorch_source"]
 
 # Tests are left out of Python's own text: some installations come without them.
 PYTHON_SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
-LONGEST_DOCUMENT = 2**21  # characters; a longer row becomes several documents, as a long file does
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextCorpus:
-    """The source of text. Without paths and dataset, it is text that every machine has: the source and documentation of its
-    Python installation (the standard library without its tests).
+class TextCorpus(TextSource):
+    """The text of a training: one source (see `TextSource`), or several with weights. Without paths, dataset and sources, it is
+    text that every machine has: the source and documentation of its Python installation (the standard library without its tests).
 
     Train and held-out text are split by file, rows of JSON lines, Parquet and datasets by row; which side a file or row is on
     depends on its name or number alone. Where no file or row falls to one side, as is usual with ten files, one of them is put
-    there. The only file or row of a corpus is cut in two, the end is held out.
+    there. The only file or row of a corpus is cut in two, the end is held out. With `streaming` a hash of a document's text
+    decides, wherever it stands.
 
     Attributes:
-        paths: files and folders: plain text (any suffix for a file that is named itself, the usual ones in a folder), .jsonl,
-            .parquet, each with .gz too (Parquet compresses its own data).
-        held_out: files and folders of held-out text, all else in `paths` or `dataset` then being trained on.
-        excluded: folders inside those of `paths` and `held_out` that are left out.
-        held_out_fraction: part of the files or rows that is held out where `held_out` names none.
-        dataset, dataset_config, dataset_split: in place of paths a dataset of the Hugging Face hub, which needs the network
-            unless it was fetched before, or a folder that `save_to_disk` of the `datasets` library has written.
-        text_field: where a row has its text.
-        max_megabytes: read no more than about this many million characters (beside those of `held_out`); None for all.
+        sources: several sources. Each row of training is of one of them; their shares are those of their `weight`, in every 1000
+            rows. All settings of text are then theirs, but for `excluded`, which goes for all.
+        streaming: read the text while the training goes on: nothing is tokenized or fetched as a whole beforehand.
+        parts: with streaming, in how many parts the text is read, each by one process; None for the number of processes. A
+            multiple of that number lets a training continue with more processes. Each part has files of its own where their
+            number is a multiple of `parts`, and every `parts`-th row otherwise.
+        shuffle_megabytes: with streaming, documents are shuffled within windows of this many million characters.
+        held_out_megabytes: with streaming, about how many million characters of held-out text are measured: the first ones.
+        epochs: how often text may be read at most; None for as often as the training needs.
+        skip_tokens: how many tokens to leave out at the start, of the order in which a training with this length and seed reads.
+        continue_from: folder of a training on the same text, whose last checkpoint says where to start: after all that it read.
 
     Raises:
         ValueError: a value that does not fit.
         TypeError: a value of a wrong kind.
     """
 
-    paths: tuple[str, ...] = ()
-    held_out: tuple[str, ...] = ()
-    excluded: tuple[str, ...] = ()
-    held_out_fraction: float = 0.05
-    dataset: str | None = None
-    dataset_config: str | None = None
-    dataset_split: str = "train"
-    text_field: str = "text"
-    max_megabytes: float | None = None
+    sources: tuple[TextSource, ...] = ()
+    streaming: bool = False
+    parts: int | None = None
+    shuffle_megabytes: float = 4.0
+    held_out_megabytes: float = 1.0
+    epochs: int | None = None
+    skip_tokens: int | str = 0
+    continue_from: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("paths", "held_out", "excluded"):
-            value = getattr(self, name)
-            value = (value,) if isinstance(value, str) else value
-            object.__setattr__(self, name, check_texts(name, value, what="paths", empty=False))
-        check_number("held_out_fraction", self.held_out_fraction, above=0, below=1)
-        for name in ("dataset", "dataset_config", "dataset_split", "text_field"):
-            value = getattr(self, name)
-            if value is not None or name not in ("dataset", "dataset_config"):
-                check_text(name, value)
-        if self.dataset is not None and self.paths:
+        super().__post_init__()
+        check_flag("streaming", self.streaming)
+        for name in ("shuffle_megabytes", "held_out_megabytes"):
+            check_positive(name, getattr(self, name))
+        for name in ("parts", "epochs"):
+            if getattr(self, name) is not None:
+                check_size(name, getattr(self, name), high=LARGEST_COUNT)
+        object.__setattr__(self, "skip_tokens", check_tokens("skip_tokens", self.skip_tokens, low=0))
+        if self.continue_from is not None:
+            check_text("continue_from", self.continue_from, what="the folder of a training", empty=False)
+            if self.skip_tokens:
+                raise ValueError(
+                    f"skip_tokens must be 0 with continue_from, which says where to start, got {self.skip_tokens}"
+                )
+        if not self.streaming and self.parts is not None:
             raise ValueError(
-                f"dataset must be None where paths are given, got {describe_value(self.dataset)}; choose one of them"
+                f"parts must be None without streaming, got {self.parts}; set streaming = true, or leave it out"
             )
-        if self.max_megabytes is not None:
-            check_positive("max_megabytes", self.max_megabytes)
+        given = check_list("sources", self.sources, "sources, tables [[corpus.sources]] in a run file")
+        sources = tuple(TextSource(**source) if isinstance(source, Mapping) else source for source in given)
+        object.__setattr__(self, "sources", sources)
+        self._check_sources()
+        if self.streaming and any(source.max_megabytes is not None for source in (self, *sources)):
+            raise ValueError(
+                "max_megabytes must be None with streaming, which reads no more than the training; leave it out"
+            )
+
+    def _check_sources(self) -> None:
+        if not all(type(source) is TextSource for source in self.sources):
+            raise TypeError(f"sources must be TextSource, tables in a run file, got {describe_value(self.sources)}")
+        own = [
+            field.name
+            for field in fields(TextSource)
+            if field.name != "excluded" and getattr(self, field.name) != field.default
+        ]
+        if self.sources and own:
+            raise ValueError(f"{own[0]} must be left out beside sources; set it for each of them that it is for")
+        if self.weight != 1:
+            raise ValueError(f"weight must be that of an entry of sources, got {self.weight:g} for the whole corpus")
+
+    @cached_property
+    def singles(self) -> list[TextCorpus]:
+        """One corpus per source; the corpus itself without sources."""
+        if not self.sources:
+            return [self]
+        made = []
+        for source in self.sources:
+            settings = {field.name: getattr(source, field.name) for field in fields(TextSource)}
+            settings |= {"excluded": (*source.excluded, *self.excluded), "weight": 1.0, "sources": ()}
+            made.append(replace(self, **settings))
+        return made
+
+    @property
+    def weights(self) -> list[float]:
+        """Of `singles`."""
+        return [source.weight for source in self.sources] or [1.0]
+
+    def from_start(self) -> TextCorpus:
+        """The same text, of which nothing is left out at the start."""
+        return replace(self, skip_tokens=0, continue_from=None)
+
+    def record(self) -> dict[str, Any]:
+        """The settings that the rows of a training depend on, as a run folder keeps them: the newer ones only where they are not
+        at their default."""
+        sources = [write_record(source, TextSource) for source in self.sources]
+        return {**write_record(self, TextCorpus), **({"sources": sources} if sources else {})}
+
+    @property
+    def lengths(self) -> Lengths:
+        """Of the documents that are read."""
+        return Lengths(self.min_tokens, self.max_tokens)
 
     def documents(self) -> Iterator[Document]:
-        """All documents in a fixed order, empty ones left out.
+        """All documents in a fixed order, empty ones left out. Their number of tokens is not looked at.
 
         Raises:
             ValueError: a path that does not exist, a binary or damaged file, no text, a dataset that cannot be loaded.
         """
-        for file in self._held_out_files:
-            for _, texts in _named_texts(file, self.text_field):
-                yield from (Document(part, True) for text in texts for part in _parts(text))
+        if self.sources:
+            for single in self.singles:
+                yield from single.documents()
+            return
+        yield from self._documents_of_files()
         for document in self._split():
             if document.text.strip():
                 yield document
+
+    def held_out_documents(self) -> Iterator[Document]:
+        """The documents that are held out, as `documents` gives them. Where files are named for that, only these are read.
+
+        Raises:
+            ValueError: as `documents`.
+        """
+        for single in self.singles:
+            named = single.held_out and single._documents_of_files()
+            yield from named or (document for document in single.documents() if document.held_out)
 
     def texts(self) -> Iterator[str]:
         """The documents of `paths` or of the dataset, none of them cut in two to hold out its end.
@@ -95,11 +175,37 @@ class TextCorpus:
         Raises:
             ValueError: as `documents`.
         """
+        if self.sources:
+            return chain.from_iterable(single.texts() for single in self.singles)
+        if self.streaming:
+            return stream_texts(self.stream(), self.text_field)
         return (piece.text for piece in self._pieces())
+
+    def stream(self, part: int = 0, parts: int = 1) -> Any:
+        """An IterableDataset of the `datasets` library: the rows of one of `parts` parts of a single source, without an end of
+        text or a split. `stream_texts` makes documents of them.
+
+        Raises:
+            ValueError: as `documents`; or no `datasets` library.
+        """
+        if self.dataset is not None:
+            return split_rows(load_rows(self, streaming=True, shards=parts), part, parts)
+        return split_rows(rows_of_files(self._files, self.text_field), part, parts)
+
+    def holds_out(self, text: str) -> bool:
+        """With streaming, whether a document of `paths` or of the dataset is held out: by a hash of its text."""
+        return not self.held_out and hash_fraction(text) < self.held_out_fraction
+
+    def _documents_of_files(self) -> Iterator[Document]:
+        for file in self._held_out_files:
+            for _, texts in _named_texts(file, self.text_field):
+                yield from (Document(part, True) for text in texts for part in cut_long(text))
 
     def _split(self) -> Iterator[Document]:
         """The documents of `paths` or of the dataset."""
         files = self._files
+        if self.streaming:
+            return (Document(text, self.holds_out(text)) for text in self.texts())
         if self.held_out:
             return (Document(text, False) for text in self.texts())
         if self.dataset is None and len(files) == 1 and not files[0].has_rows:
@@ -114,7 +220,7 @@ class TextCorpus:
         """Of every file or row to read, those that are not empty."""
         left = self._characters
         for number, (name, texts) in enumerate(self._named_texts()):
-            for part in itertools.chain.from_iterable(map(_parts, texts)):
+            for part in chain.from_iterable(map(cut_long, texts)):
                 yield Piece(number, name, part)
                 left -= len(part)
                 if left <= 0:
@@ -123,25 +229,46 @@ class TextCorpus:
     def _named_texts(self) -> Iterator[tuple[str, Iterable[str]]]:
         """The text of every file or row, with the name that decides on which side of the split it is."""
         if self.dataset is not None:
-            return ((f"row {number}", [_row_text(row, self.text_field)]) for number, row in enumerate(self._dataset))
-        return itertools.chain.from_iterable(_named_texts(file, self.text_field) for file in self._files)
+            return ((f"row {number}", [row_text(row, self.text_field)]) for number, row in enumerate(self._dataset))
+        return chain.from_iterable(_named_texts(file, self.text_field) for file in self._files)
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever the documents may: with the settings, and with the name, place, size or time of a file."""
+        """Changes whenever the documents may: with the settings, and with the name, place, size or time of a file. Of a dataset
+        that is streamed it knows the settings alone."""
+        if self.sources:
+            return _hash([single.fingerprint for single in self.singles])
         files = [(file.name, *_stamp(file)) for file in [*self._files, *self._held_out_files]]
-        dataset = None if self.dataset is None else dataset_fingerprint(self._dataset)
         settings = [self.held_out_fraction, self.text_field, self.max_megabytes, bool(self.held_out)]
-        return hashlib.sha256(json.dumps([settings, files, dataset]).encode()).hexdigest()
+        if self.streaming:
+            names = (self.dataset, self.dataset_config, self.dataset_split, self.data_files, self.revision)
+            settings += ["streaming", self.held_out_megabytes, names]
+        if self.min_tokens or self.max_tokens is not None:
+            settings += [self.min_tokens, self.max_tokens]
+        known = None if self.dataset is None or self.streaming else dataset_fingerprint(self._dataset)
+        return _hash([settings, files, known])
+
+    @property
+    def content(self) -> list[Any]:
+        """With streaming, what stands for the text in the record of a training: names and sizes of local files."""
+        return [[file.name, file.path.stat().st_size] for file in self._files]
 
     @property
     def size(self) -> int | None:
         """About how many characters its documents have, by the size of the files; None where files are compressed, and for a
         dataset."""
+        if self.sources:
+            sizes = [single.size for single in self.singles]
+            return None if None in sizes else sum(size for size in sizes if size is not None)
         files = [*self._files, *self._held_out_files]
         if self.dataset is not None or any(file.is_compressed for file in files):
             return None
         return int(min(self._characters, sum(file.path.stat().st_size for file in files)))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all of it is in files, and no dataset."""
+        return all(single.dataset is None for single in self.singles)
 
     def find(self) -> None:
         """Look for the files, of which those of folders are opened to see whether they are text.
@@ -149,12 +276,13 @@ class TextCorpus:
         Raises:
             ValueError: one does not exist or is no file.
         """
-        _ = self._found, self._found_held_out
+        for single in self.singles:
+            _ = single._found, single._found_held_out
 
     @property
     def unreadable_files(self) -> int:
         """How many files of the folders are left out as they are binary or not UTF-8."""
-        return self._found[1] + self._found_held_out[1]
+        return sum(single._found[1] + single._found_held_out[1] for single in self.singles)
 
     @property
     def _files(self) -> list[TextFile]:
@@ -179,24 +307,7 @@ class TextCorpus:
 
     @cached_property
     def _dataset(self) -> Any:
-        name = str(self.dataset)
-        try:
-            import datasets
-        except ImportError:
-            raise ValueError(
-                f"dataset {name!r} needs the `datasets` library; pip install 'fastweights[train]', or set paths to local files"
-            ) from None
-        try:
-            if Path(name, "dataset_dict.json").is_file():  # several splits
-                return datasets.load_from_disk(name)[self.dataset_split]
-            if Path(name, "state.json").is_file():
-                return datasets.load_from_disk(name)
-            return datasets.load_dataset(name, self.dataset_config, split=self.dataset_split)
-        except Exception as error:  # the library raises errors of many kinds for a wrong name and for a missing network
-            raise ValueError(
-                f"dataset {name!r} (config {self.dataset_config!r}, split {self.dataset_split!r}) cannot be loaded: "
-                f"{error}; check the name and the network, or set paths to local files"
-            ) from None
+        return load_rows(self)
 
 
 def pytorch_source(max_megabytes: float | None = None) -> TextCorpus:
@@ -213,12 +324,6 @@ def _named_texts(file: TextFile, text_field: str) -> Iterator[tuple[str, Iterabl
         yield file.name, plain_pieces(file)
 
 
-def _parts(text: str) -> Iterator[str]:
-    """The documents that a text is cut into, those without letters left out."""
-    parts = (text[start : start + LONGEST_DOCUMENT] for start in range(0, len(text), LONGEST_DOCUMENT))
-    return (part for part in parts if part.strip())
-
-
 def _in_two(file: TextFile, fraction: float, most: float) -> Iterator[Document]:
     """The first `most` characters of a single file, their end held out."""
 
@@ -233,13 +338,10 @@ def _in_two(file: TextFile, fraction: float, most: float) -> Iterator[Document]:
     return cut(pieces(), Length.of(pieces()), fraction)
 
 
-def _row_text(row: Any, text_field: str) -> str:
-    try:
-        return field_text(row, text_field)
-    except ValueError as error:
-        raise ValueError(f"dataset: {error}") from None
-
-
 def _stamp(file: TextFile) -> tuple[str, int, int]:
     status = file.path.stat()
     return str(file.path.resolve()), status.st_size, status.st_mtime_ns
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -17,7 +17,7 @@ from typing import IO, Any
 from ...checks import check_path, error_prefix
 from ...untrusted import check_file
 
-__all__ = ["PLAIN_SUFFIXES", "TextFile", "field_text", "plain_pieces", "rows", "text_files"]
+__all__ = ["PLAIN_SUFFIXES", "TextFile", "cut_long", "field_text", "plain_pieces", "rows", "text_files"]
 
 # The suffixes of plain text inside a folder; a file that the corpus names may have any suffix.
 PROSE = "txt text md markdown rst org tex html htm"
@@ -26,6 +26,8 @@ PLAIN_SUFFIXES = frozenset(f".{suffix}" for suffix in (PROSE + " " + SOURCE).spl
 ROW_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
 PIECE_CHARACTERS = 2**20  # a longer file becomes several documents: no file has to fit into memory
 SNIFFED_BYTES = 2**16
+LONGEST_DOCUMENT = 2**21  # characters; a longer row becomes several documents, as a long file does
+PARQUET_ROWS = 512  # that are decoded at a time: a row may be a book
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,12 @@ def plain_pieces(file: TextFile) -> Iterator[str]:
             yield piece + text.readline(PIECE_CHARACTERS)
 
 
+def cut_long(text: str) -> Iterator[str]:
+    """The documents that a text is cut into, those without letters left out."""
+    parts = (text[start : start + LONGEST_DOCUMENT] for start in range(0, len(text), LONGEST_DOCUMENT))
+    return (part for part in parts if part.strip())
+
+
 def rows(file: TextFile, text_field: str) -> Iterator[str]:
     """The texts of a file with rows.
 
@@ -174,7 +182,7 @@ def _parquet_rows(file: TextFile, text_field: str) -> Iterator[str]:
             raise ValueError(
                 f"it has no column {text_field!r} but {', '.join(table.schema_arrow.names)}; set text_field"
             )
-        for batch in table.iter_batches(columns=[text_field]):
+        for batch in table.iter_batches(PARQUET_ROWS, columns=[text_field]):
             yield from (field_text(row, text_field) for row in batch.to_pylist())
     except (ArrowException, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error  # an OSError names the file too

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from ...files import (
     damage,
     disk_is_full,
     drop_partials,
+    publish_folder,
     staged_folder,
     write_checksums,
     writing,
@@ -27,8 +30,10 @@ from ...files import (
 from ...kinds import checked
 from ...outputs import check_place, hold_lock
 from .corpus import TextCorpus
-from .shards import SHARDS, ShardWriter, TokenShards, shards_damage, text_hash, token_dtype, write_manifest
-from .tokenizer import TextTokenizer, fingerprint, vocabulary_size
+from .shards import SHARDS, TokenShards, shards_damage, text_hash
+from .splitting import Document, Lengths
+from .tokenizer import TextTokenizer, fingerprint
+from .tokenizing import Encoder, note_path, tokenize
 
 __all__ = ["PreparedText", "prepare_text"]
 
@@ -36,7 +41,6 @@ __all__ = ["PreparedText", "prepare_text"]
 TOKENIZER: Own = dict.fromkeys(
     ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", CHECKSUMS), any_file
 )
-BATCH_CHARACTERS = 2**22  # text that is tokenized at a time
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -47,13 +51,19 @@ class PreparedText:
     """A tokenizer, and the tokens of train and held-out text.
 
     Attributes:
-        fingerprints: of the documents (`corpus_text`) and of the tokenizer (`tokenizer_content`), by content alone.
+        train, held_out: of all sources, one after the other. Of a corpus that is streamed no train text is here.
+        fingerprints: of the documents (`corpus_text`) and of the tokenizer (`tokenizer_content`), by content alone. Of a corpus
+            that is streamed: of the held-out documents, and of names and sizes of local files.
+        sources: the train text of each source; () for that of `train` alone.
+        corpus: where the text is from; None where tokens alone are known.
     """
 
     tokenizer: Any
     train: TokenShards
     held_out: TokenShards
     fingerprints: dict[str, str]
+    sources: tuple[TokenShards, ...] = ()
+    corpus: TextCorpus | None = None
 
 
 @checked
@@ -68,9 +78,10 @@ def prepare_text(
 ) -> PreparedText:
     """Train or load the tokenizer and tokenize the corpus, unless the folder `cache` has the result already.
 
-    Each document ends with the tokenizer's end of text, if it has one. Several processes may call this at once: one works, the
-    others wait for it. What is made appears in the cache whole or not at all. Checksums are kept with it; a cache that has
-    changed since is reported and made again.
+    Each document ends with the tokenizer's end of text, if it has one. Of a corpus that is streamed held-out text alone is
+    tokenized, and train text is read by the training. A tokenization that was killed is continued. Several processes may call
+    this at once: one works, the others wait for it. What is made appears in the cache whole or not at all. Checksums are kept
+    with it; a cache that has changed since is reported and made again.
 
     Args:
         report: receives one line for each slow step, and for what was damaged.
@@ -91,7 +102,7 @@ def prepare_text(
         )
     folder = check_path("cache", cache, "a folder that can be written to")
     check_place("cache", folder)
-    loaded = tokenizer.load() if tokenizer.path is not None else None
+    loaded = tokenizer.load() if tokenizer.exists else None
     if next(corpus.texts(), None) is None:
         raise ValueError("corpus must hold text to train on, but all its files are empty or held out; pass others")
     try:
@@ -105,22 +116,75 @@ def prepare_text(
     if loaded is None:
         loaded = _trained(corpus, tokenizer, folder, report, progress)
     content = fingerprint(loaded)
-    tokens = folder / f"tokens-{_key(corpus.fingerprint, content)}"
-    with _alone(tokens, SHARDS):
-        why = shards_damage(tokens, content=read_all) if tokens.exists() else None
-        if why is None and tokens.exists() and not corpus.held_out and not len(TokenShards(tokens, "held_out")):
-            why = "an earlier version of fastweights held no text out"
-        if why is not None:
-            report(f"the tokens in {tokens} cannot be used, as {why}; the corpus is tokenized again")
-        if why is not None or not tokens.exists():
-            check_own("cache", folder, {tokens.name: SHARDS})
-            with staged_folder(tokens, SHARDS) as staged:
-                _tokenize(corpus, loaded, staged, progress)
-            if corpus.unreadable_files:
-                report(f"left out {corpus.unreadable_files:,} files of the corpus: binary, or not UTF-8")
-            report(f"tokenized the corpus: {len(TokenShards(tokens, 'train')):,} tokens of train text in {tokens}")
-    fingerprints = {"corpus_text": text_hash(tokens), "tokenizer_content": content}
-    return PreparedText(loaded, TokenShards(tokens, "train"), TokenShards(tokens, "held_out"), fingerprints)
+    folders = []
+    for single in corpus.singles:
+        tokens = folder / f"tokens-{_key(single.fingerprint, content)}"
+        with _alone(tokens, SHARDS):
+            why = shards_damage(tokens, content=read_all) if tokens.exists() else None
+            if why is None and tokens.exists() and not single.held_out and not len(TokenShards(tokens, "held_out")):
+                why = "an earlier version of fastweights held no text out"
+            if why is not None:
+                report(f"the tokens in {tokens} cannot be used, as {why}; the corpus is tokenized again")
+            if why is not None or not tokens.exists():
+                _make_tokens(single, loaded, tokens, tokenizer.processes, progress)
+                _report_tokens(single, tokens, report)
+        folders.append(tokens)
+    train, held_out = ([TokenShards(tokens, split) for tokens in folders] for split in ("train", "held_out"))
+    texts = [[text_hash(tokens), *single.content] for tokens, single in zip(folders, corpus.singles, strict=True)]
+    text = texts[0][0] if len(texts) == 1 and not corpus.streaming else _key(json.dumps(texts))
+    return PreparedText(
+        tokenizer=loaded,
+        train=TokenShards.joined(train),
+        held_out=TokenShards.joined(held_out),
+        fingerprints={"corpus_text": text, "tokenizer_content": content},
+        sources=tuple(train),
+        corpus=corpus,
+    )
+
+
+def _make_tokens(corpus: TextCorpus, tokenizer: Any, tokens: Path, processes: int, progress: Progress) -> None:
+    """Make the folder `tokens`. What a killed process has begun is continued. Of a corpus that is streamed it has held-out text
+    alone."""
+    begun = tokens.with_name(f".{tokens.name}.unfinished")
+    check_own("cache", tokens.parent, {tokens.name: SHARDS, begun.name: SHARDS, note_path(begun).name: any_file})
+    work, total = ("reading held-out text", None) if corpus.streaming else ("tokenizing the text", corpus.size)
+    encoder = Encoder(tokenizer, corpus.lengths)
+    documents = _measured(corpus, encoder) if corpus.streaming else corpus.documents()
+    try:
+        tokenize(documents, encoder, begun, processes=processes, progress=lambda read: progress(work, read, total))
+        with writing(tokens.name, tokens.parent):
+            publish_folder(begun, tokens, SHARDS)
+        note_path(begun).unlink(missing_ok=True)
+    except (ValueError, WriteError):  # which would come again; after others the next call continues
+        shutil.rmtree(begun, ignore_errors=True)
+        note_path(begun).unlink(missing_ok=True)
+        raise
+
+
+def _measured(corpus: TextCorpus, encoder: Encoder) -> Iterator[Document]:
+    """The first held-out documents of a corpus that is streamed, until there are enough of those whose length is admitted.
+
+    Raises:
+        ValueError: there are none.
+    """
+    wanted = left = corpus.held_out_megabytes * 1e6
+    for document in corpus.held_out_documents():
+        if left <= 0:
+            return
+        yield document
+        left -= len(document.text) if corpus.lengths == Lengths() or len(encoder([document.text])[0]) else 0
+    if left == wanted:
+        raise ValueError(
+            "corpus must have held-out text, but none of its documents is held out and as long as it must be; raise "
+            "held_out_fraction, or name files in held_out"
+        )
+
+
+def _report_tokens(corpus: TextCorpus, tokens: Path, report: Callable[[str], None]) -> None:
+    if corpus.unreadable_files:
+        report(f"left out {corpus.unreadable_files:,} files of the corpus: binary, or not UTF-8")
+    split, kind = ("held_out", "held-out") if corpus.streaming else ("train", "train")
+    report(f"tokenized the corpus: {len(TokenShards(tokens, split)):,} tokens of {kind} text in {tokens}")
 
 
 def _trained(
@@ -144,15 +208,21 @@ def _trained(
 
 
 def _train_texts(corpus: TextCorpus, settings: TextTokenizer, progress: Progress) -> Iterator[str]:
-    """What a tokenizer learns from, with the progress of reading it; what it does afterwards nobody can tell."""
+    """What a tokenizer learns from, with the progress of reading it; what it does afterwards nobody can tell. Several sources
+    have the shares of their weights in it."""
     work, read, sample, size = "training a tokenizer", 0, int(settings.sample_megabytes * 1e6), corpus.size
     total = None if size is None else min(sample, size)
     progress(work, read, total)
-    for document in corpus.documents():
-        if not document.held_out:
-            yield document.text
-            read += len(document.text)
-            progress(work, read, total)
+    for single, weight in zip(corpus.singles, corpus.weights):
+        left = sample * weight / sum(corpus.weights)
+        for document in single.documents():
+            if left <= 0:
+                break
+            if not document.held_out:
+                yield document.text
+                read += len(document.text)
+                left -= len(document.text)
+                progress(work, read, total)
 
 
 @contextmanager
@@ -161,44 +231,6 @@ def _alone(path: Path, own: Own) -> Iterator[None]:
     with hold_lock("cache", path, path.with_name(f".{path.name}.lock"), wait=True):
         drop_partials(path.parent, {path.name: own})
         yield
-
-
-def _tokenize(corpus: TextCorpus, tokenizer: Any, folder: Path, progress: Progress) -> None:
-    work, read, total = "tokenizing the text", 0, corpus.size
-    progress(work, read, total)
-    dtype = token_dtype(vocabulary_size(tokenizer))
-    writers = {split: ShardWriter(folder, split, dtype) for split in ("train", "held_out")}
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    documents, content = corpus.documents(), hashlib.sha256()
-    while batch := _batch(documents):
-        encoded = tokenizer(
-            [document.text for document in batch],
-            add_special_tokens=False,
-            split_special_tokens=True,  # a document that writes the name of one means the name
-            return_attention_mask=False,
-            verbose=False,
-        )["input_ids"]
-        for document, ids in zip(batch, encoded, strict=True):
-            split = "held_out" if document.held_out else "train"
-            writers[split].append([*ids, *end])
-            read += len(document.text)
-            content.update(f"{split} {len(document.text)} {document.text}".encode())
-        progress(work, read, total)
-    entries = {split: writer.finished() for split, writer in writers.items()}
-    if not any(entry["documents"] for entry in entries.values()):
-        raise ValueError("corpus must hold text, but all its files are empty; pass others")
-    write_manifest(folder, dtype=dtype, splits=entries, text=content.hexdigest())
-
-
-def _batch(documents: Any) -> list[Any]:
-    batch: list[Any] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document.text)
-        if characters >= BATCH_CHARACTERS:
-            break
-    return batch
 
 
 def _key(*parts: str) -> str:

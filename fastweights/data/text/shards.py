@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...checks import check_choice, check_path
-from ...files import CHECKSUMS, Own, any_file, damage, write_checksums, write_json, writing
+from ...files import CHECKSUMS, Own, any_file, damage, write_bytes, write_checksums, write_json, writing
 from ...untrusted import read_json_object
 
 __all__ = ["SHARDS", "ShardWriter", "TokenShards", "shards_damage", "text_hash", "token_dtype", "write_manifest"]
@@ -31,14 +33,36 @@ def token_dtype(vocab_size: int) -> str:
 
 
 class ShardWriter:
-    """Appends documents to the shards of one split."""
+    """Appends documents to the shards of one split. begun: what `finished` returned of those that are there, without which they
+    are deleted, as is what was written after it."""
 
-    def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int = SHARD_TOKENS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        dtype: str,
+        shard_tokens: int = SHARD_TOKENS,
+        *,
+        begun: Mapping[str, Any] | None = None,
+    ) -> None:
         self._folder, self._split, self._dtype, self._shard_tokens = folder, split, dtype, shard_tokens
         self._starts = array("q")  # one number per document, 8 bytes each
         self._shards: list[int] = []
+        if begun is not None:
+            self._shards = [int(size) for size in begun["shards"]]
+            self._starts.extend(np.load(starts_file(folder, split))[: begun["documents"]].tolist())
+        kept = {shard_file(folder, split, number): size for number, size in enumerate(self._shards)}
+        for file in folder.glob(f"{split}-*.bin"):
+            with writing(file.name, folder):
+                if file not in kept:
+                    file.unlink()
+                    continue
+                size = kept[file] * np.dtype(dtype).itemsize
+                if file.stat().st_size < size:
+                    raise ValueError(f"{file.name} has fewer tokens than were noted; start again")
+                os.truncate(file, size)
 
-    def append(self, ids: Sequence[int]) -> None:
+    def append(self, ids: Sequence[int] | np.ndarray) -> None:
         """Append one document; an empty one is ignored. A shard ends with a document, after at least `shard_tokens` tokens."""
         if not len(ids):
             return
@@ -51,10 +75,13 @@ class ShardWriter:
         self._shards[-1] += len(ids)
 
     def finished(self) -> dict[str, Any]:
-        """Writes where documents start; the split's entry in the manifest."""
-        starts = starts_file(self._folder, self._split)
-        with writing(starts.name, self._folder):
-            np.save(starts, np.array(self._starts, dtype=np.int64))
+        """Writes where documents start, once all tokens are on the disk; the split's entry in the manifest."""
+        for number in range(len(self._shards)):
+            with shard_file(self._folder, self._split, number).open("rb") as file:
+                os.fsync(file.fileno())
+        content = io.BytesIO()
+        np.save(content, np.array(self._starts, dtype=np.int64))
+        write_bytes(starts_file(self._folder, self._split), content.getvalue())
         return {"documents": len(self._starts), "shards": self._shards}
 
 
@@ -97,6 +124,20 @@ class TokenShards:
         self._dtype, self._sizes = manifest["dtype"], entry["shards"]
         self._ends = np.cumsum(entry["shards"], dtype=np.int64)
         self.starts: np.ndarray = np.load(starts_file(folder, split), mmap_mode="r" if entry["documents"] else None)
+
+    @classmethod
+    def joined(cls, several: Sequence[TokenShards]) -> TokenShards:
+        """The tokens of several folders, of one split and one tokenizer, as one stream."""
+        first, *others = several
+        if not others:
+            return first
+        made = cls(first.folder, first.split)
+        before = np.cumsum([0, *map(len, several)])
+        made._sizes = [size for shards in several for size in shards._sizes]
+        made._ends = np.cumsum(made._sizes, dtype=np.int64)
+        made.starts = np.concatenate([shards.starts + begin for shards, begin in zip(several, before)])
+        made._shards = [shard for shards in several for shard in shards._shards]
+        return made
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

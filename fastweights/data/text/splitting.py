@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Document", "Length", "Piece", "cut", "split"]
+__all__ = ["Document", "Length", "Lengths", "Piece", "cut", "hash_fraction", "split"]
 
 LARGEST = 0.5  # of all text: a file or row with more than that is not held out whole
 SMALLEST = 0.5  # of the mean size: a file or row with less than that would be too little to measure on
@@ -20,6 +20,16 @@ class Document:
 
     text: str
     held_out: bool
+
+
+class Lengths(NamedTuple):
+    """How many tokens a document must have at least and may have at most, without an end of text; most: None for no bound."""
+
+    least: int = 0
+    most: int | None = None
+
+    def admits(self, tokens: int) -> bool:
+        return self.least <= tokens <= (tokens if self.most is None else self.most)
 
 
 class Piece(NamedTuple):
@@ -71,7 +81,7 @@ def split(pieces: Callable[[], Iterable[Piece]], fraction: float) -> Iterator[Do
             yield from cut((piece.text for piece in own), longest.length, fraction)
         else:
             for piece in own:
-                yield Document(piece.text, (_draw(piece.name) < fraction) != (number == moved))
+                yield Document(piece.text, (hash_fraction(piece.name) < fraction) != (number == moved))
 
 
 def cut(pieces: Iterable[str], length: Length, fraction: float) -> Iterator[Document]:
@@ -92,7 +102,7 @@ def _one_sided(pieces: Iterable[Piece], fraction: float) -> list[_Unit]:
     found: list[_Unit] = []
     for number, own in itertools.groupby(pieces, key=lambda piece: piece.number):
         first = next(own)
-        draw = _draw(first.name)
+        draw = hash_fraction(first.name)
         if found and (draw < fraction) != (found[0].draw < fraction):
             return []
         found.append(_Unit(draw, number, Length.of(piece.text for piece in itertools.chain([first], own))))
@@ -111,5 +121,6 @@ def _moved(units: list[_Unit], fraction: float) -> int | None:
     return min(usual).number if usual else None
 
 
-def _draw(name: str) -> float:
+def hash_fraction(name: str) -> float:
+    """A number from 0 to 1 that the text decides."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64

@@ -21,7 +21,13 @@ END_OF_TEXT = "<|endoftext|>"
 PADDING_SIDE = "left"  # transformers' generate() continues a prompt after its last column
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
 LARGEST_VOCABULARY = 2**20  # of a tokenizer that is trained; those in use have up to a quarter of it
+MOST_PROCESSES = 1024
 LONGEST_RUN = 4096
+# What a tokenizer may consist of; config.json names its class in some repositories.
+HUB_FILES = (
+    *("tokenizer*", "config.json", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
+    *("chat_template*", "additional_chat_templates/*"),
+)
 LONG_RUN = re.compile(rf"\S{{{LONGEST_RUN}}}|\s{{{LONGEST_RUN}}}")
 
 
@@ -30,11 +36,16 @@ class TextTokenizer:
     """Which tokenizer a run uses.
 
     Attributes:
-        path: a folder with a Hugging Face tokenizer, or a tokenizer.json; None trains one on the corpus.
+        path: a folder with a Hugging Face tokenizer, or a tokenizer.json.
+        name: in place of path a repository of the Hugging Face hub, of which only the files of the tokenizer are fetched. Without
+            path and name one is trained on the corpus.
+        revision: branch, tag or commit of that repository; None for its main branch.
         vocab_size: of a tokenizer that is trained, at least 257.
         sample_megabytes: how much train text, in million characters, it is trained on.
         trust_remote_code: whether to run code that the folder at `path` holds or names (`auto_map`). Such a folder is refused
             otherwise. Set it only for code that you have read.
+        processes: how many processes tokenize a corpus that is not streamed. One uses all cores with most tokenizers; several
+            are faster with very many cores, and with a tokenizer that is written in Python.
 
     Raises:
         ValueError: a value that does not fit.
@@ -42,31 +53,53 @@ class TextTokenizer:
     """
 
     path: str | None = None
+    # The tokenizer that is trained does not depend on fields without repr.
+    name: str | None = field(default=None, repr=False)
+    revision: str | None = field(default=None, repr=False)
     vocab_size: int = 8192
     sample_megabytes: float = 10.0
-    trust_remote_code: bool = field(default=False, repr=False)  # the tokens do not depend on it
+    trust_remote_code: bool = field(default=False, repr=False)
+    processes: int = field(default=1, repr=False)
 
     def __post_init__(self) -> None:
         if self.path is not None:
             check_text("tokenizer path", self.path)
+        for key in ("name", "revision"):
+            if getattr(self, key) is not None:
+                check_text(f"tokenizer {key}", getattr(self, key), empty=False)
+        if self.name is not None and self.path is not None:
+            raise ValueError(f"tokenizer name must be None where path is given, got {self.name!r}; choose one of them")
+        if self.revision is not None and self.name is None:
+            raise ValueError(f"tokenizer revision must be None without a name, whose it is, got {self.revision!r}")
         if check_size("tokenizer vocab_size", self.vocab_size, high=LARGEST_VOCABULARY) < SMALLEST_VOCABULARY:
             raise ValueError(
                 f"tokenizer vocab_size must be at least {SMALLEST_VOCABULARY}, the bytes and {END_OF_TEXT}, got {self.vocab_size}"
             )
         check_positive("sample_megabytes", self.sample_megabytes)
         check_flag("tokenizer trust_remote_code", self.trust_remote_code)
+        check_size("tokenizer processes", self.processes, high=MOST_PROCESSES)
+
+    @property
+    def exists(self) -> bool:
+        """Whether it is one that exists, and none to be trained."""
+        return self.path is not None or self.name is not None
+
+    def record(self) -> dict[str, Any]:
+        """What a run folder keeps of it: a name where there is one. The hash of the tokenizer says the rest."""
+        kept = {"path": self.path, "vocab_size": self.vocab_size, "sample_megabytes": self.sample_megabytes}
+        return kept if self.name is None else {**kept, "name": self.name}
 
     def load(self) -> Any:
-        """The tokenizer at `path`.
+        """The tokenizer at `path` or of `name`.
 
         Raises:
             ValueError: there is none, or it cannot be read.
         """
         from transformers import PreTrainedTokenizerFast
 
-        if self.path is None:
+        if not self.exists:
             raise ValueError("tokenizer path must be given to load one, got None; train() makes one from texts")
-        path = Path(self.path)
+        path = Path(self.path) if self.path is not None else self._fetch()
         if not path.exists():
             raise ValueError(
                 f"tokenizer path {path} does not exist; pass a tokenizer.json or the folder of a tokenizer"
@@ -87,6 +120,19 @@ class TextTokenizer:
         if END_OF_TEXT in tokenizer.get_vocab():
             tokenizer.eos_token = tokenizer.pad_token = END_OF_TEXT
         return tokenizer
+
+    def _fetch(self) -> Path:
+        """The folder of the cache of the hub with the files of the tokenizer."""
+        from huggingface_hub import snapshot_download
+
+        code = ["*.py"] if self.trust_remote_code else []
+        try:
+            return Path(snapshot_download(str(self.name), revision=self.revision, allow_patterns=[*HUB_FILES, *code]))
+        except Exception as error:  # for a wrong name, a missing network and no right to read it
+            raise ValueError(
+                f"tokenizer name {self.name!r} (revision {self.revision!r}) cannot be fetched: {one_line(error)}; check the name "
+                "and the network, or set path to a folder"
+            ) from None
 
     def train(self, texts: Iterable[str]) -> Any:
         """A byte-level BPE, the same for the same texts. It encodes every string, and decoding returns the same string. It pads

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..common.delta_rule.steps import erase_and_write, outputs_of_tokens, unroll_lengths, unroll_steps
 from ..common.math import to_float_or_nan
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
@@ -60,6 +62,19 @@ def decode(call: RecurrentCall) -> Tensor:
     if A is not None:
         A.finish()
     return o
+
+
+def decode_steps(call: RecurrentCall) -> Tensor:
+    """o [B, T, HV, V] of `delta_product`."""
+    steps = call.inputs["k"].shape[3]
+    o = decode(call._replace(inputs=unroll_steps(**call.inputs), cu_seqlens=unroll_lengths(call.cu_seqlens, steps)))
+    return outputs_of_tokens(o, steps)
+
+
+def decode_dplr(call: RecurrentCall) -> Tensor:
+    """o [B, T, HV, V] of `dplr_delta_rule`. In float32: 16 bits would round the quotients in every step."""
+    exact: dict[str, Any] = {name: x if x is None else x.float() for name, x in call.inputs.items()}
+    return decode_steps(call._replace(inputs=erase_and_write(**exact))).to(call.inputs["v"].dtype)
 
 
 INPUTS = ("q", "k", "v", "write_key", "beta", "g", "precond_g", "precond_beta")

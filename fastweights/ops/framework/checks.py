@@ -22,11 +22,12 @@ from ...checks import (
 from .spec import Choice, Flag, Integer, Number, OpSpec, Parameter, Role, Scale
 
 Named = dict[str, Any]
+VALUES = ("GV",), ("GRV",)  # the dims of values
 FEW_TOKENS = 16  # per sequence: what a recurrent kernel reads, and the most that an op in place takes
 
 
 class Sizes(NamedTuple):
-    """Sizes of one call: batch, time, key heads, value heads, key channels, value channels."""
+    """Sizes of one call: batch, time, key heads, value heads, key channels, value channels, steps per token."""
 
     B: int
     T: int
@@ -34,6 +35,7 @@ class Sizes(NamedTuple):
     G: int
     K: int
     V: int
+    R: int = 1
 
     def shape(self, dims: str) -> tuple[int, ...]:
         return tuple(getattr(self, d) for d in dims)
@@ -60,10 +62,10 @@ def check_inputs(spec: OpSpec, inputs: Sequence[Any]) -> Sizes:
         elif x is not None or not role.optional:
             tokens[name] = x
     # The first to be checked are those that the sizes are read from.
-    main = [name for name in tokens if _role(spec, name).dims in (("HK",), ("GV",))]
+    main = [name for name in tokens if _role(spec, name).dims in (("HK",), *VALUES)]
     like = tokens[main[0]]
     for name in main:
-        check_channels(name, tokens[name], main[0], like)
+        check_channels(name, tokens[name], _role(spec, name), main[0], like)
     key = [name for name in main if _role(spec, name).dims == ("HK",)]
     for name in key[1:]:
         check_same_shape(name, tokens[name], key[0], tokens[key[0]])
@@ -73,7 +75,7 @@ def check_inputs(spec: OpSpec, inputs: Sequence[Any]) -> Sizes:
         if name not in main:
             check_tensor(name, x, like)
             if role.dtype == "inputs":
-                check_channels(name, x, key[-1], tokens[key[-1]])
+                check_channels(name, x, role, key[-1], tokens[key[-1]])
             check_dims(name, x, role, sizes)
         check_limits(name, x, role)
     for name, x in parameters.items():
@@ -90,14 +92,14 @@ def _role(spec: OpSpec, name: str) -> Role:
 def _sizes(spec: OpSpec, tokens: Mapping[str, Tensor], key: str) -> Sizes:
     """The value heads are those of the values, or without values those of the gates."""
     B, T, H, K = tokens[key].shape
-    values = [name for name in tokens if _role(spec, name).dims == ("GV",) and _role(spec, name).dtype == "inputs"]
+    values = [name for name in tokens if _role(spec, name).dims in VALUES and _role(spec, name).dtype == "inputs"]
     if values:
-        G, V = tokens[values[0]].shape[2:]
+        G, *steps, V = tokens[values[0]].shape[2:]
         if G % H:
             raise ValueError(
                 f"{values[0]} must have a multiple of the q/k heads, {H}, got {G} heads; choose head counts that divide"
             )
-        return Sizes(B, T, H, G, K, V)
+        return Sizes(B, T, H, G, K, V, *steps)
     gates = [name for name in tokens if name != key and _role(spec, name).dims == ("G", "H")]
     for name in gates:
         if check_tensor(name, tokens[name], tokens[key]).ndim != 3:
@@ -110,11 +112,15 @@ def _sizes(spec: OpSpec, tokens: Mapping[str, Tensor], key: str) -> Sizes:
     return Sizes(B, T, H, G, K, K)
 
 
-def check_channels(name: str, x: Any, first_name: str, first: Tensor) -> None:
-    """[B, T, heads, channels] with the dtype, device, batch and length of the first, channels in 1..256."""
+def check_channels(name: str, x: Any, role: Role, first_name: str, first: Tensor) -> None:
+    """[B, T, heads, channels], or with steps before the channels, with the dtype, device, batch and length of the first,
+    channels in 1..256."""
     check_tensor(name, x, first if isinstance(first, Tensor) else None)
-    if x.ndim != 4:
-        raise ValueError(f"{name} must have 4 dimensions [B, T, heads, channels], got shape {shape_of(x)}")
+    dimensions = ["B", "T", "heads", *["steps"] * ("R" in role.dims[0]), "channels"]
+    if x.ndim != len(dimensions):
+        raise ValueError(
+            f"{name} must have {len(dimensions)} dimensions [{', '.join(dimensions)}], got shape {shape_of(x)}"
+        )
     if x.dtype != first.dtype:
         raise ValueError(
             f"{name} must have the dtype of {first_name}, {first.dtype}, got {x.dtype}; convert one to the other"
@@ -123,10 +129,12 @@ def check_channels(name: str, x: Any, first_name: str, first: Tensor) -> None:
         raise ValueError(
             f"{name} must have the batch and length of {first_name}, {list(first.shape[:2])}, got {shape_of(x)}"
         )
-    if not 1 <= x.shape[3] <= LARGEST_HEAD:
-        raise ValueError(f"{name} must have 1 to {LARGEST_HEAD} channels per head, got {x.shape[3]}; use more heads")
-    if x.shape[2] < 1:
-        raise ValueError(f"{name} must have at least one head, got shape {shape_of(x)}")
+    if not 1 <= x.shape[-1] <= LARGEST_HEAD:
+        raise ValueError(f"{name} must have 1 to {LARGEST_HEAD} channels per head, got {x.shape[-1]}; use more heads")
+    if min(x.shape[2:]) < 1:
+        raise ValueError(
+            f"{name} must have at least one {' and '.join(d[:-1] for d in dimensions[2:-1])}, got shape {shape_of(x)}"
+        )
 
 
 def check_same_shape(name: str, x: Tensor, other_name: str, other: Tensor) -> None:

@@ -239,8 +239,7 @@ def read_sizes(spec: OpSpec, inputs: Named, states: Named) -> Sizes:
             continue
         sizes |= {"B": x.shape[0], "T": x.shape[1]}
         heads.append(x.shape[2])
-        if x.ndim == 4:
-            sizes[role.dims[-1][-1]] = x.shape[3]
+        sizes |= dict(zip(role.dims[-1][1:], x.shape[3:]))
         if role.dims == ("HK",):
             sizes["H"] = x.shape[2]
     return Sizes(**{"H": 0, "V": sizes["K"], **sizes}, G=max(heads))

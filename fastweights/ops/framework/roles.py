@@ -14,14 +14,20 @@ def optional(role: Role) -> Role:
 QUERY = Role(kind="query", dims=("HK",), dtype="inputs", reaches="token", scaled=True)
 POSITIVE_QUERY = replace(QUERY, kind="positive query")  # after a feature map
 KEY = Role(kind="key", dims=("HK",), dtype="inputs")
+ERASURE = replace(KEY, kind="erasure")
 POSITIVE_KEY = replace(KEY, kind="positive key")
 WRITE_KEY = Role(kind="write key", dims=("GK", "HK"), dtype="inputs")
 PENALTY = replace(WRITE_KEY, kind="penalty")
 VALUE = Role(kind="value", dims=("GV",), dtype="inputs", reaches="column")
+# Several steps per token.
+STEP_KEY = replace(KEY, dims=("HRK",))
+STEP_WRITE_KEY = replace(WRITE_KEY, dims=("GRK", "HRK"))
+STEP_VALUE = replace(VALUE, dims=("GRV",))
 JOINT_VALUE = replace(VALUE, kind="joint value", reaches="head")  # the rule reads the whole vector at once
 
 GAIN = Role(kind="gate", dims=("G", "H"))
 POSITIVE_GAIN = replace(GAIN, low=0.0, must_be="at least 0", remedy="sigmoid(...)")
+STEP_GAIN = replace(GAIN, dims=("GR", "HR"))
 # One per value channel.
 VALUE_GAIN = replace(
     POSITIVE_GAIN, kind="value gate", dims=("GV", "HV"), remedy="sigmoid(...) or softplus(...)", reaches="column"

@@ -2,7 +2,7 @@
 
 From one declaration per op come its checks, head expansion, the quarantine of NaN, its torch.library nodes, contract cases and
 benchmark cases. Generated code asks a role, never the name of an argument. Sizes are letters: N sequences, B rows, T tokens,
-H key heads, G value heads (each key head serves G/H in a row), K key channels, V value channels.
+H key heads, G value heads (each key head serves G/H in a row), K key channels, V value channels, R steps per token.
 """
 
 from __future__ import annotations

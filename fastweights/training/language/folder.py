@@ -36,7 +36,6 @@ LATER = (
         "optimizer",
         "optimizer_options",
         "groups",
-        "skip_tokens",
         "keep_optimizer",
     ),
     *("presets", "stages", "stage"),
@@ -85,7 +84,7 @@ class LanguageFolder(OwnedFolder):
         fields = {
             name: x for name, x in fields.items() if name not in LATER or getattr(work, name) != getattr(usual, name)
         }
-        fields["tokenizer"].pop("trust_remote_code")  # the hash of the tokenizer says what it does
+        fields |= {"corpus": work.corpus.record(), "tokenizer": work.tokenizer.record()}
         passes = fields.pop("accumulation") * world_size()
         for entry in fields.get("batch_ramp", ()):
             entry["batch_size"] *= passes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from ..._version import __version__
 from ...checks import check_choice
 from ...conversion.convert import convert, fitting_config
-from ...data.text import TextTokenizer
+from ...data.text import TextCorpus, TextTokenizer
 from ...data.text.tokenizer import vocabulary_size
 from ...layers.choice import split_entry
 from ...models import FastWeightsConfig, FastWeightsForCausalLM, preset
@@ -29,7 +30,7 @@ def model_tokenizer(run: LanguageRun) -> TextTokenizer:
     Raises:
         ValueError: the run continues a model that has no tokenizer, and names none.
     """
-    if "path" not in run.model or run.tokenizer.path is not None:
+    if "path" not in run.model or run.tokenizer.exists:
         return run.tokenizer
     trusted = run.tokenizer.trust_remote_code
     folder = _folder(run)
@@ -38,8 +39,8 @@ def model_tokenizer(run: LanguageRun) -> TextTokenizer:
             f"tokenizer path must name the tokenizer that the model in {folder} was trained with, as there is none beside the "
             "model; set path in [tokenizer]"
         )
-    if run.tokenizer == TextTokenizer(trust_remote_code=trusted):
-        return TextTokenizer(path=str(folder), trust_remote_code=trusted)
+    if replace(run.tokenizer, processes=1) == TextTokenizer(trust_remote_code=trusted):
+        return replace(run.tokenizer, path=str(folder))
     return run.tokenizer
 
 
@@ -175,7 +176,14 @@ def training_facts(run: LanguageRun, curves: Mapping[str, Any], *, tokens: int) 
 
 
 def _text(run: LanguageRun) -> str:
-    corpus = run.corpus
+    if run.corpus.sources:
+        return "; ".join(
+            f"{weight:g} parts of {_source(single)}" for single, weight in zip(run.corpus.singles, run.corpus.weights)
+        )
+    return _source(run.corpus)
+
+
+def _source(corpus: TextCorpus) -> str:
     if corpus.dataset is not None:
         return f"the dataset {corpus.dataset}"
     names = [Path(path).name for path in corpus.paths]

@@ -62,7 +62,8 @@ def plan_training(
     """The settings of a run, and for each of its models and stages the number of parameters, its steps, tokens and learning rate,
     where its training begins and where it goes. Nothing is written. Of the text of local files the first document is read.
 
-    A tokenizer that is still to be trained is taken to have as many tokens as it may.
+    A tokenizer that is still to be trained is taken to have as many tokens as it may. One of the hub is not fetched where the
+    model has a vocab_size or a preset, whose number of tokens is taken.
 
     Args:
         gpu: a name of `estimate.GPUS`, or several of them as in "8xh100", one process each: the plan is for these, and estimates
@@ -76,7 +77,8 @@ def plan_training(
     singles = check_training(run, stop_at=stop_at, overwrite=overwrite, machine=machine)
     settings = model_tokenizer(singles[0])
     for number, single in enumerate(singles):
-        if single.corpus.dataset is None and all(single.corpus != other.corpus for other in singles[:number]):
+        text = single.corpus.from_start()
+        if text.is_local and all(text != other.corpus.from_start() for other in singles[:number]):
             next(single.corpus.documents(), None)  # raises where there is none
     configs: dict[str, FastWeightsConfig] = {}
     models = []
@@ -92,9 +94,10 @@ def plan_training(
 
 
 def _planned_config(run: LanguageRun, tokenizer: TextTokenizer, before: FastWeightsConfig | None) -> FastWeightsConfig:
-    if tokenizer.path is not None:
+    sized = not run.model.keys().isdisjoint(("vocab_size", "preset", "path"))
+    if tokenizer.exists and not (sized and tokenizer.name is not None):
         return model_config(run, tokenizer.load(), before)
-    if "path" not in run.model:
+    if not tokenizer.exists and "path" not in run.model:
         run = dataclasses.replace(run, model={"vocab_size": tokenizer.vocab_size, **run.model})
     return model_config(run, before=before)
 

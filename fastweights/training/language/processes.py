@@ -11,7 +11,15 @@ from accelerate.utils import broadcast_object_list
 
 from .run import LanguageRun
 
-__all__ = ["check_launch", "from_main_process", "is_main_process", "on_main_process", "step_size", "world_size"]
+__all__ = [
+    "check_launch",
+    "from_main_process",
+    "is_main_process",
+    "on_main_process",
+    "process_index",
+    "step_size",
+    "world_size",
+]
 
 START = "start several with torchrun --nproc-per-node N -m fastweights train ..."
 
@@ -21,9 +29,14 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def process_index() -> int:
+    """The number of this process, from 0 on."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def is_main_process() -> bool:
     """Whether this process is the one that writes files."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return process_index() == 0
 
 
 def from_main_process(value: Any) -> Any:

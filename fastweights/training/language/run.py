@@ -25,7 +25,7 @@ from ...files import file_name
 from ...layers import MixerChoice
 from ...models.presets import with_mixer
 from .choices import split_preset
-from .schedule import Schedule, count_tokens
+from .schedule import Schedule
 from .stages import split_into_stages
 
 __all__ = ["LanguageRun"]
@@ -117,8 +117,6 @@ class LanguageRun(Schedule):
         tensorboard: write a TensorBoard log too, in the folder tensorboard of the output.
         report_to: "wandb", "trackio" or "tensorboard", or several of them. transformers' Trainer sends its points to the first
             two, which read their own settings from environment variables; "tensorboard" is as tensorboard = true.
-        skip_tokens: tokens at the start of the data order that are not read, because an earlier training has read them, with
-            the same text, length and seed. Counted in whole rows, rounded down.
         keep_optimizer: begin with the moments of the optimizer from the last checkpoint of the training whose folder `model`
             names as path. Rates and decays are those of this run. False begins without moments.
         stages: trainings that follow each other, each on the model of the one before: tables of fields that differ from
@@ -158,7 +156,6 @@ class LanguageRun(Schedule):
     prompt: str = ""
     tensorboard: bool = False
     report_to: str | tuple[str, ...] = ()
-    skip_tokens: int | str = 0
     keep_optimizer: bool = False
     stages: tuple[Mapping[str, Any], ...] = ()
     stage: str = ""
@@ -173,8 +170,6 @@ class LanguageRun(Schedule):
         ):
             object.__setattr__(self, name, check_whole_number(name, getattr(self, name), high=largest))
         self.check_schedule()
-        count = count_tokens if isinstance(self.skip_tokens, str) else check_whole_number  # which takes 0
-        object.__setattr__(self, "skip_tokens", count("skip_tokens", self.skip_tokens))
         for name in ("gradient_checkpointing", "fsdp", "reshard_after_forward", "tensorboard", "keep_optimizer"):
             check_flag(name, getattr(self, name))
         check_choice("precision", self.precision, ("no", "bf16", "fp16"))

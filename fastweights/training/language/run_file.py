@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checks import check_choice, check_flag
-from ...data.text import TextCorpus, TextTokenizer
+from ...data.text import TextCorpus, TextSource, TextTokenizer
 from ...layers import MixerChoice
 from ..run_files import check_run_file, from_mapping, override_settings, parse_overrides, read_toml
 from .run import LanguageRun
@@ -58,17 +58,19 @@ def _from_toml(file: Path) -> LanguageRun:
 
 def _make_run(values: dict[str, Any]) -> LanguageRun:
     """The run of the tables of a file."""
-    tables = {
-        key: from_mapping(kind, values[key], f"[{key}]")
-        for key, kind in TABLES.items()
-        if isinstance(values.get(key), dict)
-    }
+    tables = {key: dict(values[key]) for key in TABLES if isinstance(values.get(key), dict)}
+    sources = tables.get("corpus", {}).get("sources")
+    if isinstance(sources, (list, tuple)) and all(isinstance(source, dict) for source in sources):
+        made = [from_mapping(TextSource, source, "[[corpus.sources]]") for source in sources]
+        tables["corpus"]["sources"] = made
+    tables = {key: from_mapping(TABLES[key], table, f"[{key}]") for key, table in tables.items()}
     return from_mapping(LanguageRun, {**make_lists(values), **tables}, "the file")
 
 
 def _write_tables(run: LanguageRun) -> dict[str, Any]:
     """The tables of a file that describes the run."""
     tables = {key: _read_fields(getattr(run, key)) for key in TABLES}
+    tables["corpus"]["sources"] = [_read_fields(source) for source in run.corpus.sources]
     lists = {key: [_read_fields(one) for one in getattr(run, key)] for key in LISTS}
     mixers = [MixerChoice.of(mixer).record() for mixer in run.mixers]
     return {**_read_fields(run), **tables, **lists, "mixers": mixers}

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from typing import Any
 
 import torch
 
-from ...checks import LARGEST_COUNT, check_choice, check_list, check_number, check_positive, check_size, describe_value
+from ...checks import (
+    LARGEST_COUNT,
+    check_choice,
+    check_list,
+    check_number,
+    check_positive,
+    check_size,
+    check_tokens,
+    describe_value,
+)
 from ..optimization import (
     DECAY_SHAPES,
     SCHEDULES,
@@ -20,42 +27,18 @@ from ..optimization import (
     learning_rate_factor,
 )
 
-__all__ = ["BatchStage", "Schedule", "StepPlan", "count_tokens", "reset_alternatives"]
+__all__ = ["BatchStage", "Schedule", "StepPlan", "reset_alternatives"]
 
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "muon": torch.optim.Muon, "adafactor": torch.optim.Adafactor}
 SET_BY_FIELDS = {"params", "lr", "betas", "weight_decay", "fused"}  # of these optimizers' arguments
-SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 # Beyond these the rows of a step would fill the memory, or a training would never end.
 LARGEST = {"length": 2**24, "batch_size": 2**20, "accumulation": 2**20, "max_steps": 10**9}
-MOST_TOKENS = 10**16
-NUMBER = r"[0-9]{1,30}(\.[0-9]{1,30})?"
 # Fields that say the same: only one of each may be set.
 ALTERNATIVES = (
     ("max_steps", "max_tokens"),
     ("warmup_fraction", "warmup_steps", "warmup_tokens"),
     ("final_fraction", "final_learning_rate"),
 )
-
-
-def count_tokens(name: str, value: object) -> int:
-    """A number of tokens: a whole number, or a text with a suffix such as "15B" (K, M, B, T: 10^3, 10^6, 10^9, 10^12).
-
-    Raises:
-        ValueError: another text, or a number that is not whole and positive.
-        TypeError: a value of another kind.
-    """
-    if not isinstance(value, str):
-        return check_size(name, value, high=MOST_TOKENS)
-    text = value.strip().replace("_", "").replace(",", "")
-    size = SUFFIXES.get(text[-1:].upper(), 1)
-    written = text[:-1] if size > 1 else text
-    number = Fraction(written) * size if re.fullmatch(NUMBER, written) else None
-    if number is None or number.denominator != 1:
-        raise ValueError(
-            f'{name} must be a whole number of tokens such as 15000000 or "15B" (suffixes {", ".join(SUFFIXES)}), got '
-            f"{describe_value(value)}"
-        )
-    return check_size(name, int(number), high=MOST_TOKENS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +62,7 @@ class BatchStage:
         if self.steps is not None:
             check_size("steps of batch_ramp", self.steps, high=LARGEST["max_steps"])
         else:
-            object.__setattr__(self, "tokens", count_tokens("tokens of batch_ramp", self.tokens))
+            object.__setattr__(self, "tokens", check_tokens("tokens of batch_ramp", self.tokens))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +159,7 @@ class Schedule:
         check_optimization(self)
         for name in ("max_tokens", "warmup_tokens", "schedule_tokens"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, count_tokens(name, getattr(self, name)))
+                object.__setattr__(self, name, check_tokens(name, getattr(self, name)))
         if self.warmup_steps is not None:
             check_size("warmup_steps", self.warmup_steps, high=LARGEST_COUNT)
         check_choice("schedule", self.schedule, SCHEDULES)

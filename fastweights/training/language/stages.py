@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...checks import check_text, describe_value, error_prefix
@@ -11,10 +11,10 @@ from ..optimization import ParameterGroup
 from ..run_files import from_mapping
 from .schedule import BatchStage, reset_alternatives
 
-__all__ = ["LISTS", "make_lists", "resolve", "split_into_stages"]
+__all__ = ["LISTS", "make_lists", "reads_on", "resolve", "split_into_stages"]
 
 # What all stages of a run share.
-SHARED = ("output", "cache", "tokenizer", "mixers", "presets", "stages", "stage", "skip_tokens")
+SHARED = ("output", "cache", "tokenizer", "mixers", "presets", "stages", "stage")
 SAME_STATE = ("optimizer", "groups", "fsdp")  # what the form of the optimizer's state depends on
 LISTS: dict[str, type[Any]] = {"batch_ramp": BatchStage, "groups": ParameterGroup}  # fields that are lists of tables
 
@@ -55,13 +55,14 @@ def _make_stage(run: Any, before: Any, name: str, fields: dict[str, Any]) -> Any
         if not isinstance(table, Mapping):
             raise TypeError(f"{key} must be a table of what differs, got {describe_value(table)}")
     start = run.model if before is None else {"path": before.output}
+    text = run.corpus if before is None else run.corpus.from_start()
     shared = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     own = {
         "output": f"{run.output.rstrip('/')}/{name}",
         "stage": name,
         "stages": (),
         "model": {**start, **model},
-        "corpus": from_mapping(type(run.corpus), {**_fields(run.corpus), **corpus}, "[corpus]"),
+        "corpus": from_mapping(type(run.corpus), {**_fields(text), **corpus}, "[corpus]"),
     }
     made = from_mapping(type(run), {**shared, **reset_alternatives(fields), **fields, **own}, "it")
     for key in SAME_STATE if before is not None and made.keep_optimizer else ():
@@ -78,16 +79,37 @@ def _fields(made: Any) -> dict[str, Any]:
 
 
 def resolve(run: Any, processes: int) -> list[Any]:
-    """The runs of the models and stages of a `LanguageRun` in so many processes, with max_steps in place of max_tokens, and where
-    a stage reads on in the text of those before, skip_tokens."""
+    """The runs of the models and stages of a `LanguageRun` in so many processes, with max_steps in place of max_tokens. A stage
+    reads on in the text of those before: by skip_tokens, and by continue_from in a stream."""
     resolved: list[Any] = []
     for model in run.models():
-        read: list[tuple[Any, int]] = []  # text and length of the stages before, and their tokens
+        before: list[tuple[Any, Any, int]] = []  # the stages before, their texts and tokens
         for stage in model.stage_runs():
-            plan, text = stage.plan(processes), (stage.corpus, stage.length)
-            skipped = sum(tokens for other, tokens in read if other == text)
-            if text == (model.corpus, model.length):
-                skipped += int(model.skip_tokens)
-            read.append((text, plan.tokens(plan.steps)))
-            resolved.append(dataclasses.replace(stage, max_steps=plan.steps, max_tokens=None, skip_tokens=skipped))
+            plan, corpus, text = stage.plan(processes), stage.corpus, _text_of(stage)
+            earlier = [(other, tokens) for other, read, tokens in before if read == text]
+            if earlier and corpus == corpus.from_start():  # no start of its own
+                corpus = _continue_text(earlier)
+            resolved.append(dataclasses.replace(stage, corpus=corpus, max_steps=plan.steps, max_tokens=None))
+            before.append((resolved[-1], text, plan.tokens(plan.steps)))
     return resolved
+
+
+def _text_of(run: Any) -> Any:
+    """What is the same for stages that read one text, each where the one before has stopped."""
+    corpus = run.corpus.from_start()
+    return corpus if corpus.streaming else (corpus, run.length)
+
+
+def _continue_text(earlier: Sequence[tuple[Any, int]]) -> Any:
+    """The corpus of these stages from where the last of them stops. earlier: runs and how many tokens they read."""
+    (first, _), (last, _) = earlier[0], earlier[-1]
+    if first.corpus.streaming or first.corpus.continue_from is not None:
+        return dataclasses.replace(first.corpus, skip_tokens=0, continue_from=last.output)
+    skipped = int(first.corpus.skip_tokens) + sum(tokens for _, tokens in earlier)
+    return dataclasses.replace(first.corpus, skip_tokens=skipped)
+
+
+def reads_on(run: Any) -> bool:
+    """Whether the run is a stage that continues the stream of one before it, which may not have ended."""
+    before = run.corpus.continue_from
+    return bool(run.stage) and before is not None and before.rpartition("/")[0] == run.output.rpartition("/")[0]

@@ -68,7 +68,6 @@ def tiny_run(run: LanguageRun) -> LanguageRun:
         presets=tuple(map(_shrink_preset, run.presets, sizes)),
         corpus=corpus,
         tokenizer=TextTokenizer(vocab_size=512, sample_megabytes=0.5),
-        skip_tokens=0,
         stages=tuple(stages),
     )
 
@@ -129,7 +128,9 @@ def _shrink_corpus(corpus: TextCorpus, length: int) -> TextCorpus:
         small |= {"streaming": True, "shuffle_megabytes": 0.25, "held_out_megabytes": 0.1}
     elif not corpus.sources:
         small["max_megabytes"] = 2.0
-    return dataclasses.replace(corpus, max_tokens=None, **small) if corpus.is_local else TextCorpus(**small)
+    return (
+        dataclasses.replace(corpus.from_start(), max_tokens=None, **small) if corpus.is_local else TextCorpus(**small)
+    )
 
 
 def _differing(made: TextCorpus, usual: TextCorpus) -> dict[str, Any]:

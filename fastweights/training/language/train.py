@@ -15,7 +15,7 @@ from accelerate import PartialState
 from rich.console import Console
 
 from ...checks import describe_value
-from ...data.text import PackedRows, PreparedText, TextCorpus, TextTokenizer, TokenShards, prepare_text
+from ...data.text import PreparedText, TextCorpus, TextTokenizer, TokenShards, prepare_text
 from ...environment import machine, versions
 from ...evaluation import continue_text, load_language_model, perplexity_by_length
 from ...files import write_json
@@ -34,7 +34,9 @@ from .model import build_model, model_name, model_tokenizer, moments_of, trainin
 from .planning import check_training, checked_configs
 from .processes import from_main_process, is_main_process, on_main_process, step_size, world_size
 from .progress import TextProgress, TrainingProgress
+from .rows import check_rows, find_start
 from .run import LanguageRun
+from .stages import reads_on
 from .trainer import LanguageTrainer, held_out_rows
 
 __all__ = ["NonFiniteLoss", "train_language"]
@@ -127,28 +129,32 @@ def _prepare_texts(
     """The text of every model and stage. All have the tokenizer of the first."""
     made: list[tuple[TextCorpus, PreparedText]] = []
     for single in singles:
-        if all(corpus != single.corpus for corpus, _ in made):
+        text = single.corpus.from_start()
+        if all(corpus != text for corpus, _ in made):
             tokenizer = model_tokenizer(singles[0])
             if made:
                 tokenizer = dataclasses.replace(tokenizer, path=made[0][1].tokenizer.name_or_path)
             left_out = (*single.corpus.excluded, run.output, run.cache)
-            corpus = dataclasses.replace(single.corpus, excluded=left_out)
-            made.append((single.corpus, _prepare_text(corpus, tokenizer, run.cache, report, progress)))
-    return [next(text for corpus, text in made if corpus == single.corpus) for single in singles]
+            corpus = dataclasses.replace(text, excluded=left_out)
+            made.append((text, _prepare_text(corpus, tokenizer, run.cache, report, progress)))
+    return [next(text for corpus, text in made if corpus == single.corpus.from_start()) for single in singles]
 
 
 def _check_text(run: LanguageRun, text: PreparedText, report: Callable[[str], None]) -> None:
-    """ValueError where a training has too little text."""
-    rows = len(PackedRows(text.train, run.length))  # raises where there are not enough tokens
+    """ValueError where a training has too little text, or cannot begin where it should. Where a stage before reads the same
+    stream, this is known when that has ended."""
+    if not reads_on(run):
+        check_rows(run, text, find_start(run, text), count=_count_rows(run))
     if held_out_rows(text.held_out, run.length).length < run.length:
         report(
             f"held-out text of {len(text.held_out):,} tokens is shorter than a row: the held-out loss is that of all of it"
         )
-    if run.batch_size > rows:
-        raise ValueError(
-            f"batch_size must be at most {rows}, the rows of length {run.length} that the train text has, got {run.batch_size}; "
-            "pass more text, or a smaller batch"
-        )
+
+
+def _count_rows(run: LanguageRun) -> int:
+    """How many rows all processes read."""
+    plan = run.plan(world_size())
+    return plan.rows(plan.steps)
 
 
 def _prepare_text(
@@ -174,6 +180,8 @@ def _train_one(
     console: Console,
     signals: StopSignals,
 ) -> LanguageResult | None:
+    start = find_start(run, text)
+    text = dataclasses.replace(text, fingerprints={**text.fingerprints, **start.record(run)})
     folder, name = LanguageFolder(Path(run.output)), model_name(run, config)
     title = " ".join(filter(None, (name, run.stage)))
     model = None

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from ...data.text import PackedRows, PreparedText, TokenShards, pack_rows
@@ -30,6 +30,7 @@ from .folder import LanguageFolder
 from .graphs import GraphedGradients, what_to_graph
 from .optimizers import build_optimizer, settings_kept
 from .processes import from_main_process, world_size
+from .rows import find_start, load_rows, save_rows, training_rows
 from .run import LanguageRun
 from .sharding import ForwardPrefetch, autocast_policy, cast_to_float32, fsdp_config
 
@@ -59,11 +60,10 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         self.run, self.folder = run, folder
         self._staging: Path | None = None
         self.plan = run.plan(world_size())
-        skipped, read = int(run.skip_tokens) // run.length, self.plan.rows(self.plan.steps)
         held_out = held_out_rows(text.held_out, run.length)
         self.held_out = ShuffledRows(held_out, seed=HELD_OUT_SEED, count=min(run.evaluation_rows, len(held_out)))
-        rows = ShuffledRows(PackedRows(text.train, run.length), seed=run.seed, count=skipped + read)
-        self.rows = Subset(rows, range(skipped, skipped + read))
+        self.start = find_start(run, text)
+        self.rows = training_rows(run, text, self.start, count=self.plan.rows(self.plan.steps))
         super().__init__(
             model,
             training_arguments(run, folder.checkpoints),
@@ -210,8 +210,10 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
             self.accelerator.wait_for_everyone()
             super().save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                made = self._staging / f"checkpoint-{step}"
+            made, main = self._staging / f"checkpoint-{step}", self.args.should_save
+            read = self.plan.rows(step)
+            save_rows(self.rows, self.start, made, length=self.run.length, read=read, main=main)
+            if main:
                 write_json(made / OPEN_LOSS, {"since_step": self._last_point, "sum": losses})
                 write_checksums(made)
                 publish_folder(made, folder / made.name, CHECKPOINT)
@@ -228,6 +230,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         with loading(str(checkpoint)):
             super().load_optimizer(checkpoint)
             self._load_losses(Path(str(checkpoint)))
+            load_rows(self.rows, Path(str(checkpoint)))
 
     def load_moments(self, checkpoint: Path) -> None:
         """Take the optimizer's moments of another training, once this one is prepared, and nothing else."""

@@ -133,7 +133,7 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     shutil.move(tmp_path / "claims", tmp_path / "other" / "claims")
     change_auroc(tmp_path / "other" / "claims", "own-2-cuda", 0.5, "palimpsa-d", score="probability")
     assert choosing.unknown_keys(tmp_path / "other")[2].endswith(", at the larger size 0.500")
-    assert "mqar, regression, tracking (66 of 99 numbers), language, needle." in text
+    assert "mqar, regression, tracking (75 of 108 numbers), language, needle." in text
     assert "| fast decoding of many sequences | decoding-speed: 64 sequences | `gdn` 98,765 | `linear` 47,452" in text
     assert "| state tracking | tracking: s3, 32 tokens | not measured yet |" in text
     (gdn, kda) = (
@@ -276,7 +276,7 @@ def test_a_memory_that_guesses_is_not_the_best(tmp_path: Path) -> None:
         "none is better than guessing",
         "",
         "",
-        "2 of 33, one seed",
+        "2 of 36, one seed",
     ] in rows_of(choosing.needs(tmp_path), "By what you need")
 
 

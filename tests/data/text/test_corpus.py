@@ -88,7 +88,7 @@ def test_the_only_plain_file_is_cut_within_what_is_read_of_it(tmp_path, text, li
 
 def test_a_long_line_or_row_becomes_several_documents(tmp_path, monkeypatch):
     monkeypatch.setattr("fastweights.data.text.files.PIECE_CHARACTERS", 50)
-    monkeypatch.setattr("fastweights.data.text.corpus.LONGEST_DOCUMENT", 100)
+    monkeypatch.setattr("fastweights.data.text.files.LONGEST_DOCUMENT", 100)
     (tmp_path / "a.txt").write_text("x" * 950)
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "y" * 950}))
     found = texts(TextCorpus(paths=(str(tmp_path),)))
@@ -241,6 +241,19 @@ def test_a_folder_without_text(tmp_path):
         (ValueError, {"dataset": "a", "paths": ("b",)}, "choose one of them"),
         (ValueError, {"max_megabytes": 0}, "max_megabytes must be positive"),
         (TypeError, {"text_field": None}, "text_field must be a string"),
+        (
+            ValueError,
+            {"paths": "a", "revision": "main"},
+            "data_files and revision must be left out without the dataset",
+        ),
+        (ValueError, {"min_tokens": 9, "max_tokens": 8}, "max_tokens must be a whole number of at least 9, got 8"),
+        (ValueError, {"weight": 2.0}, "weight must be that of an entry of sources, got 2"),
+        (ValueError, {"parts": 2}, "parts must be None without streaming, got 2"),
+        (ValueError, {"streaming": True, "max_megabytes": 1}, "max_megabytes must be None with streaming"),
+        (ValueError, {"epochs": 0}, "epochs must be a positive whole number"),
+        (ValueError, {"paths": "a", "sources": [{"paths": "b"}]}, "paths must be left out beside sources"),
+        (ValueError, {"sources": [{"paths": "b", "weight": 0}]}, "weight must be positive"),
+        (TypeError, {"sources": ["b"]}, "sources must be TextSource, tables in a run file"),
     ],
 )
 def test_settings_that_do_not_fit(error, settings, words):

@@ -200,7 +200,7 @@ def all_trained_on(pieces, fraction):
 
 
 def test_progress_begins_before_the_work_and_reaches_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("fastweights.data.text.preparation.BATCH_CHARACTERS", 3000)
+    monkeypatch.setattr("fastweights.data.text.tokenizing.BATCH_CHARACTERS", 3000)
     texts, seen = tmp_path / "texts", []
     texts.mkdir()
     files(texts, 8)

@@ -264,3 +264,28 @@ def test_a_full_disk_leaves_no_part_of_a_cache(corpus, tmp_path, size):
     left = [path for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".lock")]
     assert [path.name.split("-")[0] for path in left] == ["tokenizer"] * (size > 1000)
     prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache")
+
+
+def test_a_tokenizer_of_the_hub(tokenizer, tmp_path, monkeypatch):
+    """From the cache of the hub, as without a network; of two revisions."""
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    repository, commits = tmp_path / "models--some--tokenizer", {"main": "a" * 40, "v2": "b" * 40}
+    (repository / "refs").mkdir(parents=True)
+    for name, commit in commits.items():
+        (repository / "refs" / name).write_text(commit)
+        made = tokenizer if name == "main" else TextTokenizer(vocab_size=290).train(TEXTS)
+        made.save_pretrained(repository / "snapshots" / commit)
+    for revision, size in ((None, 300), ("v2", 290), (commits["main"], 300)):
+        loaded = TextTokenizer(name="some/tokenizer", revision=revision).load()
+        assert len(loaded) == size and loaded.padding_side == "left"
+    with pytest.raises(
+        ValueError, match=r"tokenizer name 'some/other' \(revision None\) cannot be fetched: .*set path to a"
+    ):
+        TextTokenizer(name="some/other").load()
+    settings = repository / "snapshots" / commits["main"] / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "auto_map": {"AutoTokenizer": ["a.b", None]}}))
+    with pytest.raises(ValueError, match="trust_remote_code = true"):
+        TextTokenizer(name="some/tokenizer").load()

@@ -1,10 +1,7 @@
 """Several processes through torchrun: the same losses as one process with the batch of all of them."""
 
 import dataclasses
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,11 +15,11 @@ from fastweights.results.language import load_result
 from fastweights.training.language import load_run, train_language
 from fastweights.training.language.schedule import BatchStage
 
+from .launching import torchrun
 from .small import log
 
 pytestmark = pytest.mark.usefixtures("signals_arrive")
 
-ROOT = Path(__file__).parents[3]
 COMPILED = "===== __compiled_fn"  # in the log of every graph that torch compiles
 
 RUN = """
@@ -49,30 +46,6 @@ vocab_size = 300
 paths = [{texts}]
 held_out_fraction = 0.2
 """
-
-
-def start(*command):
-    """A command in two processes, which report on standard error the graphs that torch compiles, and what it compiles again."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, command)],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_LOGS": "recompiles,graph_code"},
-    )
-
-
-def torchrun(*command, succeeds=True, while_running=lambda process: None):
-    """Standard error of a command in two processes."""
-    process = start(*command)
-    try:
-        while_running(process)
-        errors = process.communicate(timeout=180)[1]
-    finally:
-        process.terminate()  # torchrun then ends its processes
-        process.wait()
-    assert (process.returncode == 0) == succeeds, errors
-    return errors
 
 
 @pytest.fixture

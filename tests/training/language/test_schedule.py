@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from fastweights.checks import check_tokens
 from fastweights.data.text import PackedRows, prepare_text
 from fastweights.data.text.packing import ShuffledRows, pack_rows
 from fastweights.training.language import LanguageRun, load_run, train_language
 from fastweights.training.language.model import build_model, model_config
 from fastweights.training.language.optimizers import build_optimizer
-from fastweights.training.language.schedule import BatchStage, count_tokens
+from fastweights.training.language.schedule import BatchStage
 from fastweights.training.optimization import ParameterGroup, learning_rate_factor, weight_decay_groups
 
 from .small import losses
@@ -30,13 +31,13 @@ from .small import losses
     ],
 )
 def test_numbers_of_tokens(given, tokens):
-    assert count_tokens("max_tokens", given) == tokens
+    assert check_tokens("max_tokens", given) == tokens
 
 
 @pytest.mark.parametrize("given", ["15G", "B", "0.0001K", "", "1/0", "0", -1, "nan"])
 def test_what_is_no_number_of_tokens(given):
     with pytest.raises(ValueError, match="max_tokens must be a"):
-        count_tokens("max_tokens", given)
+        check_tokens("max_tokens", given)
 
 
 def factors(run, processes=1):

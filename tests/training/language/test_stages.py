@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fastweights.analysis.language_plots import loss_plot
 from fastweights.analysis.tables import language_tables
-from fastweights.data.text import PackedRows, prepare_text
+from fastweights.data.text import PackedRows, TextCorpus, prepare_text
 from fastweights.data.text.packing import ShuffledRows, pack_rows
 from fastweights.models.loading import load_config, load_weights
 from fastweights.training.language import LanguageRun, load_run, train_language
@@ -74,7 +74,7 @@ def test_a_stage_takes_the_steps_that_are_written_out_here(make_run, kept):
     run = make_run(stages=stages, evaluate_every=0, context_lengths=())
     train_language(run)
     _, second = resolve(run, 1)
-    assert second.skip_tokens == 3 * 2 * 32 and second.stage == "stage2"
+    assert second.corpus.skip_tokens == 3 * 2 * 32 and second.stage == "stage2"
     text = prepare_text(run.corpus, run.tokenizer, run.cache)
     rows = ShuffledRows(PackedRows(text.train, 32), seed=0, count=12)
     model = load_weights(Path(run.output, "stage1", "model"), "float32").train()
@@ -114,7 +114,7 @@ def test_stages_with_texts_and_models_of_their_own(make_run, tmp_path):
     )
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2}
     run = make_run(model=sizes, mixers=("gdn", "linear"), stages=stages)
-    assert [(one.output.removeprefix(run.output), one.skip_tokens) for one in resolve(run, 1)] == [
+    assert [(one.output.removeprefix(run.output), one.corpus.skip_tokens) for one in resolve(run, 1)] == [
         ("/gdn/a", 0), ("/gdn/b", 0), ("/linear/a", 0), ("/linear/b", 0),
     ]  # fmt: skip
     results = train_language(run)
@@ -167,8 +167,23 @@ def test_a_plan_shows_every_stage(make_run):
 
 def test_a_stage_skips_what_stages_on_the_same_text_have_read():
     stages = ({"max_steps": 3}, {"max_steps": 2, "length": 64}, {"max_steps": 4})
-    run = LanguageRun(length=32, batch_size=2, stages=stages, skip_tokens=1000)
-    assert [stage.skip_tokens for stage in resolve(run, 2)] == [1000, 0, 1000 + 3 * 2 * 2 * 32]
+    run = LanguageRun(length=32, batch_size=2, stages=stages, corpus=TextCorpus(skip_tokens="1K"))
+    assert [stage.corpus.skip_tokens for stage in resolve(run, 2)] == [1000, 0, 1000 + 3 * 2 * 2 * 32]
+
+
+@pytest.mark.parametrize("streaming", [True, False], ids=["streamed", "cached"])
+def test_stages_at_one_rate_are_one_training(make_run, streaming):
+    """The second reads on where the first has stopped, in a stream too."""
+    usual = {"evaluate_every": 0, "context_lengths": (), "schedule": "constant", "warmup_fraction": 0.0, "log_every": 1}
+    run = make_run("whole", max_steps=4, **usual)
+    run = dataclasses.replace(run, corpus=dataclasses.replace(run.corpus, streaming=streaming))
+    stages = ({"max_steps": 3}, {"max_steps": 1, "keep_optimizer": True})
+    train_language(run)
+    train_language(dataclasses.replace(run, output=f"{run.output}-stages", stages=stages))
+    parts = [
+        losses(stage) for stage in resolve(dataclasses.replace(run, output=f"{run.output}-stages", stages=stages), 1)
+    ]
+    assert sum(parts, []) == pytest.approx(losses(run), rel=1e-5)
 
 
 @pytest.mark.slow

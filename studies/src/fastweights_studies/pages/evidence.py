@@ -42,6 +42,8 @@ RULES = {
     "VariationalLinearAttention": "variational_linear_attention",
     "PrintedDeltaNet": "delta_rule",
     "RecursiveLeastSquares": "recursive_least_squares",
+    "DeltaProduct": "delta_product",
+    "RWKV7": "dplr_delta_rule",
 }
 # The memories that a paper proposes; its claims are about them. Other claims name a mixer by one of these words.
 PROPOSED = {

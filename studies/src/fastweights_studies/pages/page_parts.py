@@ -75,6 +75,8 @@ FAMILIES = {
     "delta rule, other steps": (
         "longhorn longhorn-elementwise efla nlms comba", "is stable for keys of any length, or feeds back less",
     ),
+    "DeltaProduct": ("deltaproduct gated-deltaproduct", "takes several steps of the delta rule per token"),
+    "RWKV-7": ("rwkv7", "erases along one key and writes along another"),
     "Palimpsa": ("palimpsa-d palimpsa-m", "rewrites slowly what many keys have written to"),
     "ridge regression": ("gka mesa", "solves the decayed past again for every query (Gated KalmaNet, MesaNet)"),
     "Lattice": ("lattice ttt", "keeps slots of unit length; its baseline, test-time training"),

@@ -1,0 +1,32 @@
+"""Commands in two processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def start(*command):
+    """A command in two processes, which report on standard error the graphs that torch compiles, and what it compiles again."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, command)],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_LOGS": "recompiles,graph_code"},
+    )
+
+
+def torchrun(*command, succeeds=True, while_running=lambda process: None):
+    """Standard error of a command in two processes."""
+    process = start(*command)
+    try:
+        while_running(process)
+        errors = process.communicate(timeout=180)[1]
+    finally:
+        process.terminate()  # torchrun then ends its processes
+        process.wait()
+    assert (process.returncode == 0) == succeeds, errors
+    return errors
