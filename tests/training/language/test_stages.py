@@ -14,7 +14,7 @@ from fastweights.data.text import PackedRows, TextCorpus, prepare_text
 from fastweights.data.text.packing import ShuffledRows, pack_rows
 from fastweights.models.loading import load_config, load_weights
 from fastweights.training.language import LanguageRun, load_run, train_language
-from fastweights.training.language.planning import plan_training
+from fastweights.training.language.planning import checked_configs, plan_training
 from fastweights.training.language.stages import resolve
 from fastweights.training.optimization import weight_decay_groups
 
@@ -52,6 +52,13 @@ def test_a_model_is_extended_to_longer_rows_and_continues_inside_its_stage(make_
     assert "stopped after step 3" in console.file.getvalue() and "hybrid extend: 1 process" in console.file.getvalue()
     for result, expected in zip(train_language(cut), (first, second), strict=True):
         assert result.losses == expected.losses and result.held_out_losses == expected.held_out_losses
+
+
+def test_a_stage_changes_the_attention_of_a_hybrid_that_names_its_layers(make_run):
+    model = {**HYBRID, "mixer": "gdn", "softmax_layers": [1], "softmax_options": {"qk_norm": True}}
+    first, second = checked_configs(resolve(make_run(model=model, stages=EXTEND), 1))
+    assert first.mixers() == [("gdn", {}), ("softmax", {"qk_norm": True})]
+    assert second.mixers() == [("gdn", {}), ("softmax", {"qk_norm": True, "rope_theta": 500.0, "rope_scaling": YARN})]
 
 
 def step_by_hand(run, model, rows, optimizer, step):
