@@ -256,6 +256,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "training.language.BatchStage": lambda: {"batch_size": 2, "steps": 1},
     "training.language.LanguageRun": dict,
     "training.language.load_run": lambda: {"path": run_file("max_steps = 3\n")},
+    "training.language.tiny_run": lambda: {"run": LanguageRun()},
     "training.language.train_language": lambda: {"run": LanguageRun(corpus=TextCorpus(paths=("missing",)))},
 }  # fmt: skip
 for _name in (

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...data.text import TextCorpus, TextTokenizer
+from ...kinds import checked
 from ...models import FastWeightsConfig
 from .model import model_config
 from .run import LanguageRun
@@ -35,6 +36,7 @@ EVERYWHERE: dict[str, Any] = {
 }
 
 
+@checked
 def tiny_run(run: LanguageRun) -> LanguageRun:
     """The run with every model, kind of layer, option, stage and shape of schedule, at sizes that a CPU trains in minutes.
 
