@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import runpy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...checks import check_choice, check_flag
 from ...data.text import TextCorpus, TextSource, TextTokenizer
 from ...layers import MixerChoice
-from ..run_files import check_run_file, from_mapping, override_settings, parse_overrides, read_toml
+from ..run_files import Override, check_run_file, from_mapping, override_settings, parse_overrides, read_toml
 from .run import LanguageRun
 from .schedule import reset_alternatives
 from .stages import LISTS, make_lists
@@ -20,11 +20,13 @@ from .tiny import tiny_run
 __all__ = ["load_run"]
 
 TABLES: dict[str, type[Any]] = {"corpus": TextCorpus, "tokenizer": TextTokenizer}
+MODELS = ("mixers", "presets")  # which models a run trains
 
 
 def load_run(path: str | Path, *, overrides: Sequence[str] = (), tiny: bool = False, **changes: Any) -> LanguageRun:
     """The run that a file describes, with `changes` (fields of `LanguageRun`) over it, and over both `overrides`, keys and values
-    such as "model.num_heads=8". tiny: the run of the file is made small first (`tiny_run`).
+    such as "model.num_heads=8". tiny: the run of the file is made small first (`tiny_run`), with the mixers or
+    presets that changes and overrides choose.
 
     A .toml file has the fields as keys, the tables [model], [corpus] and [tokenizer], and lists of tables [[stages]],
     [[batch_ramp]] and [[groups]]. A .py file is executed; it defines `run`, a `LanguageRun` or a function without arguments that
@@ -40,7 +42,14 @@ def load_run(path: str | Path, *, overrides: Sequence[str] = (), tiny: bool = Fa
     replaced = parse_overrides(overrides)
     run = _from_toml(file) if file.suffix == ".toml" else _from_python(file)
     if check_flag("tiny", tiny):
-        run = tiny_run(run)
+        models = {name: changes.pop(name) for name in MODELS if name in changes}
+        chosen = [override for override in replaced if override[0][0] in MODELS]
+        run = tiny_run(_change_run(run, models, chosen))
+        replaced = [override for override in replaced if override not in chosen]
+    return _change_run(run, changes, replaced)
+
+
+def _change_run(run: LanguageRun, changes: Mapping[str, Any], replaced: Sequence[Override]) -> LanguageRun:
     run = dataclasses.replace(run, **{**reset_alternatives(changes), **changes})
     if not replaced:
         return run

@@ -250,6 +250,9 @@ skip_tokens = 1024
     (ramp,) = run.batch_ramp
     assert (ramp.batch_size, ramp.steps, run.plan(1).tokens(20)) == (1, 8, 64 * (8 + 24))
     assert run.groups == (ParameterGroup(parameters=("*.bias",), learning_rate=1e-4),)
+    some = load_run(FILES["pdn-1b"], tiny=True, overrides=['presets=["kda-1b"]', "length=128"])
+    assert [model_config(model).hidden_size for model in some.models()] == [64] and some.length == 128
+    assert load_run(FILES["pdn-1b"], tiny=True, presets=("kda-1b",), length=128) == some
     for model, name in zip(run.models(), ("gdn", "kda")):
         config = model_config(dataclasses.replace(model, model={**model.model, "vocab_size": 512}))
         assert [mixer for mixer, _ in config.mixers()] == [name, "softmax"] and config.mixer_of(1)[1]["qk_norm"]
