@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 import fastweights
@@ -60,6 +61,13 @@ WITHOUT: dict[str, str] = {
     "testing.OpCase": "the declaration of an op for the tests",
     "testing.OpInputs": "the inputs of an op for the tests",
 }
+
+
+def mamba_layer() -> dict[str, Any]:
+    config = transformers.Mamba2Config(
+        hidden_size=16, num_heads=4, head_dim=8, expand=2, state_size=8, n_groups=1, num_hidden_layers=1, vocab_size=20
+    )
+    return {"layer": transformers.Mamba2Model(config).layers[0].mixer, "config": config}
 
 
 # Calls that cost much: wrong values are refused before the work, which is not done here.
@@ -169,6 +177,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "conversion.check_logits": lambda: {"source": model(), "converted": other(), "tokens_BT": ids()},
     "conversion.condition": lambda: {"conversion": conversion.CONVERSIONS["gdn", "pgdn"]},
     "conversion.convert": lambda: {"model": model(), "to": "pgdn"},
+    "conversion.convert_layer": mamba_layer,
     "conversion.convert_folder": lambda: {"source": saved(), "output": "new", "to": "pgdn", "tokens": 8, "options": {}},
     "data.register_task": lambda: {"task": MQAR},
     "data.make_task": lambda: {"name": "mqar", **TASK},

@@ -49,7 +49,8 @@ class TokenShift(OwnInitialValues):
         self, x_BTD: Tensor, before_N1D: Tensor | None, cu_seqlens: Tensor | None, keep: bool, backend: str
     ) -> tuple[list[Tensor], Tensor | None]:
         """The streams [B, T, D], and with `keep` the last token of each sequence [N, 1, D]."""
-        shift_D2 = x_BTD.new_tensor([1.0, 0.0]).repeat(x_BTD.shape[2], 1)  # a filter that answers with the token before
+        one_D1 = x_BTD.new_ones(x_BTD.shape[2], 1)
+        shift_D2 = torch.cat([one_D1, 0 * one_D1], 1)  # a filter that answers with the token before
         earlier_BTD, last_N1D = short_convolution(
             x_BTD, shift_D2, initial_state=before_N1D, output_final_state=keep, cu_seqlens=cu_seqlens, backend=backend
         )
@@ -173,8 +174,10 @@ class RWKV7(OpLayer):
 
     Args:
         head_dim: channels K = V of a head; hidden_size / num_heads when None.
-        decay_rank, rate_rank: ranks of decay and rate, 1.8 sqrt(D) when None; gate_rank: of the gate, 0.6 D^0.8; value_rank:
-            of the value residual, 1.3 sqrt(D). All of these are rounded to multiples of 32, as in the released code.
+        decay_rank: rank of the decay; 1.8 sqrt(D) when None. Ranks are rounded to multiples of 32, as in the released code.
+        rate_rank: rank of the learning rate eta; 1.8 sqrt(D) when None.
+        value_rank: rank of the value residual; 1.3 sqrt(D) when None.
+        gate_rank: rank of the gate; 0.6 D^0.8 when None.
         value_residual: whether v moves towards the values of the first layer.
         norm_eps: number added in the norm of the answer, positive.
         backend: backend of the op, see `fastweights.ops.dplr_delta_rule`.

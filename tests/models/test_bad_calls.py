@@ -29,6 +29,9 @@ FIELDS: dict[str, list[Any]] = {
     "num_hidden_layers": [*SIZES, 10**9],
     "num_heads": [*SIZES, 3],
     "mixer": ["gnd", "", 3, None, [], ["gdn"], ["gdn", 3], {"name": "gdn", "decai": 1}, {"decay": "head"}, {"name": 1}],
+    "norm": ["rmsnorm", "", 3, None],
+    "softmax_layers": [[-1], [2], [0.5], ["0"], "0", 3],
+    "softmax_options": [{"qk_norm": True}, [], 3, "qk_norm"],  # without softmax_layers
     "intermediate_size": [-1, 1.5, "8", True, 10**12],
     "norm_eps": NUMBERS,
     "initializer_range": NUMBERS,

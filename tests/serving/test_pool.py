@@ -14,8 +14,8 @@ from tests.kernels.cases import DEVICE
 from .pools import Pool, read_at_once, read_in_steps
 
 MEMORIES = [name for name in MIXERS if name not in ("softmax", "vla-softmax")]
-# These read their states in the layer itself, beside the ops.
-GATHERED = ("vla", "vla-conv")
+# These read their states, or the token before, in the layer itself, beside the ops.
+GATHERED = ("vla", "vla-conv", "rwkv7")
 # Tokens of two sequences: one begins alone, the other while it reads one token more, and pieces of any length together.
 MIXED = [(4, 0), (1, 3), (3, 1), (1, 1), (2, 5)]
 

@@ -144,7 +144,9 @@ def solve_chunk(
     # A key of zero writes nothing: its gain must not stand beside those of keys that strong decay has left small.
     gain = zero_where(load_gain(beta, first, live, head, HV, HEADS_BETA) * unit * unit, is_zero)
     reach = decay + tl.maximum(tl.associative_scan(exponent(gain) - decay, 0, larger), exponent(outside))
-    reach = tl.maximum(reach, -120.0)  # log of the largest weight of a row, about
+    # Log of the largest weight of a row, about; `largest` is at most that weight in units of the row.
+    largest = tl.exp2(tl.minimum(reach + 120.0, 0.0))
+    reach = tl.maximum(reach, -120.0)
     weights = tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0) - reach[:, None]) * gain[None, :]
     weights = tl.where(lower, weights, 0.0)
     kept = tl.exp2(decay - reach) * outside
@@ -153,8 +155,9 @@ def solve_chunk(
     inside = tl.dot(weights.to(WORK), (overlaps * overlaps).to(WORK), input_precision=PRECISION)
     inside += (2 * kept)[:, None] * energies[None, :]
     norm = tl.sqrt(tl.maximum(kept * kept + tl.sum(inside * weights, 1), SMALLEST))
-    # |H_c| is at least the norm of each of its terms, also where their products have underflowed: keys are at least 1 long.
-    norm = tl.maximum(norm, tl.maximum(tl.max(weights, 1), kept))
+    norm = tl.maximum(
+        norm, largest
+    )  # of each of its terms, also where their products underflow: keys are at least 1 long
     weights = (weights * (1.0 / norm)[:, None]).to(WORK)
     kept /= norm
     norm = tl.maximum(norm * tl.exp2(reach), 1e-15)
