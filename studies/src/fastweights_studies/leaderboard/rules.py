@@ -267,6 +267,9 @@ SAME_RULE = {
     "palimpsa-m": "palimpsa-d", "vla-conv": "vla",
 }  # fmt: skip
 LEFT_OUT = {
+    "deltaproduct": "takes several keys per token, and these streams have one",
+    "gated-deltaproduct": "takes several keys per token, and these streams have one",
+    "rwkv7": "erases along keys of its own, and these streams have none",
     "softmax": "keeps every token: no memory of fixed size",
     "vla-softmax": "keeps every token: no memory of fixed size",
     "vla-linear": "is `linear` with a divisor for positive keys, and these streams have keys of both signs",

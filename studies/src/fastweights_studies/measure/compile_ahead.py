@@ -119,9 +119,8 @@ def one_of_each(config: Any) -> Any:
     """The configuration with one layer of every mixer but softmax attention, whose kernels are not ours."""
     kinds = {f"{name} {options}": {"name": name, **options} for name, options in config.mixers() if name != "softmax"}
     mixers = list(kinds.values())
-    return type(config)(
-        **{**config.to_dict(), "mixer": mixers[0] if len(mixers) == 1 else mixers, "num_hidden_layers": len(mixers)}
-    )
+    one_of_mixers = {"mixer": mixers[0] if len(mixers) == 1 else mixers, "num_hidden_layers": len(mixers)}
+    return type(config)(**{**config.to_dict(), **one_of_mixers, "softmax_layers": [], "softmax_options": None})
 
 
 def trained_models() -> dict[str, tuple[Any, int]]:
