@@ -24,6 +24,7 @@ __all__ = [
     "override_settings",
     "parse_overrides",
     "parse_toml",
+    "read_fields",
     "read_toml",
 ]
 
@@ -91,6 +92,11 @@ def from_mapping(kind: type[Made], values: Mapping[str, Any], what: str, others:
         if field.default is field.default_factory is dataclasses.MISSING and field.name not in values:
             raise ValueError(f"{what} must have the key {field.name!r}; add it")
     return kind(**values)
+
+
+def read_fields(made: Any) -> dict[str, Any]:
+    """The values of a dataclass by field, from which `from_mapping` makes it again."""
+    return {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:

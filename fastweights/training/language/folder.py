@@ -30,14 +30,7 @@ FREE = (
 # Fields that came after the first run.json files were written. At their defaults they are left out.
 LATER = (
     *("batch_ramp", "max_tokens", "warmup_steps", "warmup_tokens", "schedule", "schedule_tokens", "decay_fraction"),
-    *(
-        "decay_shape",
-        "final_learning_rate",
-        "optimizer",
-        "optimizer_options",
-        "groups",
-        "keep_optimizer",
-    ),
+    *("decay_shape", "final_learning_rate", "optimizer", "optimizer_options", "groups", "keep_optimizer"),
     *("presets", "stages", "stage"),
 )
 

@@ -11,7 +11,15 @@ from typing import Any
 from ...checks import check_choice, check_flag
 from ...data.text import TextCorpus, TextSource, TextTokenizer
 from ...layers import MixerChoice
-from ..run_files import Override, check_run_file, from_mapping, override_settings, parse_overrides, read_toml
+from ..run_files import (
+    Override,
+    check_run_file,
+    from_mapping,
+    override_settings,
+    parse_overrides,
+    read_fields,
+    read_toml,
+)
 from .run import LanguageRun
 from .schedule import reset_alternatives
 from .stages import LISTS, make_lists
@@ -78,15 +86,11 @@ def _make_run(values: dict[str, Any]) -> LanguageRun:
 
 def _write_tables(run: LanguageRun) -> dict[str, Any]:
     """The tables of a file that describes the run."""
-    tables = {key: _read_fields(getattr(run, key)) for key in TABLES}
-    tables["corpus"]["sources"] = [_read_fields(source) for source in run.corpus.sources]
-    lists = {key: [_read_fields(one) for one in getattr(run, key)] for key in LISTS}
+    tables = {key: read_fields(getattr(run, key)) for key in TABLES}
+    tables["corpus"]["sources"] = [read_fields(source) for source in run.corpus.sources]
+    lists = {key: [read_fields(one) for one in getattr(run, key)] for key in LISTS}
     mixers = [MixerChoice.of(mixer).record() for mixer in run.mixers]
-    return {**_read_fields(run), **tables, **lists, "mixers": mixers}
-
-
-def _read_fields(made: Any) -> dict[str, Any]:
-    return {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    return {**read_fields(run), **tables, **lists, "mixers": mixers}
 
 
 def _from_python(file: Path) -> LanguageRun:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...checks import check_text, describe_value, error_prefix
 from ..optimization import ParameterGroup
-from ..run_files import from_mapping
+from ..run_files import from_mapping, read_fields
 from .schedule import BatchStage, reset_alternatives
 
 __all__ = ["LISTS", "make_lists", "reads_on", "resolve", "split_into_stages"]
@@ -56,15 +56,14 @@ def _make_stage(run: Any, before: Any, name: str, fields: dict[str, Any]) -> Any
             raise TypeError(f"{key} must be a table of what differs, got {describe_value(table)}")
     start = run.model if before is None else {"path": before.output}
     text = run.corpus if before is None else run.corpus.from_start()
-    shared = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     own = {
         "output": f"{run.output.rstrip('/')}/{name}",
         "stage": name,
         "stages": (),
         "model": {**start, **model},
-        "corpus": from_mapping(type(run.corpus), {**_fields(text), **corpus}, "[corpus]"),
+        "corpus": from_mapping(type(run.corpus), {**read_fields(text), **corpus}, "[corpus]"),
     }
-    made = from_mapping(type(run), {**shared, **reset_alternatives(fields), **fields, **own}, "it")
+    made = from_mapping(type(run), {**read_fields(run), **reset_alternatives(fields), **fields, **own}, "it")
     for key in SAME_STATE if before is not None and made.keep_optimizer else ():
         if getattr(made, key) != getattr(before, key):
             raise ValueError(
@@ -72,10 +71,6 @@ def _make_stage(run: Any, before: Any, name: str, fields: dict[str, Any]) -> Any
                 f"to false, or leave {key} as it was"
             )
     return made
-
-
-def _fields(made: Any) -> dict[str, Any]:
-    return {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
 
 
 def resolve(run: Any, processes: int) -> list[Any]:
