@@ -1,0 +1,40 @@
+"""Models whose sequences are divided over several GPUs: as exact as on one, and the same bits when repeated."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from .context_parallel_worker import MODELS
+
+several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("several GPUs"), several]
+ROOT = Path(__file__).parents[2]
+GPUS = 4 if torch.cuda.device_count() >= 4 else 2
+CASES = [f"{name} {way}" for name, (_, ways) in MODELS.items() for way in ways]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("context") / "rows.json"
+    worker = str(Path(__file__).with_name("context_parallel_worker.py"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={GPUS}", worker]
+    result = subprocess.run([*command, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stderr
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("case", [*CASES, "gdn heads compiled", "gdn state compiled"])
+def test_a_divided_sequence_is_as_exact_as_a_whole_one(rows: dict[str, Any], case: str) -> None:
+    """bfloat16 within twice the rounding of one GPU, whose tests bound that of float32 too."""
+    row = rows[case]
+    assert row["divided"]["gradients"] <= 2 * row["alone"]["gradients"]
+    assert row["divided"]["loss"] <= 2 * row["alone"]["loss"] + 1e-4
+    assert row["float32"]["gradients"] < 2e-2 and row["float32"]["loss"] < 1e-4
+    assert row["same_bits"]
