@@ -19,6 +19,9 @@ Ways to train on several GPUs:
     FSDP2-kept            gathered in the forward and kept for the backward
     FSDP2-prefetch        ... each block starts to gather the parameters of the next before it computes
     FSDP2-kept-prefetch   both
+    context-heads         each row is divided over all GPUs, with `length` tokens for each; they exchange heads for tokens
+    context-state         ... and states are passed on, where the rule allows it
+    context-checkpointed  ... in the way that fits, with gradient checkpointing and parameters sharded by FSDP2
 """
 
 from __future__ import annotations
@@ -63,9 +66,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "FSDP2-kept": {"fsdp": True, "reshard_after_forward": False},
     "FSDP2-prefetch": {"fsdp": True, "forward_prefetch": 1},
     "FSDP2-kept-prefetch": {"fsdp": True, "reshard_after_forward": False, "forward_prefetch": 1},
+    "context-heads": {"context_way": "heads"},
+    "context-state": {"context_way": "state"},
+    "context-checkpointed": {"context_way": "auto", "fsdp": True, "gradient_checkpointing": True},
 }
 WARM = 14  # steps: two after the last one that captures a graph
-LONGEST_DOCUMENT = 4096  # tokens
 FOUND = "found.json"  # in the folder of a training: what was measured
 
 
@@ -91,14 +96,14 @@ class StepTimes(TrainerCallback):
         control.should_save = False
 
 
-def write_text(folder: Path, vocabulary: int, tokens: int) -> None:
-    """Documents of random tokens and lengths, the same ones to train on and held out."""
+def write_text(folder: Path, vocabulary: int, tokens: int, longest: int = 4096) -> None:
+    """Documents of random tokens and lengths up to `longest`, the same ones to train on and held out."""
     draws, splits = np.random.default_rng(0), {}
     dtype = token_dtype(vocabulary)
     for split in ("train", "held_out"):
         writer, left = ShardWriter(folder, split, dtype), tokens
         while left > 0:
-            length = min(left, int(draws.integers(1, LONGEST_DOCUMENT)))
+            length = min(left, int(draws.integers(1, longest)))
             writer.append(draws.integers(vocabulary, size=length).tolist())
             left -= length
         splits[split] = writer.finished()
@@ -119,7 +124,7 @@ def train(run: LanguageRun, text: Path, timeline: bool = False) -> dict[str, Any
     LanguageTrainer(run, model, prepared, LanguageFolder(Path(run.output)), callbacks).train()
     if not is_main_process():
         return None
-    steps, tokens = times.last - WARM, world_size() * run.batch_size * run.length
+    steps, tokens = times.last - WARM, world_size() * run.batch_size * run.length // run.context_parallel
     seconds = times.ended - times.warm
     return {
         "parameters": parameters,
@@ -141,10 +146,10 @@ def launched(processes: int, fields: Mapping[str, Any], text: Path) -> Iterator[
     That function raises a SubprocessError where the training fails or exceeds the limit. Its processes have then ended.
     """
     with tempfile.TemporaryDirectory() as folder:
-        settings = Path(folder, "run.json")
-        settings.write_text(json.dumps({**fields, "output": folder}))
+        run = Path(folder, "run.json")
+        run.write_text(json.dumps({**fields, "output": folder}))
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", __file__]
-        command = [sys.executable, *launcher, "--worker", str(settings), str(text)]
+        command = [sys.executable, *launcher, "--worker", str(run), str(text)]
         # One thread of torch per process, as torchrun itself advises.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as process:
@@ -165,12 +170,12 @@ def launched(processes: int, fields: Mapping[str, Any], text: Path) -> Iterator[
                 process.terminate()
 
 
-def work(settings: Path, text: Path) -> None:
+def work(path: Path, text: Path) -> None:
     """What a process that `launched` started does."""
     import_compiler()
     if not os.read(sys.stdin.fileno(), 1):  # waits for a byte: each process takes one
         raise SystemExit("the benchmark ended before this training began")
-    fields = json.loads(settings.read_text())
+    fields = json.loads(path.read_text())
     timeline = fields.pop("timeline", False)
     run = LanguageRun(**fields)
     row = train(run, text, timeline)
@@ -185,10 +190,16 @@ def trainings(gpus: Sequence[int], ways: Sequence[str]) -> list[tuple[int, str |
     return [one for count in gpus for one in ([(1, None)] if count == 1 else [(count, way) for way in ways])]
 
 
+def settings(gpus: int, way: str | None, length: int) -> dict[str, Any]:
+    """The fields of a run that trains this way."""
+    divided = {"context_parallel": gpus, "length": gpus * length} if way and "context_way" in WAYS[way] else {}
+    return {**divided, **(WAYS[way] if way else {})}
+
+
 def make_training_rows(
     preset: str, gpus: int, way: str | None, batch: int, length: int, values: Mapping[str, Value], origin: Origin
 ) -> list[Row]:
-    """The rows of a training with `batch` rows of `length` tokens per GPU and step."""
+    """The rows of a training with `batch` rows of `length` tokens per GPU and step, of divided rows the part of one GPU."""
     column: dict[str, Plain] = {"preset": preset, "gpus": gpus, "way": way, "batch": batch, "length": length}
     return make_rows(TASK, origin, values, column=column, options=WAYS[way] if way else {})
 
@@ -219,7 +230,8 @@ def main() -> None:
     parser.add_argument("--gpus", default="1,2", help="how many GPUs, one training for each number and way")
     parser.add_argument("--ways", default=",".join(WAYS), help="how several GPUs train, of " + ", ".join(WAYS))
     parser.add_argument("--batch", type=int, default=8, help="rows per GPU and step")
-    parser.add_argument("--length", type=int, default=2048, help="tokens per row")
+    parser.add_argument("--length", type=int, default=2048, help="tokens per row, of divided rows those of each GPU")
+    parser.add_argument("--documents", type=int, default=4096, help="tokens of the longest document")
     parser.add_argument("--steps", type=int, default=20, help=f"that count, after {WARM} that do not")
     parser.add_argument("--limit", type=float, default=150, help="seconds of a training, from its turn to its end")
     parser.add_argument("--timeline", type=Path, help="picture of one step of each training")
@@ -239,7 +251,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as text, ExitStack() as trained:
         per_process = arguments.batch * (arguments.length + 1)
         presets = arguments.presets.split(",")
-        write_text(Path(text), min(preset(name).vocab_size for name in presets), 16 * per_process)
+        vocabulary = min(preset(name).vocab_size for name in presets)
+        write_text(Path(text), vocabulary, 16 * per_process, arguments.documents)
         fields = {
             "length": arguments.length, "batch_size": arguments.batch, "max_steps": steps, "checkpoint_every": steps,
             "log_every": steps, "precision": "bf16", "timeline": arguments.timeline is not None,
@@ -247,7 +260,9 @@ def main() -> None:
         chosen = [(name, *one) for name in presets for one in trainings(gpus, ways)]
         begun = {
             (name, count, way): trained.enter_context(
-                launched(count, {**fields, "model": {"preset": name}, **(WAYS[way] if way else {})}, Path(text))
+                launched(
+                    count, {**fields, "model": {"preset": name}, **settings(count, way, arguments.length)}, Path(text)
+                )
             )
             for name, count, way in chosen
         }
