@@ -36,7 +36,7 @@ class LinearMap:
         self, name: str, options: str, run: Callable[..., list[Tensor]], fake: Callable[..., list[Tensor]],
         adjoint: Callable[..., list[Tensor]],
     ) -> None:  # fmt: skip
-        self.run, self.adjoint = run, adjoint
+        self.run, self.fake, self.adjoint = run, fake, adjoint
         self.op = define_op(name, f"(Tensor[] tensors, {options}) -> Tensor[]", run, fake)
         register_gradient(name, self._gradient, self._keep)
 
@@ -45,7 +45,10 @@ class LinearMap:
             return self.op(list(tensors), *options)
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             return list(_Eager.apply(self, options, *tensors))
-        return self.run(tensors, *options)
+        return self.compute(tensors, *options)
+
+    def compute(self, tensors: Tensors, *options: Any) -> list[Tensor]:
+        return (self.fake if tensors[0].is_meta else self.run)(tensors, *options)
 
     def _keep(self, ctx: Any, inputs: Sequence[Any], output: Tensors) -> None:
         ctx.options, ctx.like = inputs[1:], [(x.shape, x.dtype, x.device) for x in output]
@@ -64,7 +67,7 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, linear: LinearMap, options: Sequence[Any], *tensors: Tensor) -> Any:
         ctx.linear, ctx.options = linear, options
-        return tuple(linear.run(tensors, *options))
+        return tuple(linear.compute(tensors, *options))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -76,12 +79,12 @@ def send_parts(x: Tensor, received: Sequence[int] | None, sent: Sequence[int] | 
     one size. No autograd."""
     count = len(x) if received is None else sum(received)
     out = x.new_empty((count, *x.shape[1:]))
-    given = [None if sizes is None else list(sizes) for sizes in (received, sent)]
-    dist.all_to_all_single(out, x.contiguous(), *given, group=group_of(name))
+    of_out, of_x = (None if sizes is None else list(sizes) for sizes in (received, sent))
+    dist.all_to_all_single(out, x.contiguous(), of_out, of_x, group=group_of(name))
     return out
 
 
-_ALL_TO_ALL = LinearMap(
+_ALL_TO_ALL: LinearMap = LinearMap(
     "all_to_all",
     "SymInt[] received, SymInt[] sent, str group",
     run=lambda tensors, received, sent, name: [send_parts(x, received, sent, name) for x in tensors],
@@ -102,14 +105,14 @@ def _scatter_sums(tensors: Tensors, size: int, name: str) -> list[Tensor]:
     return [send_parts(x, None, None, name).sum(0) for x in tensors]
 
 
-_ALL_GATHER = LinearMap(
+_ALL_GATHER: LinearMap = LinearMap(
     "all_gather",
     "int size, str group",
     run=_gather,
     fake=lambda tensors, size, name: [x.new_empty((size, *x.shape)) for x in tensors],
     adjoint=lambda grads, size, name: _REDUCE_SCATTER(grads, size, name),
 )
-_REDUCE_SCATTER = LinearMap(
+_REDUCE_SCATTER: LinearMap = LinearMap(
     "reduce_scatter",
     "int size, str group",
     run=_scatter_sums,

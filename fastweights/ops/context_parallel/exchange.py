@@ -56,9 +56,8 @@ def _run_to_heads(tensors: Tensors, units: int, size: int, rank: int, name: str)
         per_rank = [x.unflatten(2, (ranks, each * w)).permute(2, 0, 1, 3) for x, w in zip(of_block, widths)]
         blocks.append(_join(per_rank, 3).flatten())
     numbers = batch * time * sum(widths)
-    arrived = send_parts(
-        _join(blocks, 0), [numbers * counts[rank]] * size, [numbers * count for count in counts], name
-    ).view(size, batch, time, -1)  # fmt: skip
+    sent, received = [numbers * count for count in counts], [numbers * counts[rank]] * size
+    arrived = send_parts(_join(blocks, 0), received, sent, name).view(size, batch, time, sum(widths) * counts[rank])
     parts = arrived.permute(1, 0, 2, 3).split([w * counts[rank] for w in widths], 3)
     return [_unflatten(part.flatten(1, 2), x, _share(x, units, counts[rank])) for part, x in zip(parts, tensors)]
 
@@ -74,7 +73,7 @@ def _run_to_tokens(tensors: Tensors, units: int, size: int, rank: int, name: str
     arrived = send_parts(message, received, [numbers * mine] * size, name)
     columns: list[list[Tensor]] = [[] for _ in flat]
     for first, ranks, each in _blocks(units, size):
-        block = arrived.narrow(0, numbers * first, numbers * ranks * each).view(ranks, batch, time, -1)
+        block = arrived.narrow(0, numbers * first, numbers * ranks * each).view(ranks, batch, time, sum(widths) * each)
         for column, part in zip(columns, block.permute(1, 2, 0, 3).split([w * each for w in widths], 3)):
             column.append(part.flatten(2))
     return [_unflatten(_join(parts, 2), x, _share(x, mine, units)) for parts, x in zip(columns, tensors)]
@@ -85,7 +84,7 @@ def _share(x: Tensor, units: int, wanted: int) -> int:
     return x.shape[2] // units * wanted
 
 
-_TO_HEADS = LinearMap(
+_TO_HEADS: LinearMap = LinearMap(
     "to_heads",
     "int units, int size, int rank, str group",
     run=_run_to_heads,
@@ -95,7 +94,7 @@ _TO_HEADS = LinearMap(
     ],
     adjoint=lambda grads, *options: _TO_TOKENS(grads, *options),
 )
-_TO_TOKENS = LinearMap(
+_TO_TOKENS: LinearMap = LinearMap(
     "to_tokens",
     "int units, int size, int rank, str group",
     run=_run_to_tokens,
