@@ -40,9 +40,9 @@ BESIDE_PATH = {"path", "mixer", "options"}
 class LanguageRun(Schedule):
     """One training, or one for each of `mixers` or `presets`, of a causal language model on text.
 
-    Each process, or group of `context_parallel` processes, reads `length * batch_size * accumulation` tokens per step. Data
-    order depends on seed and step alone, and two processes at batch_size b read the same tokens as one at 2 b. A number of tokens is a whole number or a text such as
-    "15B" (K, M, B, T: 10^3, 10^6, 10^9, 10^12).
+    Each process, or group of `context_parallel` processes, reads `length * batch_size * accumulation` tokens per step. Data order
+    depends on seed and step alone, and two processes at batch_size b read the same tokens as one at 2 b. A number of tokens is a
+    whole number or a text such as "15B" (K, M, B, T: 10^3, 10^6, 10^9, 10^12).
 
     Attributes:
         output: folder for checkpoints, logs, results, plots and the model.
