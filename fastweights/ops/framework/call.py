@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from ...checks import check_flag, check_size
 from ...kernels.availability import takes_kernels
+from ..context_parallel.group import as_context_parallel
+from ..context_parallel.heads import Divided, run_on_heads
 from . import checks
 from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short
 from .few_tokens import defer_decode, needs_gradient, recurrent
@@ -21,6 +23,11 @@ from .in_torch import Arguments, Results, chunkwise, composed, expand_heads, fir
 from .kernel_backend import defer_family, kernels
 from .sequences import check_cu_seqlens
 from .spec import BACKENDS, OpSpec, count_numbers
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from ..context_parallel.group import ContextParallel
 
 __all__ = [
     "Arguments",
@@ -81,7 +88,16 @@ class Op(Generic[P, R]):
         self.spec = spec
         self.in_place = make_in_place(self)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, cp_group: ContextParallel | ProcessGroup, **kwargs: Any) -> R: ...
+
+    def __call__(self, *args: Any, cp_group: Any = None, **kwargs: Any) -> Any:
+        cp = as_context_parallel(cp_group)
+        if cp is not None:
+            kwargs["initial_state"] = Divided(kwargs.get("initial_state"), cp)
         return self.function(*args, **kwargs)
 
     def state_size(self, heads: int, key: int, value: int) -> int:
@@ -143,6 +159,10 @@ def call(
     state the final state overwrites the one that it holds, and the second result is None."""
     if initial_state.__class__ is InPlace:
         return unwrap(update_state(call, spec, inputs, options, initial_state, cu_seqlens, backend)), None
+    if initial_state.__class__ is Divided:
+        divided = (inputs, options, initial_state, output_final_state, cu_seqlens, backend)
+        given = (inputs, options, initial_state.initial_state, output_final_state, cu_seqlens, backend)
+        return run_on_heads(call, spec, *divided, check_call(spec, given, initial_state.cp.size).sizes)
     given = (inputs, options, initial_state, output_final_state, cu_seqlens, backend)
     key = None if torch.compiler.is_compiling() else call_key(spec, given)
     checked = None
@@ -197,12 +217,15 @@ def call_key(spec: OpSpec, given: Given) -> Any:
     return spec, isinstance(initial_state, tuple), *tensors, *plain
 
 
-def check_call(spec: OpSpec, given: Given) -> Checked:
+def check_call(spec: OpSpec, given: Given, parts: int = 1) -> Checked:
+    """parts: in how many processes a sequence is divided, all equally long."""
     inputs, options, initial_state, final, cu_seqlens, backend = given
     sizes = checks.check_inputs(spec, inputs)
     values = checks.check_options(spec, options, sizes)
     check_flag("output_final_state", final)
-    count = sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, like=inputs[0]).count
+    count = (
+        sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, parts * sizes.T, like=inputs[0]).count
+    )
     like = inputs[0]
     implementation = spec.backends[choose_backend(spec, backend, like, values, max(sizes.K, sizes.V))]
     recurs = (
