@@ -16,106 +16,114 @@ import torch
 from torch import Tensor
 
 from ...checks import LARGEST_HEAD
-from ..framework import checks
-from ..framework.call import as_tuple, call, choose_backend, unwrap
-from ..framework.checks import Sizes, compute_dtype
-from ..framework.in_torch import disable_autocast, expand_heads
-from ..framework.passing import Passing, Summary
-from ..framework.spec import OpSpec, Role
+from ..framework.checks import Sizes, as_tuple, compute_dtype, first_state, unwrap
+from ..framework.in_torch import disable_autocast, expand_heads, first_input
+from ..framework.passing import Passing, Summary, Transition
+from ..framework.spec import OpSpec
 from .collectives import all_gather
 from .documents import Rows, sequences_of_part
 from .group import ContextParallel
 
-__all__ = ["passes_states", "run_by_state"]
+__all__ = ["run_by_state", "widest"]
 
 Named = Mapping[str, Any]
 
 
-def passes_states(spec: OpSpec, inputs: Sequence[Any]) -> bool:
-    """Whether way "state" serves a call with these inputs."""
-    return spec.passing is not None and spec.passing.serves(dict(zip(spec.inputs, inputs)))
-
-
 def run_by_state(
-    spec: OpSpec, inputs: Sequence[Any], options: Named, initial_state: Any, output_final_state: bool,
-    cu_seqlens: Tensor | None, backend: str, cp: ContextParallel,
-) -> tuple[Any, Any]:  # fmt: skip
-    """What `call` returns for the whole sequences: the outputs of this rank's part, and the final states of all of it."""
-    sizes = checks.check_inputs(spec, inputs)
-    given = checks.check_options(spec, options, sizes)
+    call: Callable[..., tuple[Any, Any]],
+    spec: OpSpec,
+    inputs: Sequence[Any],
+    options: Mapping[str, Any],
+    initial_state: Any,
+    final: bool,
+    cu_seqlens: Tensor | None,
+    backend: str,
+    cp: ContextParallel,
+    checked: Any,
+) -> tuple[Any, Any]:
+    """What call(spec, inputs, options, initial state, final, cu_seqlens, backend) returns, for arguments that passed the checks.
+    checked: what these found."""
+    named = dict(zip(spec.inputs, inputs))
+    states = dict.fromkeys(spec.states) if initial_state is None else dict(zip(spec.states, as_tuple(initial_state)))
+    sizes, device = checked.sizes, inputs[0].device
     count = sizes.B if cu_seqlens is None else len(cu_seqlens) - 1
-    initial = checks.check_states(spec, initial_state, sizes, count, inputs[0])
-    sequences = sequences_of_part(cp, cu_seqlens, sizes.T, inputs[0].device)
-    with disable_autocast(inputs[0].device):
-        part = _Part(spec, dict(zip(spec.inputs, inputs)), sizes, given, initial, sequences, count, backend, cp)
-        outputs, final = part.run(output_final_state)
-    return unwrap(outputs), unwrap(final) if output_final_state else None
+    sequences = sequences_of_part(cp, cu_seqlens, sizes.T, device)
+    most = widest(checked.implementation, inputs[0].dtype)
+    part = _Part(call, spec, named, options, states, sizes, count, sequences, backend, cp, most)
+    with disable_autocast(device):
+        outputs, after = part.run(final)
+    return unwrap(outputs), unwrap(after) if final else None
+
+
+def widest(implementation: Any, dtype: torch.dtype) -> int:
+    """The most value columns that one call of a backend takes."""
+    of_backend = getattr(implementation, "most_channels", None)
+    return of_backend and of_backend(dtype) or LARGEST_HEAD
 
 
 @dataclass(eq=False)
 class _Part:
-    """A call on one rank's part of the tokens. initial: the states before the first token of each of `count` sequences, or None."""
+    """A call on one rank's part of the tokens. initial: the states before the first token of each of `count` sequences, or None;
+    most: value columns of one call."""
 
+    call: Callable[..., tuple[Any, Any]]
     spec: OpSpec
     inputs: Named
-    sizes: Sizes
     options: Named
     initial: Named
-    sequences: Rows
+    sizes: Sizes
     count: int
+    sequences: Rows
     backend: str
     cp: ContextParallel
+    most: int
 
     @property
     def passing(self) -> Passing:
         assert self.spec.passing is not None
         return self.spec.passing
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return compute_dtype(first_input(self.inputs))
+
     def run(self, final: bool) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         states = self.pass_sums()
-        passed = self.passing.transition
-        if passed is None:
-            outputs, ends = self.call_op(self.inputs, states, final)
+        transitions = [(name, way) for name, way in self.passing.states.items() if isinstance(way, Transition)]
+        if transitions:
+            outputs, ends = self.pass_by_transition(*transitions[0], states, final)
         else:
-            outputs, ends = self.pass_by_transition(*passed, states, final)
+            outputs, ends = self.call_op(self.inputs, states, final)
         return outputs, [self.sequences.collect_final(x) for x in ends.values()] if final else ()
 
     def call_op(self, inputs: Named, states: Named, final: bool) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """The op on this part alone, from these states."""
-        given = [states[name] for name in self.spec.states]
-        o, end = call(
-            self.spec, list(inputs.values()), self.options, unwrap(given), final, self.sequences.cu_seqlens, self.backend
-        )  # fmt: skip
-        return as_tuple(o), dict(zip(self.spec.states, as_tuple(end))) if final else {}
-
-    def first(self, name: str) -> Tensor:
-        """The initial states [N, ...] of all sequences."""
-        x = self.initial[name]
-        return checks.first_state(self.spec, name, self.sizes, self.count, self.like) if x is None else x
-
-    @property
-    def like(self) -> Tensor:
-        return next(iter(self.inputs.values()))
+        before = unwrap([states[name] for name in self.spec.states])
+        given = list(inputs.values()), self.options, before, final, self.sequences.cu_seqlens, self.backend
+        o, after = self.call(self.spec, *given)
+        return as_tuple(o), dict(zip(self.spec.states, as_tuple(after))) if final else {}
 
     def pass_sums(self) -> dict[str, Tensor]:
         """The states before this part [N, ...] of those that are sums."""
         sums, sequences = self.passing.sums, self.sequences
-        found = {}
+        found = []
         for name, way in sums.items():
-            dtype = way.dtype or compute_dtype(self.like)
-            names = (way.x, way.y, way.gain, way.decay)
-            tokens = {n: x for n, x in self.inputs.items() if n in names and x is not None}
-            tokens = {n: expand_heads(x.to(dtype), self.sizes.G) for n, x in tokens.items()}
-            added, kept = way.summarize({**dict.fromkeys(names), **tokens}, sequences.leaves_from)
+            dtype = way.dtype or self.dtype
+            tokens = {n: self.inputs[n] for n in way.inputs}
+            tokens = {n: None if x is None else expand_heads(x.to(dtype), self.sizes.G) for n, x in tokens.items()}
+            added, kept = way.summarize(tokens, sequences.leaves_from)
             kept = kept.view(*kept.shape, *[1] * (added.ndim - kept.ndim))
             start = self.initial[name]
-            start = way.begin(None if start is None else sequences.pick_leaving(start), added, self.options)
-            found[name] = Summary(added + sequences.begins_here(kept * start), kept)
+            begun = way.begin(added.shape, None if start is None else sequences.pick_leaving(start), added, self.options)
+            found.append(Summary(added + sequences.begins_here(kept * begun), kept))
         states = {}
-        for (name, way), (added, kept) in zip(sums.items(), self.gather_summaries(list(found.values()))):
-            total = self.fold(added, kept, torch.mul)
-            state = way.state_of(total, self.options).to(compute_dtype(self.like))
-            states[name] = sequences.place(self.first(name), state)
+        for (name, way), (added, kept) in zip(sums.items(), self.gather_summaries(found)):
+            entering = way.state_of(self.fold(added, kept, torch.mul), self.options).to(self.dtype)
+            start = self.initial[name]
+            if start is None:
+                start = way.state_of(way.begin((1, *added.shape[2:]), None, added, self.options), self.options)
+                start = start.expand(self.count, *start.shape[1:])
+            states[name] = sequences.place(start.to(self.dtype), entering)
         return states
 
     def gather_summaries(self, summaries: Sequence[Summary]) -> list[Summary]:
@@ -138,23 +146,24 @@ class _Part:
         return state.to(added.dtype)
 
     def pass_by_transition(
-        self, name: str, values: str, states: Named, final: bool
+        self, name: str, way: Transition, states: Named, final: bool
     ) -> tuple[Sequence[Tensor], dict[str, Tensor]]:
         """The outputs of this part, and its final states [N, ...]."""
-        start, v, sequences = self.first(name), self.inputs[values], self.sequences
-        V, K = start.shape[-1], start.shape[-2]
+        sequences, v, start = self.sequences, self.inputs[way.values], self.initial[name]
+        if start is None:
+            start = first_state(self.spec, name, self.sizes, self.count, v)
+        start = start.to(self.dtype)
+        K, V = start.shape[-2:]
         identity = torch.eye(K, dtype=start.dtype, device=start.device).expand(*start.shape[:-2], K, K)
-        nothing = torch.zeros((), dtype=start.dtype, device=start.device)
-        start = sequences.place(start, nothing.expand(sequences.pick_entering(start).shape))
-        unit = sequences.place(nothing.expand(identity.shape), sequences.pick_entering(identity))
+        unit = sequences.place(torch.zeros_like(identity), sequences.pick_entering(identity))
+        start = sequences.place(start, torch.zeros_like(sequences.pick_entering(start)))
         zeros = v.new_zeros(()).expand(*v.shape[:-1], K)
-        run = partial(self._run_columns, name, values, states)
-        if V + K > self.widest():
+        run = partial(self.run_columns, name, way, states)
+        if V + K > self.most:
             (o, own, ends), (answers, M, _) = run(v, start), run(zeros, unit)
         else:
-            both, joined, ends = run(torch.cat([v, zeros], -1), torch.cat([start, unit], -1))
-            o, answers = both.split([V, K], -1)
-            own, M = joined.split([V, K], -1)
+            o, own, ends = run(torch.cat([v, zeros], -1), torch.cat([start, unit], -1))
+            (o, answers), (own, M) = o.split([V, K], -1), own.split([V, K], -1)
         gathered = all_gather(torch.cat([sequences.pick_leaving(own), sequences.pick_leaving(M)], -1), self.cp)
         state = self.fold(*gathered.split([V, K], -1), torch.matmul)
         o = o + sequences.of_entering(torch.einsum("rtgk,rgkv->rtgv", answers, state.to(answers.dtype)))
@@ -163,15 +172,9 @@ class _Part:
             ends = {**ends, name: own + sequences.place(torch.zeros_like(own), change)}
         return (o,), ends
 
-    def _run_columns(
-        self, name: str, values: str, states: Named, v: Tensor, start: Tensor
+    def run_columns(
+        self, name: str, way: Transition, states: Named, v: Tensor, start: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        (o,), ends = self.call_op({**self.inputs, values: v}, {**states, name: start}, True)
+        """The op on other values from another state: its output, the final state, and all final states."""
+        (o,), ends = self.call_op({**self.inputs, way.values: v}, {**states, name: start}, True)
         return o, ends[name], ends
-
-    def widest(self) -> int:
-        """The most value columns that one call takes, by the backend that it would choose for its own."""
-        backend = self.spec.backends[
-            choose_backend(self.spec, self.backend, self.like, self.options, max(self.sizes.K, self.sizes.V))
-        ]
-        return getattr(backend, "most_channels", lambda dtype: None)(self.like.dtype) or LARGEST_HEAD

@@ -13,9 +13,10 @@ from torch import Tensor
 from ...checks import check_flag, check_size
 from ...kernels.availability import takes_kernels
 from ..context_parallel.group import as_context_parallel
-from ..context_parallel.heads import Divided, run_on_heads
+from ..context_parallel.heads import Divided
+from ..context_parallel.ways import run_divided
 from . import checks
-from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short
+from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short, unwrap
 from .few_tokens import defer_decode, needs_gradient, recurrent
 from .in_place import InPlace, update_state
 from .in_place_form import OF_STATE, make_in_place
@@ -162,7 +163,7 @@ def call(
     if initial_state.__class__ is Divided:
         divided = (inputs, options, initial_state, output_final_state, cu_seqlens, backend)
         given = (inputs, options, initial_state.initial_state, output_final_state, cu_seqlens, backend)
-        return run_on_heads(call, spec, *divided, check_call(spec, given, initial_state.cp.size).sizes)
+        return run_divided(call, spec, *divided, check_call(spec, given, initial_state.cp.size))
     given = (inputs, options, initial_state, output_final_state, cu_seqlens, backend)
     key = None if torch.compiler.is_compiling() else call_key(spec, given)
     checked = None
@@ -277,8 +278,3 @@ def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, 
             )
         takes_kernels("triton", x)
     return backend
-
-
-def unwrap(results: Sequence[Any]) -> Any:
-    """One result by itself, several as a tuple."""
-    return results[0] if len(results) == 1 else tuple(results)
