@@ -39,7 +39,8 @@ class Rows:
     def place(self, initial: Tensor, entering: Tensor) -> Tensor:
         """The states [N, ...] that the sequences have before the part: `entering` [R, ...] for one that enters, the initial ones
         [N, ...] for those that begin here."""
-        return entering if self.cp.rank else initial
+        is_first = torch.full((), self.cp.rank == 0, device=entering.device)
+        return torch.where(is_first, initial, entering)  # every rank's gradient goes through what all have exchanged
 
     def pick_leaving(self, states: Tensor) -> Tensor:
         """[R, ...] of [N, ...]; zeros where no sequence leaves."""

@@ -137,13 +137,13 @@ class _Part:
         return [Summary(*pair) for pair in zip(whole[::2], whole[1::2])]
 
     def fold(self, added: Tensor, kept: Tensor, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """The state [R, ...] that enters this part, from what the parts before it add and keep [size, R, ...]; zeros where none
-        enters."""
-        state = torch.zeros_like(added[0], dtype=torch.float64)
-        for rank in range(self.cp.rank):
-            before = self.sequences.crosses(rank, state)
-            state = apply(self.sequences.crosses(rank, kept[rank]).double(), before) + added[rank].double()
-        return state.to(added.dtype)
+        """The state [R, ...] that enters this part, from what each part adds and keeps [size, R, ...]; zeros where none enters.
+        Every rank computes the states of all, so that all take part in the exchange of the gradients."""
+        states = [torch.zeros_like(added[0], dtype=torch.float64)]
+        for rank in range(self.cp.size - 1):
+            before = self.sequences.crosses(rank, states[-1])
+            states.append(apply(self.sequences.crosses(rank, kept[rank]).double(), before) + added[rank].double())
+        return torch.stack(states)[self.cp.rank].to(added.dtype)
 
     def pass_by_transition(
         self, name: str, way: Transition, states: Named, final: bool
