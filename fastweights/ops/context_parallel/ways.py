@@ -36,7 +36,7 @@ def choose_way(spec: OpSpec, cp: ContextParallel, sizes: Sizes) -> str:
     Raises:
         ValueError: the op cannot do it that way.
     """
-    has_heads = choose_units(sizes.H, sizes.G, cp.size) >= cp.size
+    has_heads = choose_units((sizes.H, sizes.G), cp.size) >= cp.size
     if cp.way == "state" and spec.passing is None:
         raise ValueError(
             f"way must be 'heads' or 'auto' for {spec.name}, whose state after a part is no affine function of the state before "
