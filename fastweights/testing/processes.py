@@ -71,7 +71,8 @@ class Processes:
         message, end = pickle.dumps((function, arguments)), time.monotonic() + LONGEST
         for _, calls in self.workers:
             calls.send_bytes(message)
-        failed, results = {}, []
+        failed: dict[int, str] = {}
+        results = []
         for rank, (_, calls) in enumerate(self.workers):
             # Once one has failed, the others may wait for it.
             if not calls.poll(1.0 if failed else max(0.0, end - time.monotonic())):

@@ -53,8 +53,8 @@ class ContextParallel:
             )
         if group == dist.GroupMember.NON_GROUP_MEMBER:
             raise ValueError(
-                "group must have this process as a member, got a group of others; pass the group that torch.distributed.new_group "
-                "returned to its members"
+                "group must have this process as a member, got a group of others; pass the group that "
+                "torch.distributed.new_group returned to its members"
             )
         if not isinstance(group, dist.ProcessGroup):
             raise TypeError(f"group must be a torch.distributed.ProcessGroup, got {type(group).__name__}")

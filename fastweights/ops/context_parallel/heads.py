@@ -1,12 +1,12 @@
-"""An op on a sequence that is divided over processes, by exchanging heads: each process runs it on some heads and all tokens.
+"""Exchanging heads for tokens around a function of whole sequences: each process computes some heads over all tokens.
 
-The declaration says where the heads of a tensor are, so a rule needs no code of its own.
+The declaration of an op says where the heads of a tensor are, so no rule needs code of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -14,64 +14,73 @@ from ..framework.checks import Sizes, as_tuple
 from ..framework.in_torch import expand_heads
 from ..framework.spec import OpSpec
 from .exchange import gather_heads, take_heads, to_heads, to_tokens
-from .group import ContextParallel
+from .group import ContextParallel, as_context_parallel
 
-__all__ = ["Divided", "choose_units", "run_on_heads"]
-
-
-class Divided(NamedTuple):
-    """Stands in the place of an initial state where the tokens are divided over processes."""
-
-    initial_state: Any
-    cp: ContextParallel
+__all__ = ["choose_units", "on_heads", "run_on_heads"]
 
 
-def choose_units(spec: OpSpec, sizes: Sizes, ranks: int) -> int:
-    """How many units of heads the ranks share: the key heads with their value heads. Key heads are repeated, as often as makes the
-    shares equal where that is possible, else once per value head."""
-    repeats = [n for n in range(1, sizes.G // sizes.H + 1) if sizes.G // sizes.H % n == 0]
-    return sizes.H * next((n for n in repeats if sizes.H * n % ranks == 0), repeats[-1])
+def choose_units(heads: Sequence[int], ranks: int) -> int:
+    """How many units of heads the processes share, for tensors of these numbers of heads, which divide each other: as many as the
+    fewest. Those are repeated, as often as makes the shares equal where that is possible, else once for each of the most."""
+    fewest, most = min(heads), max(heads)
+    fitting = [n for n in range(fewest, most + 1, fewest) if all(n % h == 0 or h % n == 0 for h in heads)]
+    return next((n for n in fitting if n % ranks == 0), fitting[-1])
+
+
+def exchange_heads(tensors: Sequence[Tensor], units: int, cp: ContextParallel) -> Sequence[Tensor]:
+    """`to_heads` of tensors that may have fewer heads than there are units."""
+    return to_heads([expand_heads(x, units) if x.shape[2] < units else x for x in tensors], units, cp)
+
+
+def on_heads(function: Callable[..., Tensor], *tensors: Tensor, cp_group: Any) -> Tensor:
+    """function(*tensors), where the function looks across tokens within a head and `cp_group` divides the tokens.
+
+    Softmax attention, say: `on_heads(attend, q, k, v, cp_group=group)`.
+
+    Args:
+        function: takes tensors [B, T, heads, ...] of whole sequences and of some heads; returns [B, T, most heads, ...].
+        tensors: [B, T / N, heads, ...] of this process, one of N. Numbers of heads divide each other.
+        cp_group: as for an op.
+
+    Returns:
+        The part of the result that belongs to the tokens of this process.
+
+    Raises:
+        ValueError: more processes than heads.
+    """
+    cp = as_context_parallel(cp_group)
+    if cp is None:
+        return function(*tensors)
+    heads = [x.shape[2] for x in tensors]
+    units = choose_units(heads, cp.size)
+    if units < cp.size:
+        raise ValueError(
+            f"cp_group must have at most as many processes as there are heads, {max(heads)}, got {cp.size}; use more heads or "
+            "fewer processes"
+        )
+    return to_tokens([function(*exchange_heads(tensors, units, cp))], units, cp)[0]
 
 
 def run_on_heads(
-    call: Callable[..., tuple[Any, Any]],
-    spec: OpSpec,
-    inputs: Sequence[Any],
-    options: Mapping[str, Any],
-    given: Divided,
-    final: bool,
-    cu_seqlens: Tensor | None,
-    backend: str,
-    sizes: Sizes,
+    call: Callable[..., tuple[Any, Any]], spec: OpSpec, cp: ContextParallel, sizes: Sizes, given: tuple[Any, ...]
 ) -> tuple[Any, Any]:
-    """What call(spec, inputs, options, initial state, final, cu_seqlens, backend) returns, for arguments that passed the checks."""
-    cp = given.cp
-    units = choose_units(spec, sizes, cp.size)
-    if units < cp.size:
-        raise ValueError(
-            f"cp_group must have at most as many processes as there are value heads, {sizes.G}, got {cp.size}; use more heads or "
-            "fewer processes"
-        )
+    """As `run_divided`."""
+    inputs, options, before, final, cu_seqlens, backend = given
+    units = choose_units((sizes.H, sizes.G), cp.size)
     named = dict(zip(spec.inputs, inputs))
     tokens = {name: x for name, x in named.items() if name not in spec.parameters and x is not None}
-    wide = [expand_heads(x, units) if x.shape[2] < units else x for x in tokens.values()]
-    named |= dict(zip(tokens, to_heads(wide, units, cp)))
-    for name, role in spec.parameters.items():
-        named[name] = take_parameter(named[name], units, cp)
-    before = given.initial_state
+    named |= dict(zip(tokens, exchange_heads(list(tokens.values()), units, cp)))
+    for name in spec.parameters:
+        x = named[name]
+        named[name] = take_heads(x, 0, units, cp) if isinstance(x, Tensor) and x.ndim else x
     if before is not None:
         declared = zip(as_tuple(before), spec.states.values())
-        before = tuple(x if not state.dims else take_heads(x, 1, units, cp) for x, state in declared)
+        before = tuple(take_heads(x, 1, units, cp) if state.dims else x for x, state in declared)
     o, after = call(spec, tuple(named.values()), options, before, final, cu_seqlens, backend)
     outputs = to_tokens(as_tuple(o), units, cp)
     if after is not None:
         states = dict(zip(spec.states, as_tuple(after)))
         of_heads = [name for name, state in spec.states.items() if state.dims]
         states |= dict(zip(of_heads, gather_heads([states[name] for name in of_heads], units, cp)))
-        after = tuple(states.values()) if len(states) > 1 else next(iter(states.values()))
-    return outputs[0] if len(outputs) == 1 else tuple(outputs), after
-
-
-def take_parameter(x: Any, units: int, cp: ContextParallel) -> Any:
-    """A parameter of the heads of this rank; a number is one for all."""
-    return take_heads(x, 0, units, cp) if isinstance(x, Tensor) and x.ndim else x
+        after = tuple(states.values())
+    return outputs, after

@@ -15,50 +15,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...checks import LARGEST_HEAD
 from ..framework.checks import Sizes, as_tuple, compute_dtype, first_state, unwrap
 from ..framework.in_torch import disable_autocast, expand_heads, first_input
 from ..framework.passing import Passing, Summary, Transition
 from ..framework.spec import OpSpec
 from .collectives import all_gather
+from .costs import most_columns
 from .documents import Rows, sequences_of_part
 from .group import ContextParallel
 
-__all__ = ["run_by_state", "widest"]
+__all__ = ["run_by_state"]
 
 Named = Mapping[str, Any]
 
 
 def run_by_state(
-    call: Callable[..., tuple[Any, Any]],
-    spec: OpSpec,
-    inputs: Sequence[Any],
-    options: Mapping[str, Any],
-    initial_state: Any,
-    final: bool,
-    cu_seqlens: Tensor | None,
-    backend: str,
-    cp: ContextParallel,
-    checked: Any,
+    call: Callable[..., tuple[Any, Any]], spec: OpSpec, cp: ContextParallel, sizes: Sizes, given: tuple[Any, ...]
 ) -> tuple[Any, Any]:
-    """What call(spec, inputs, options, initial state, final, cu_seqlens, backend) returns, for arguments that passed the checks.
-    checked: what these found."""
-    named = dict(zip(spec.inputs, inputs))
-    states = dict.fromkeys(spec.states) if initial_state is None else dict(zip(spec.states, as_tuple(initial_state)))
-    sizes, device = checked.sizes, inputs[0].device
+    """As `run_divided`."""
+    inputs, options, before, final, cu_seqlens, backend = given
+    states = dict.fromkeys(spec.states) if before is None else dict(zip(spec.states, as_tuple(before)))
+    device = inputs[0].device
     count = sizes.B if cu_seqlens is None else len(cu_seqlens) - 1
     sequences = sequences_of_part(cp, cu_seqlens, sizes.T, device)
-    most = widest(checked.implementation, inputs[0].dtype)
+    most = most_columns(spec, inputs[0], backend)
+    named = dict(zip(spec.inputs, inputs))
     part = _Part(call, spec, named, options, states, sizes, count, sequences, backend, cp, most)
     with disable_autocast(device):
         outputs, after = part.run(final)
-    return unwrap(outputs), unwrap(after) if final else None
-
-
-def widest(implementation: Any, dtype: torch.dtype) -> int:
-    """The most value columns that one call of a backend takes."""
-    of_backend = getattr(implementation, "most_channels", None)
-    return of_backend and of_backend(dtype) or LARGEST_HEAD
+    return outputs, tuple(after) if final else None
 
 
 @dataclass(eq=False)
@@ -114,7 +99,9 @@ class _Part:
             added, kept = way.summarize(tokens, sequences.leaves_from)
             kept = kept.view(*kept.shape, *[1] * (added.ndim - kept.ndim))
             start = self.initial[name]
-            begun = way.begin(added.shape, None if start is None else sequences.pick_leaving(start), added, self.options)
+            begun = way.begin(
+                added.shape, None if start is None else sequences.pick_leaving(start), added, self.options
+            )
             found.append(Summary(added + sequences.begins_here(kept * begun), kept))
         states = {}
         for (name, way), (added, kept) in zip(sums.items(), self.gather_summaries(found)):
@@ -159,13 +146,14 @@ class _Part:
         start = sequences.place(start, torch.zeros_like(sequences.pick_entering(start)))
         zeros = v.new_zeros(()).expand(*v.shape[:-1], K)
         run = partial(self.run_columns, name, way, states)
-        if V + K > self.most:
+        if self.most < V + K:
             (o, own, ends), (answers, M, _) = run(v, start), run(zeros, unit)
         else:
             o, own, ends = run(torch.cat([v, zeros], -1), torch.cat([start, unit], -1))
             (o, answers), (own, M) = o.split([V, K], -1), own.split([V, K], -1)
         gathered = all_gather(torch.cat([sequences.pick_leaving(own), sequences.pick_leaving(M)], -1), self.cp)
-        state = self.fold(*gathered.split([V, K], -1), torch.matmul)
+        added, kept = gathered.split([V, K], -1)
+        state = self.fold(added, kept, torch.matmul)
         o = o + sequences.of_entering(torch.einsum("rtgk,rgkv->rtgv", answers, state.to(answers.dtype)))
         if final:
             change = (sequences.pick_entering(M).double() @ state.double()).to(own.dtype)

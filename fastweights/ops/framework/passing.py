@@ -82,9 +82,9 @@ class Sum:
 
 @dataclass(frozen=True, kw_only=True)
 class Transition:
-    """A state [K, V] that the op changes from the left, S <- M S + E, and reads as o = S^T q: both are linear in the state and the
-    values. So the op itself finds M. Called with K more values, all zero, and the identity as their state, it returns M as their
-    state, and as their outputs the queries that would read the same from the state before the part.
+    """A state [K, V] that the op changes from the left, S <- M S + E, and reads as o = S^T q: both are linear in the state and
+    the values. So the op itself finds M. Called with K more values, all zero, and the identity as their state, it returns M as
+    their state, and as their outputs the queries that would read the same from the state before the part.
 
     Attributes:
         values: name of the input.

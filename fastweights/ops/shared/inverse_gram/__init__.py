@@ -47,6 +47,7 @@ SPEC = OpSpec(
     },
 )
 
+
 @dataclass(frozen=True, kw_only=True)
 class InverseSum(Sum):
     """A state that is the inverse of a sum, which begins as ridge I. The sum is in float64: its inverse is large where it holds
