@@ -36,7 +36,7 @@ def own_tokens(x: Tensor, group: Any, *, filling: int | None = None, **descripti
     check_dense("x", x)
     if x.ndim < 2 or not x.numel():
         raise ValueError(f"x must be [B, T, ...] with at least one token, got shape {shape_of(x)}")
-    return _divide(group, x, x.shape[0], x.shape[1], descriptions).pack(x, filling)
+    return DividedRows(ranks_of(group), x.shape, x.device, **descriptions).pack(x, filling)
 
 
 def gather_tokens(x: Tensor, group: Any, *, batch: int, time: int, **descriptions: Tensor | None) -> Tensor:
@@ -59,7 +59,7 @@ def gather_tokens(x: Tensor, group: Any, *, batch: int, time: int, **description
     check_tensor("x", x)
     check_size("batch", batch)
     check_size("time", time)
-    rows = _divide(group, x, batch, time, descriptions)
+    rows = DividedRows(ranks_of(group), (batch, time), x.device, **descriptions)
     if x.ndim != 3 or x.shape[:2] != (1, rows.share):
         raise ValueError(
             f"x must be [1, {rows.share}, D], this rank's part of {rows.tokens} tokens, got {shape_of(x)}; pass the batch and "
@@ -76,7 +76,3 @@ def sum_over_ranks(x: Tensor, group: Any) -> Tensor:
     """
     check_tensor("x", x)
     return divided_rows.sum_over_ranks(x, ranks_of(group))
-
-
-def _divide(group: Any, x: Tensor, batch: int, time: int, descriptions: dict[str, Tensor | None]) -> DividedRows:
-    return DividedRows(ranks_of(group), batch, time, x.device, **descriptions)
