@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..checks import check_dense, check_size, check_tensor, shape_of
+from ..checks import check_dense, check_size, check_tensor, describe_value, shape_of
 from ..models import divided_rows
 from ..models.divided_rows import DividedRows
 from .parallel import ranks_of
@@ -32,7 +32,7 @@ def own_tokens(x: Tensor, group: Any, *, filling: int | None = None, **descripti
         ValueError: x has no batch and time, or a description does not fit.
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a tensor [B, T, ...], got {type(x).__name__}; convert it with torch.as_tensor")
+        raise TypeError(f"x must be a tensor [B, T, ...], got {describe_value(x)}; convert it with torch.as_tensor")
     check_dense("x", x)
     if x.ndim < 2 or not x.numel():
         raise ValueError(f"x must be [B, T, ...] with at least one token, got shape {shape_of(x)}")
