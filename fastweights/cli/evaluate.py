@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -72,6 +73,14 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of recall and RULER tasks.")] = 0,
     block: Annotated[int, typer.Option(help="Tokens read at a time; memory grows with it.")] = 512,
     batch_size: Annotated[int, typer.Option(help="Texts read at a time.")] = 1,
+    context_parallel: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Processes that read every text together, a part each, for perplexity, needles and RULER at lengths that one "
+            "GPU cannot hold; start them with torchrun --nproc-per-node N -m fastweights evaluate.",
+        ),
+    ] = 1,
     device: Device = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
     dry_run: DryRun = False,
@@ -118,8 +127,10 @@ def evaluate(
         from ..analysis.language_plots import save_perplexity_plot
         from ..analysis.plot_style import is_plot
         from ..analysis.tables import evaluation_tables
+        from ..distributed import context_parallel as divide
         from ..evaluation.evaluate import EvaluationSettings
         from ..evaluation.evaluate import evaluate as measurements
+        from ..evaluation.processes import check_processes, context_group, is_first_process
         from ..evaluation.report import EvaluationReport, is_evaluation, plan_evaluation
         from ..evaluation.text import HeldOutText
         from ..models.loading import load_language_model, model_folder
@@ -151,6 +162,12 @@ def evaluate(
             ruler_lengths=None if ruler_lengths is None else values("--ruler-lengths", ruler_lengths, int),
             max_length=max_length,
         )
+        check_processes(context_parallel)
+        if context_parallel > 1 and (tasks or suites):
+            raise ValueError(
+                "--lm-eval and --suite need --context-parallel 1, because the harness reads through a cache, got "
+                f"{context_parallel}; leave one of the two out"
+            )
         model_folder(model)  # says what is wrong with it, before anything is said of a place in it
         output = default_output(model, "evaluation.json") if output is None else output
         if os.path.realpath(output) in set(map(os.path.realpath, text or ())):
@@ -162,20 +179,28 @@ def evaluate(
         if "perplexity" in settings.measures:
             plot = output.parent / f"{output.stem}-perplexity.png"
             files[plot] = partial(is_plot, earlier=is_evaluation(output))
+        speaks = is_first_process()
         if dry_run:
             with claim_files("output", files, "evaluation", overwrite=False):
                 plan = plan_evaluation(model, settings, tasks, suites, text=held_out.name, output=output)
-            (give_document if as_json else show_plan)(plan)
+            if speaks:
+                (give_document if as_json else show_plan)(plan)
             return
-        with claim_files("output", files, "evaluation", overwrite=overwrite):
+        claimed = claim_files("output", files, "evaluation", overwrite=overwrite) if speaks else nullcontext()
+        with context_group(context_parallel, device) as (device, group), claimed:
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
+            if group is not None:
+                divide(language_model, group)
             reads_text = "perplexity" in settings.measures
-            if reads_text and held_out.notice:
+            if reads_text and held_out.notice and speaks:
                 held_out.find()
                 show(held_out.notice, error=True)
             documents = held_out.documents(tokenizer) if reads_text else ()
             haystack = held_out.haystack()
             measured = measurements(language_model, tokenizer, settings, documents=documents, text=haystack)
+            if not speaks:  # it reads its part of the texts
+                _ = list(measured)
+                return
             report = EvaluationReport(
                 output, model=language_model, name=str(model), settings=settings, text=held_out.name
             )

@@ -17,7 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ..checks import LARGEST_COUNT, check_size, check_whole_number
 from ..layers.norms import at_least_float32
 from ..models import FastWeightsCache
-from .reading import MOST_EXAMPLES, check_model, evaluating, hidden_blocks, prompt_tokens, read
+from .divided import Reply, Tokens, answer_divided, is_divided
+from .reading import MOST_EXAMPLES, check_losses, check_model, evaluating, hidden_blocks, prompt_tokens, read
 
 __all__ = [
     "Answer",
@@ -77,28 +78,40 @@ class Answer:
 
 
 def answer_prompts(model: Any, tokenizer: Any, questions: Sequence[Question], block: int) -> list[Answer]:
-    """Ask questions together, in the rows of one batch; prompts of different lengths are padded on the left."""
+    """Ask questions together, in the rows of one batch; prompts of different lengths are padded."""
     prompts, answers = zip(*(_tokens(tokenizer, question) for question in questions))
-    ids, mask = padded(prompts, model.device, left=True)
+    end = model.generation_config.eos_token_id
+    ends = [end] if isinstance(end, int) else end or []
+    ask = answer_divided if is_divided(model) else _answer_with_cache
     with evaluating(model):
-        cache = read(model, ids[:, :-1], block, mask[:, :-1])
-        scores = score_continuations(model, cache.copy(), prompts, answers, block)
-        if all(exact for _, exact in scores):
-            return [Answer(losses, True, "") for losses, _ in scores]
-        generated = model.generate(
-            ids,
-            past_key_values=cache,
-            attention_mask=mask,
-            max_new_tokens=max(map(len, answers)) + _MORE_TOKENS,
-            do_sample=False,
-            num_beams=1,
-            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-        )
+        replies = ask(model, prompts, answers, most=max(map(len, answers)) + _MORE_TOKENS, ends=ends, block=block)
     found = []
-    for (losses, exact), new in zip(scores, generated[:, ids.shape[1] :].tolist()):
-        said = _until_end(new, len(losses) + _MORE_TOKENS, model.generation_config.eos_token_id)
+    for losses, exact, new in replies:
+        said = _until_end(new, len(losses) + _MORE_TOKENS, ends)
         found.append(Answer(losses, exact, "" if exact else tokenizer.decode(said, skip_special_tokens=True)))
     return found
+
+
+def _answer_with_cache(
+    model: Any, prompts: Tokens, answers: Tokens, *, most: int, ends: Sequence[int], block: int
+) -> list[Reply]:
+    """As `answer_divided`, reading through the model's cache. The model generates where one answer is not exact."""
+    ids, mask = padded(prompts, model.device, left=True)
+    cache = read(model, ids[:, :-1], block, mask[:, :-1])
+    scores = score_continuations(model, cache.copy(), prompts, answers, block)
+    if all(exact for _, exact in scores):
+        return [(losses, True, []) for losses, _ in scores]
+    generated = model.generate(
+        ids,
+        past_key_values=cache,
+        attention_mask=mask,
+        max_new_tokens=most,
+        do_sample=False,
+        num_beams=1,
+        pad_token_id=0,  # behind the end of a text, where nothing is read
+    )
+    said = generated[:, ids.shape[1] :].tolist()
+    return [(losses, exact, new) for (losses, exact), new in zip(scores, said)]
 
 
 def score_continuations(
@@ -123,8 +136,7 @@ def score_continuations(
         losses.append(F.cross_entropy(logits_BTV.transpose(1, 2), wanted_BT, reduction="none"))
         likeliest.append(logits_BTV.argmax(-1) == wanted_BT)
     losses_BT, likeliest_BT = torch.cat(losses, 1), torch.cat(likeliest, 1) | ~asked.bool()
-    if not losses_BT[asked.bool()].isfinite().all():
-        raise ValueError("model must give finite losses, got NaN or infinite ones; its weights are damaged")
+    check_losses(losses_BT[asked.bool()])
     rows = zip(losses_BT.tolist(), likeliest_BT.all(1).tolist(), answers)
     return [(row[: len(answer)], exact) for row, exact, answer in rows]
 
@@ -143,9 +155,8 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device, left: bool = Fal
     return fill(ids).to(device), fill([torch.ones_like(row) for row in ids]).to(device)
 
 
-def _until_end(tokens: list[int], most: int, end: int | list[int] | None) -> list[int]:
+def _until_end(tokens: list[int], most: int, ends: Sequence[int]) -> list[int]:
     """The first tokens, `most` of them, or up to one that ends the text: what stands behind it fills up the batch."""
-    ends = [end] if isinstance(end, int) else end or []
     place = next((place for place, token in enumerate(tokens[:most], 1) if token in ends), most)
     return tokens[:place]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..checks import check_choice, check_list, check_number, check_size, check_texts, check_whole_number
 from ..kinds import checked
+from .divided import is_divided
 from .perplexity import perplexity_by_length
 from .reading import MOST_EXAMPLES, check_lengths, check_model, check_tokenizer
 from .ruler import DEPTHS, NEEDLE_TASKS, RULER_TASKS, check_fit, needle_recall, ruler_recall
@@ -111,13 +112,17 @@ def evaluate(
         text: what needles are hidden in and words taken from; Python's language reference when None.
 
     Raises:
-        ValueError: lengths, pairs, symbols or text that do not fit a recall, needle or RULER task, at once, before anything is
-            measured; for other errors, each measure's own function raises when it runs.
+        ValueError: lengths, pairs, symbols or text that do not fit a recall, needle or RULER task, or a recall task with a model
+            under context parallelism, at once, before anything is measured; for other errors, each measure's own function raises
+            when it runs.
     """
     check_tokenizer(tokenizer)
     lengths = check_lengths(settings.lengths, 2)
     _check_fit(tokenizer, settings, lengths[0], text)
     check_model(model)
+    if is_divided(model):
+        for measure in settings.measures:
+            check_choice("a measure under context parallelism", measure, ("perplexity", *NEEDLE_TASKS, *RULER_TASKS))
     return _measurements(model, tokenizer, settings, lengths, documents, text)
 
 

@@ -14,6 +14,7 @@ from ..checks import LARGEST_COUNT, check_size, check_whole_number
 from ..kinds import checked
 from ..layers.norms import at_least_float32
 from ..results import LengthPerplexity
+from .divided import is_divided, read_divided
 from .reading import check_lengths, check_model, evaluating, hidden_blocks
 
 __all__ = ["LengthPerplexity", "perplexity_by_length", "text_windows"]
@@ -38,6 +39,8 @@ def perplexity_by_length(
 
     The model reads a text in blocks through its cache, and a block's logits are gone before the next block is read. Memory is
     that of `batch_size` x `block` tokens plus one number per token, at any length (a softmax layer's cache grows with it).
+    Under context parallelism (`fastweights.distributed.context_parallel`) all processes of the group call this with the same
+    arguments, read a text whole, each a part of it, and get the same result.
 
     Args:
         model: a `FastWeightsForCausalLM`, in any mode; it is left in that mode.
@@ -46,7 +49,8 @@ def perplexity_by_length(
         texts: how many texts to read at most.
         separator: token to put between joined documents (the tokenizer's end of text); None for none.
         stretch: positions that `last_loss` is the mean over; all of them at lengths up to `stretch`.
-        block: tokens to read at a time. The result does not depend on it but for rounding.
+        block: tokens to read at a time; under context parallelism those whose logits are computed at a time. The result does not
+            depend on it but for rounding.
         batch_size: texts to read at a time.
 
     Returns:
@@ -95,6 +99,9 @@ def perplexity_by_length(
 
 def _losses(model: Any, ids_BT: Tensor, block: int) -> Iterable[tuple[int, Tensor]]:
     """Block by block: the position of its first predicted token, and the losses there, summed over the batch."""
+    if is_divided(model):
+        yield 1, read_divided(model, ids_BT[:, :-1], ids_BT[:, 1:], block).losses_BT.sum(0).cpu()
+        return
     for start, hidden_BTD in hidden_blocks(model, ids_BT[:, :-1], block):
         logits = at_least_float32(model.lm_head(hidden_BTD))
         target_BT = ids_BT[:, start + 1 : start + 1 + hidden_BTD.shape[1]]

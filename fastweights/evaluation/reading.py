@@ -15,6 +15,7 @@ __all__ = [
     "MOST_EXAMPLES",
     "TEST_BATCH",
     "check_lengths",
+    "check_losses",
     "check_model",
     "check_tokenizer",
     "evaluating",
@@ -35,6 +36,12 @@ def check_model(model: object) -> None:
         raise TypeError(
             f"model must be a FastWeightsForCausalLM, got {describe_value(model)}; load_language_model loads one from its folder"
         )
+
+
+def check_losses(losses: Tensor) -> None:
+    """ValueError unless all losses of a model are finite."""
+    if not losses.isfinite().all():
+        raise ValueError("model must give finite losses, got NaN or infinite ones; its weights are damaged")
 
 
 def check_tokenizer(tokenizer: object) -> None:

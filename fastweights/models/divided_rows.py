@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class DividedRows(Rows):
 
     Args:
         cp: the ranks.
-        device: of the batch.
+        shape, device: of the batch, [B, T, ...].
         descriptions: of `Rows`: attention_mask, position_ids, cu_seqlens and seq_idx.
 
     Attributes:
@@ -34,8 +35,9 @@ class DividedRows(Rows):
     """
 
     def __init__(
-        self, cp: ContextParallel, batch: int, time: int, device: torch.device, **descriptions: Tensor | None
+        self, cp: ContextParallel, shape: Sequence[int], device: torch.device, /, **descriptions: Tensor | None
     ) -> None:
+        batch, time = shape[:2]
         super().__init__(batch, time, **descriptions)
         self.cp = cp
         self.tokens = batch * time if self._tokens is None else int(self._tokens.sum())

@@ -51,8 +51,7 @@ class OwnedFolder:
         self.path, self.marker, self._lock = path, path / self.MARKER, path / ".lock"
         self.results = path / "results.json"
 
-    @staticmethod
-    def describe(work: Any) -> dict[str, Any]:
+    def describe(self, work: Any) -> dict[str, Any]:
         """What the numbers of a piece of work depend on, as JSON holds it."""
         raise NotImplementedError
 

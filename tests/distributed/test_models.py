@@ -26,6 +26,11 @@ SMALL = [
     ["rwkv7", {"name": "rwkv7", "value_residual": True}],
     ["vla-conv", "palimpsa-m", {"name": "ttt", "learned_state": True}],
 ]
+LAYOUTS = (
+    "packed",
+    "padded",
+    "one text",
+)  # what layers tell apart: packed rows that end at a border or later, a row alone
 STATE = [name for name in MIXERS if name in ("linear", "gdn", "gka")]
 
 
@@ -43,14 +48,14 @@ def test_small_models_over_two_processes() -> None:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_every_mixer(mixer: str, size: int) -> None:
-    processes(size).run(compare, mixer, "heads")
+    processes(size).run(compare, mixer, "heads", LAYOUTS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", OPTIONS)
 def test_every_option(variant: str) -> None:
     name, options = OPTIONS[variant]
-    processes(2).run(compare, {"name": name, **options}, "heads", ("packed", "padded"))
+    processes(2).run(compare, {"name": name, **options}, "heads", LAYOUTS)
 
 
 def checkpointed(model: nn.Module) -> nn.Module:

@@ -106,7 +106,7 @@ def describe_memory(
         raise ValueError(
             f"the training must fit into the {room / GIB:.1f} GiB that one {machine.name} has to give, and needs at least "
             f"{least / GIB:.1f} per GPU, about {total / GIB:.1f} ({listed}); halve batch_size and double accumulation, set "
-            "gradient_checkpointing = true, or with several GPUs fsdp = true"
+            "gradient_checkpointing = true, or with several GPUs fsdp = true or a larger context_parallel"
         )
     doubt = ", which may not fit" if total > room else ""
     return f"about {total / GIB:.1f} GiB of {room / GIB:.1f} per GPU{doubt}: {listed}"
@@ -151,7 +151,8 @@ def optimizer_bytes(run: LanguageRun, model: nn.Module) -> float:
 
 
 def activation_bytes(run: LanguageRun, model: FastWeightsForCausalLM) -> float:
-    """What forward keeps for backward, of one pass of one process. Per token and block: the output of every linear layer and
+    """What forward keeps for backward, of one pass of one process, which with context_parallel = N has one of N parts of the
+    tokens. Per token and block: the output of every linear layer and
     what is computed of it, in the precision of the matrix products; the residual stream twice in float32; and the state of the
     memory every 64 tokens. Weights are kept once more in 16 bits where products are in that precision. 79 measured trainings
     on an H200 took between .73 and 1.53 times as much, the most with Lattice's rules.
@@ -161,7 +162,8 @@ def activation_bytes(run: LanguageRun, model: FastWeightsForCausalLM) -> float:
     size = 4 if run.precision == "no" else 2
     blocks: Any = model.model.layers
     kept = [_block_bytes(block, model.config.hidden_size, size) for block in blocks]
-    tokens = max([run.batch_size, *(stage.batch_size for stage in run.batch_ramp)]) * run.length
+    rows = max([run.batch_size, *(stage.batch_size for stage in run.batch_ramp)])
+    tokens = math.ceil(rows * run.length / run.context_parallel)
     per_token = sum(kept)
     if run.gradient_checkpointing:
         per_token = 4 * model.config.hidden_size * len(kept) + max(kept)

@@ -25,7 +25,7 @@ __all__ = ["MEASURED", "LanguageFolder"]
 MEASURED = ("context_lengths", "context_texts", "prompt")
 FREE = (
     *("output", "label", "cache", "compile", "graphs", "reshard_after_forward", "forward_prefetch"),
-    *("keep_checkpoints", "tensorboard", "report_to", *MEASURED),
+    *("context_parallel", "keep_checkpoints", "tensorboard", "report_to", *MEASURED),
 )
 # Fields that came after the first run.json files were written. At their defaults they are left out.
 LATER = (
@@ -62,25 +62,28 @@ class LanguageFolder(OwnedFolder):
         "(docs/train.md, 'Continue')",
     )
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, processes: int | None = None) -> None:
+        """processes: how many train, where it is planned for others than there are."""
         super().__init__(path)
+        self._processes = world_size() if processes is None else processes
         self.checkpoints = path / "checkpoints"
         self.log = path / "log.jsonl"
         self.tensorboard = path / "tensorboard"
         self.model = path / "model"
         self.result = path / "result.json"
 
-    @staticmethod
-    def describe(work: LanguageRun) -> dict[str, Any]:
+    def describe(self, work: LanguageRun) -> dict[str, Any]:
         usual = LanguageRun()
         fields = {name: value for name, value in dataclasses.asdict(work).items() if name not in FREE}
         fields = {
             name: x for name, x in fields.items() if name not in LATER or getattr(work, name) != getattr(usual, name)
         }
         fields |= {"corpus": work.corpus.record(), "tokenizer": work.tokenizer.record()}
-        passes = fields.pop("accumulation") * world_size()
+        passes = fields.pop("accumulation") * work.context_groups(self._processes)
         for entry in fields.get("batch_ramp", ()):
             entry["batch_size"] *= passes
+        for table in fields.get("stages", ()):
+            table.pop("context_parallel", None)
         before = Path(str(work.model.get("path", "")))
         if work.stage and before.parent == Path(work.output).parent:  # the stage before, wherever the output is
             fields["model"]["path"] = before.name

@@ -52,7 +52,7 @@ def check_training(
     checked_configs(singles)
     for part in dict.fromkeys((run.output, *(single.output for single in singles))):
         work = next((single for single in singles if single.output == part), run)
-        LanguageFolder(Path(part)).check(work, overwrite=overwrite)
+        LanguageFolder(Path(part), processes).check(work, overwrite=overwrite)
     return singles
 
 

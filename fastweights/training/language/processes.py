@@ -102,9 +102,11 @@ def check_launch(environment: Mapping[str, str] = os.environ) -> None:
 def step_size(run: LanguageRun, processes: int | None = None) -> str:
     """What a step reads, in words and numbers."""
     processes = world_size() if processes is None else processes
-    tokens = processes * run.batch_size * run.accumulation * run.length
+    groups = run.context_groups(processes)
+    tokens = groups * run.batch_size * run.accumulation * run.length
+    who = _count(processes, "process", "processes")
     counts = (
-        _count(processes, "process", "processes"),
+        who if run.context_parallel == 1 else f"{who} in {_count(groups, 'context group', 'context groups')}",
         _count(run.batch_size, "row", "rows"),
         _count(run.accumulation, "pass", "passes"),
         _count(run.length, "token", "tokens"),

@@ -16,7 +16,8 @@ from ...data.text.streamed import StreamedRows
 from ...files import write_json
 from ...untrusted import read_json_object
 from ..checkpoints import checkpoint_step, checkpoints_in
-from .processes import process_index, world_size
+from .context import ContextGroups
+from .processes import world_size
 from .run import LanguageRun
 
 __all__ = ["DataStart", "check_rows", "find_start", "load_rows", "save_rows", "training_rows"]
@@ -54,17 +55,17 @@ def find_start(run: LanguageRun, text: PreparedText) -> DataStart:
         ValueError: continue_from names no training on the same text, or one whose rows cannot be continued; or the parts of the
             text cannot be shared out among the processes.
     """
-    corpus, processes = run.corpus, world_size()
+    corpus, groups = run.corpus, ContextGroups.of(run)
     if corpus.continue_from is not None:
         start = _continued(run, text, Path(corpus.continue_from))
     else:
-        parts = (corpus.parts or processes) if corpus.streaming else 0
+        parts = (corpus.parts or groups.count) if corpus.streaming else 0
         rows = int(corpus.skip_tokens) // run.length
         start = DataStart(run.seed, rows - rows % max(parts, 1), parts)
-    if start.parts % processes:
+    if start.parts % groups.count:
         raise ValueError(
-            f"parts must be a multiple of the number of processes, {processes}, got {start.parts}; start another number of "
-            "processes"
+            f"parts must be a multiple of the number of {groups.name}, {groups.count}, got {start.parts}; start another number "
+            "of processes"
         )
     return start
 
@@ -104,9 +105,10 @@ def training_rows(run: LanguageRun, text: PreparedText, start: DataStart, *, cou
         mixture = Mixture(corpus.weights, start.seed)
         shuffled = [ShuffledRows(rows, seed=start.seed, count=start.rows + count) for rows in _packed(run, text)]
         return MixedRows(shuffled, mixture, first=start.rows, count=count)
+    groups = ContextGroups.of(run)
     rows = StreamedRows(
         corpus, text.tokenizer, length=run.length, seed=start.seed, count=count, parts=start.parts, first=start.rows,
-        process=process_index(), processes=world_size(), ahead=2 * max(size for _, size in run.plan(world_size()).parts),
+        process=groups.index, processes=groups.count, ahead=2 * max(size for _, size in run.plan(world_size()).parts),
     )  # fmt: skip
     if start.states:
         rows.load(start.rows, start.states)
@@ -143,12 +145,13 @@ def check_rows(run: LanguageRun, text: PreparedText, start: DataStart, *, count:
 
 
 def save_rows(
-    rows: MixedRows | StreamedRows, start: DataStart, folder: Path, *, length: int, read: int, main: bool
+    rows: MixedRows | StreamedRows, start: DataStart, folder: Path, *, run: LanguageRun, read: int, main: bool
 ) -> None:
     """Write into a checkpoint that `read` rows after `start` were read. Every process calls it, the main one writes."""
-    saved: dict[str, Any] = {"seed": start.seed, "length": length, "rows": start.rows + read}
+    saved: dict[str, Any] = {"seed": start.seed, "length": run.length, "rows": start.rows + read}
     if isinstance(rows, StreamedRows):
-        saved |= {"parts": start.parts, "states": gather_object(rows.state(start.rows + read))}
+        states = rows.state(start.rows + read) if ContextGroups.of(run).leads else []
+        saved |= {"parts": start.parts, "states": gather_object(states)}
     if main:
         write_json(folder / DATA, saved)
 

@@ -40,9 +40,9 @@ BESIDE_PATH = {"path", "mixer", "options"}
 class LanguageRun(Schedule):
     """One training, or one for each of `mixers` or `presets`, of a causal language model on text.
 
-    Each process reads `length * batch_size * accumulation` tokens per step. Data order depends on seed and step alone, and
-    two processes at batch_size b read the same tokens as one at 2 b. A number of tokens is a whole number or a text such as
-    "15B" (K, M, B, T: 10^3, 10^6, 10^9, 10^12).
+    Each process, or group of `context_parallel` processes, reads `length * batch_size * accumulation` tokens per step. Data order
+    depends on seed and step alone, and two processes at batch_size b read the same tokens as one at 2 b. A number of tokens is a
+    whole number or a text such as "15B" (K, M, B, T: 10^3, 10^6, 10^9, 10^12).
 
     Attributes:
         output: folder for checkpoints, logs, results, plots and the model.
@@ -62,8 +62,10 @@ class LanguageRun(Schedule):
         tokenizer: the tokenizer; with {"path": folder} as model, the one in that folder, or its path where there is none.
         cache: folder where tokens are kept for later runs.
         length: tokens of a row; documents are packed into rows and do not see each other.
-        batch_size: rows that a process reads at a time.
+        batch_size: rows that a process, or a group of context_parallel processes, reads at a time.
         accumulation: forward and backward passes before each step.
+        context_parallel: how many neighbouring processes divide the tokens of their rows among them (a context group), so that
+            each keeps the activations of its part alone. It divides the number of processes. Losses are those of one process.
         batch_ramp: the first steps, with batches of other sizes, as `BatchStage`: batch_size, and steps or tokens.
         max_steps: optimizer steps.
         max_tokens: in place of max_steps, the tokens that all steps together read. A training has the fewest steps that read at

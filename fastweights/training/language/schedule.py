@@ -32,7 +32,13 @@ __all__ = ["BatchStage", "Schedule", "StepPlan", "reset_alternatives"]
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "muon": torch.optim.Muon, "adafactor": torch.optim.Adafactor}
 SET_BY_FIELDS = {"params", "lr", "betas", "weight_decay", "fused"}  # of these optimizers' arguments
 # Beyond these the rows of a step would fill the memory, or a training would never end.
-LARGEST = {"length": 2**24, "batch_size": 2**20, "accumulation": 2**20, "max_steps": 10**9}
+LARGEST = {
+    "length": 2**24,
+    "batch_size": 2**20,
+    "accumulation": 2**20,
+    "context_parallel": 2**16,
+    "max_steps": 10**9,
+}
 # Fields that say the same: only one of each may be set.
 ALTERNATIVES = (
     ("max_steps", "max_tokens"),
@@ -46,7 +52,7 @@ class BatchStage:
     """The first steps of a training, with a batch of another size.
 
     Attributes:
-        batch_size: rows that a process reads at a time in these steps.
+        batch_size: rows that a process, or a group of context_parallel processes, reads at a time in these steps.
         steps: how many they are; or
         tokens: the fewest steps that read at least this many.
     """
@@ -70,8 +76,8 @@ class StepPlan:
     """Which rows every step reads. Rows and tokens are those of all processes together.
 
     Attributes:
-        parts: of steps that follow each other: how many they are, and the rows of one pass of one process.
-        passes: of a step, over all processes.
+        parts: of steps that follow each other: how many they are, and the rows of one pass of one context group.
+        passes: of a step, over all context groups.
         length: tokens of a row.
     """
 
@@ -106,11 +112,11 @@ class StepPlan:
         return taken
 
     def __len__(self) -> int:
-        """Batches of one pass and process."""
+        """Batches of one pass and context group."""
         return self.steps * self.passes
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Batch by batch the numbers of its rows: process p of n takes batches p, p + n, p + 2 n."""
+        """Batch by batch the numbers of its rows: context group p of n takes batches p, p + n, p + 2 n."""
         row = 0
         for count, size in self.parts:
             for _ in range(count * self.passes):
@@ -125,6 +131,7 @@ class Schedule:
     length: int = 1024
     batch_size: int = 8
     accumulation: int = 1
+    context_parallel: int = 1
     batch_ramp: tuple[BatchStage, ...] = ()
     max_steps: int = 1000
     max_tokens: int | str | None = None
@@ -189,13 +196,27 @@ class Schedule:
         for name in self.optimizer_options:
             check_choice("a key of optimizer_options", name, known)
 
+    def context_groups(self, processes: int) -> int:
+        """How many context groups so many processes make: each reads rows of its own.
+
+        Raises:
+            ValueError: context_parallel does not divide the number of processes.
+        """
+        if processes % self.context_parallel:
+            raise ValueError(
+                f"context_parallel must divide the number of processes, {processes}, got {self.context_parallel}: every row is "
+                f"read by {self.context_parallel} processes together; start a multiple of them with torchrun "
+                f"--nproc-per-node, plan for them with --dry-run --gpu {self.context_parallel}xNAME, or set context_parallel = 1"
+            )
+        return processes // self.context_parallel
+
     def plan(self, processes: int) -> StepPlan:
         """The steps of a training in so many processes.
 
         Raises:
-            ValueError: a batch_ramp that does not end before the training does.
+            ValueError: a batch_ramp that does not end before the training does; or as `context_groups`.
         """
-        passes, parts = self.accumulation * processes, [(0, self.batch_size)]
+        passes, parts = self.accumulation * self.context_groups(processes), [(0, self.batch_size)]
         for stage in self.batch_ramp:
             alone = StepPlan(((0, stage.batch_size),), passes, self.length)
             parts.insert(-1, (stage.steps or alone.steps_for(int(stage.tokens or 0)), stage.batch_size))

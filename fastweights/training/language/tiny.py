@@ -26,6 +26,7 @@ EVERYWHERE: dict[str, Any] = {
     "fsdp": False,
     "reshard_after_forward": True,
     "forward_prefetch": 0,
+    "context_parallel": 1,
     "log_every": 2,
     "evaluate_every": 0,
     "evaluation_rows": 8,
@@ -95,7 +96,7 @@ def _shrink_model(config: FastWeightsConfig) -> dict[str, Any]:
 
 def _shrink_schedule(part: LanguageRun, parts: list[LanguageRun]) -> dict[str, Any]:
     """What a stage reads and learns, or the run of the stages `parts` as a whole, in fewer and smaller steps."""
-    plan, plans = part.plan(1), [one.plan(1) for one in parts]
+    plan, *plans = (one.plan(one.context_parallel) for one in (part, *parts))  # of one context group
     length = min(LONGEST, LENGTH * part.length // min(one.length for one in parts))
     batch_size, accumulation = min(ROWS, part.batch_size), min(ROWS, part.accumulation)
     share = plan.tokens(plan.steps) / max(one.tokens(one.steps) for one in plans)

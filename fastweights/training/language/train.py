@@ -29,6 +29,7 @@ from ..checkpoints import checkpoint_step, checkpoints_in, latest_whole
 from ..folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
 from .compiling import compiler_loading, what_to_compile
+from .context import ContextGroups
 from .folder import MEASURED, LanguageFolder
 from .model import build_model, model_name, model_tokenizer, moments_of, training_facts
 from .planning import check_training, checked_configs
@@ -84,7 +85,8 @@ def train_language(
     if not isinstance(run, LanguageRun):
         raise TypeError(f"run must be a LanguageRun, got {describe_value(run)}; load_run reads one from a file")
     singles = check_training(run, stop_at=stop_at, overwrite=overwrite)
-    PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+    processes = PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+    processes.wait_for_everyone()  # until all have checked the folders, which the main process locks
     signals = signals or StopSignals()  # not entered, it handles nothing
     console = console if console is not None and is_main_process() else Console(quiet=True)
 
@@ -180,6 +182,8 @@ def _train_one(
     console: Console,
     signals: StopSignals,
 ) -> LanguageResult | None:
+    context = ContextGroups.of(run)
+    context.make()  # in every process: later those of the first group alone measure the model
     start = find_start(run, text)
     text = dataclasses.replace(text, fingerprints={**text.fingerprints, **start.record(run)})
     folder, name = LanguageFolder(Path(run.output)), model_name(run, config)
@@ -190,7 +194,7 @@ def _train_one(
             model = build_model(run, config)
     with folder.opened(run, text, overwrite=overwrite):
         if model is None or from_main_process(folder.result.exists()):
-            return _load_finished(run, folder, text, report) if is_main_process() else None
+            return _load_finished(run, folder, text, report) if context.index == 0 else None
         latest = on_main_process(lambda: latest_whole(folder.checkpoints, config, report))
         if stop_at is not None and latest is not None and stop_at <= checkpoint_step(latest) < run.max_steps:
             report(
@@ -215,6 +219,7 @@ def _train_one(
                 trainer.evaluate()
         tokens = plan.tokens(run.max_steps)
         trainer.save_to(folder.model, training_facts(run, loss_curves(folder.log), tokens=tokens))
+        measured = _measure(run, folder.model, text.held_out, trainer.args.device) if context.index == 0 else {}
         if not is_main_process():
             return None
         result = LanguageResult(
@@ -226,7 +231,7 @@ def _train_one(
             steps=run.max_steps,
             tokens=tokens,
             **loss_curves(folder.log),
-            **_measure(run, folder.model, text.held_out, trainer.args.device),
+            **measured,
             seconds=time.perf_counter() - began,
             versions=versions(),
             machine=machine(str(trainer.args.device)),
@@ -238,7 +243,8 @@ def _train_one(
 def _load_finished(
     run: LanguageRun, folder: LanguageFolder, text: PreparedText, report: Callable[[str], None]
 ) -> LanguageResult:
-    """The result of a finished training. Where the run now measures other things, the saved model is measured again."""
+    """The result of a finished training. Where the run now measures other things, the saved model is measured again, by all
+    processes of the first context group."""
     result = load_result(folder.result)
     result = dataclasses.replace(result, name=run.label or result.name)
     wanted = {name: as_stored(getattr(run, name)) for name in MEASURED}
@@ -247,21 +253,23 @@ def _load_finished(
     if not same:
         measured = _measure(run, folder.model, text.held_out, PartialState().device)
         result = dataclasses.replace(result, run={**result.run, **wanted}, **measured)
-        save_result(folder.result, result)
+        if is_main_process():
+            save_result(folder.result, result)
     return result
 
 
 def _measure(run: LanguageRun, model_folder: Path, held_out: TokenShards, device: torch.device) -> dict[str, Any]:
     """The fields `perplexities` and `continuation` of a result, of the model as it was saved. Context lengths that the held-out
-    text is too short for are left out."""
+    text is too short for are left out. With context_parallel the processes of a context group read the texts together."""
     trusted = run.tokenizer.trust_remote_code
     model, tokenizer = load_language_model(model_folder, device=str(device), trust_remote_code=trusted)
+    written = None
+    if run.prompt and is_main_process():
+        written = continue_text(model, tokenizer, run.prompt, max_new_tokens=CONTINUED_TOKENS, seed=run.seed)
+    ContextGroups.of(run).divide(model)
     lengths = [length for length in run.context_lengths if length <= len(held_out)]
     entries = []
     if lengths:
         documents = (held_out.document(number) for number in range(len(held_out.starts)))
         entries = perplexity_by_length(model, documents, lengths, texts=run.context_texts)
-    written = None
-    if run.prompt:
-        written = continue_text(model, tokenizer, run.prompt, max_new_tokens=CONTINUED_TOKENS, seed=run.seed)
     return {"perplexities": [dataclasses.asdict(entry) for entry in entries], "continuation": written}

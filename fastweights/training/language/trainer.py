@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.data_loader import prepare_data_loader
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -27,6 +28,7 @@ from ..checkpoints import CHECKPOINT, drop_old, loading, saving
 from ..optimization import WeightDecayMixin
 from .callbacks import BeforeTraining, check_finite
 from .compiling import compile_model, mark_document_count_dynamic, what_to_compile
+from .context import ContextGroups
 from .folder import LanguageFolder
 from .graphs import WARM_DDP, GraphedGradients, what_to_graph
 from .optimizers import build_optimizer, settings_kept
@@ -61,7 +63,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
     ) -> None:
         self.run, self.folder = run, folder
         self._staging: Path | None = None
-        self.plan = run.plan(world_size())
+        self.plan, self.groups = run.plan(world_size()), ContextGroups.of(run)
         held_out = held_out_rows(text.held_out, run.length)
         self.held_out = ShuffledRows(held_out, seed=HELD_OUT_SEED, count=min(run.evaluation_rows, len(held_out)))
         self.start = find_start(run, text)
@@ -87,6 +89,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = autocast_policy()
             # With tied weights FSDP2 gathers embedding and output layer together, and may cast the output of the latter alone.
             self.model.get_input_embeddings().register_forward_hook(cast_to_float32)
+        self.groups.divide(self.model)
         self._compiled = what_to_compile(run)
         compile_model(self.model, self._compiled, run.cache)
         self._graphed: GraphedGradients | None = None
@@ -161,11 +164,17 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         return self.accelerator.reduce(self._losses, "mean").item()
 
     def get_train_dataloader(self) -> DataLoader:
-        """Batches in the order of the rows: process p of n takes batches p, p + n, p + 2 n."""
+        """Batches in the order of the rows: context group p of n takes batches p, p + n, p + 2 n."""
         pinned = self.args.dataloader_pin_memory
         batches: Any = self.plan  # yields lists of row numbers, as a sampler of batches does
-        return self.accelerator.prepare(
-            DataLoader(self.rows, batch_sampler=batches, collate_fn=pack_rows, pin_memory=pinned)
+        return prepare_data_loader(  # accelerator.prepare would give every process batches of its own
+            DataLoader(self.rows, batch_sampler=batches, collate_fn=pack_rows, pin_memory=pinned),
+            self.args.device,
+            num_processes=self.groups.count,
+            process_index=self.groups.index,
+            put_on_device=True,
+            even_batches=False,
+            non_blocking=self.accelerator.non_blocking,
         )
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
@@ -188,15 +197,15 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
 
     def _held_out_loss(self) -> float:
         summed = torch.zeros(2, dtype=torch.float64, device=self.args.device)  # losses, tokens
-        size, processes = self.run.batch_size, self.accelerator.num_processes
+        size, groups = self.run.batch_size, self.groups
         # Held-out rows, fewer in their last batch, would be compiled for themselves.
         with evaluating(self.model), torch.compiler.set_stance("force_eager") if self._compiled else nullcontext():
-            for start in range(self.accelerator.process_index * size, len(self.held_out), processes * size):
+            for start in range(groups.index * size, len(self.held_out), groups.count * size):
                 rows = range(start, min(start + size, len(self.held_out)))
                 summed += self._summed_loss(rows)
             if self.is_fsdp_enabled:  # every process takes part in every forward
                 batches = -(-len(self.held_out) // size)
-                if self.accelerator.process_index >= batches % processes > 0:
+                if groups.index >= batches % groups.count > 0:
                     self._summed_loss(range(1))
         total, tokens = self.accelerator.reduce(summed, "sum").tolist()
         return total / tokens
@@ -218,6 +227,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
                 (partial / "training_args.bin").unlink(missing_ok=True)  # the run file holds the same settings
                 write_card(partial, self.accelerator.unwrap_model(self.model), facts)
                 publish_folder(partial, path, SAVED_MODEL)
+            self.accelerator.wait_for_everyone()  # all see it from here on
 
     def save_checkpoint(self, model: Any, trial: Any) -> None:
         """As in transformers, into a folder of another name, which is renamed when all is in it; then old ones go."""
@@ -230,7 +240,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
             self.accelerator.wait_for_everyone()
             made, main = self._staging / f"checkpoint-{step}", self.args.should_save
             read = self.plan.rows(step)
-            save_rows(self.rows, self.start, made, length=self.run.length, read=read, main=main)
+            save_rows(self.rows, self.start, made, run=self.run, read=read, main=main)
             if main:
                 write_json(made / OPEN_LOSS, {"since_step": self._last_point, "sum": losses})
                 write_checksums(made)

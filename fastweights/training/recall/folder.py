@@ -46,8 +46,7 @@ class ExperimentFolder(OwnedFolder):
         "the learning rate has its warm-up and its schedule over steps, so that a run with more steps starts from the beginning",
     )
 
-    @staticmethod
-    def describe(work: RecallExperiment) -> dict[str, Any]:
+    def describe(self, work: RecallExperiment) -> dict[str, Any]:
         deciding = {name: version for name, version in versions().items() if name in _DECIDING_VERSIONS}
         return as_stored({**work.record(), **deciding})
 

@@ -1,4 +1,4 @@
-"""Commands in two processes."""
+"""Commands in several processes."""
 
 import os
 import subprocess
@@ -8,10 +8,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 
-def start(*command):
-    """A command in two processes, which report on standard error the graphs that torch compiles, and what it compiles again."""
+def start(*command, processes=2):
+    """A command in so many processes, which report on standard error the graphs that torch compiles, and what it compiles
+    again."""
     return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, command)],
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={processes}",
+            *map(str, command),
+        ],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -19,9 +27,9 @@ def start(*command):
     )
 
 
-def torchrun(*command, succeeds=True, while_running=lambda process: None):
-    """Standard error of a command in two processes."""
-    process = start(*command)
+def torchrun(*command, processes=2, succeeds=True, while_running=lambda process: None):
+    """Standard error of a command in so many processes."""
+    process = start(*command, processes=processes)
     try:
         while_running(process)
         errors = process.communicate(timeout=180)[1]

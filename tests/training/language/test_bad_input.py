@@ -39,6 +39,8 @@ def trained(prepared, tmp_path_factory):
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
         ({"length": 100_000}, "train text must have at least one row of length 100000"),
+        ({"context_parallel": 2}, "context_parallel must divide the number of processes, 1, got 2: .* 2xNAME"),
+        ({"stages": [{"max_steps": 2}, {"context_parallel": 3}]}, "context_parallel must divide .* 1, got 3"),
     ],
 )
 def test_runs_that_cannot_work(make_run, changes, words):

@@ -1,5 +1,7 @@
 """What a training is said to need, beside what a small one takes."""
 
+import re
+
 import pytest
 import torch
 
@@ -128,3 +130,33 @@ def test_the_command_plans_for_a_gpu_and_refuses_what_cannot_fit(tmp_path, monke
         "run.toml",
         "text.txt",
     ]
+
+
+LONG = ["--set", "length=1048576", "--set", "batch_size=1", "--set", "gradient_checkpointing=true"]
+
+
+def gigabytes(printed):
+    return [float(number) for number in re.findall(r"memory: about ([\d.]+) GiB of", printed)]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "least", "most"),
+    [
+        ("gdn", 40, 55),  # on one GPU 131,072 tokens took 24 GiB, of which DDP's weights, gradients and moments are 5.6
+        ("gka", 40, 60),
+    ],
+)
+def test_a_million_tokens_over_four_gpus_are_estimated(mixer, least, most, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("a text\n" * 50)
+    (tmp_path / "run.toml").write_text(RUN.replace('preset = "gdn-1b"', f'preset = "gdn-340m"\nmixer = "{mixer}"'))
+    command = ["train", "run.toml", "--dry-run", *LONG, "--gpu"]
+    assert main([*command, "4xh100", "--set", "context_parallel=4"]) == 0
+    printed = capsys.readouterr().out
+    (size,) = gigabytes(printed)
+    assert least < size < most
+    assert "step: 4 processes in 1 context group x 1 row x 1 pass x 1,048,576 tokens = 1,048,576 tokens" in printed
+    assert main([*command, "4xh100"]) == 2  # each GPU would have a whole row
+    assert "fsdp = true or a larger context_parallel" in capsys.readouterr().err
+    assert main([*command, "6xh100", "--set", "context_parallel=4"]) == 2
+    assert "context_parallel must divide the number of processes, 6, got 4" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Every training says how many processes train, and a launcher that started fewer than it should is an error."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -53,6 +54,8 @@ def test_what_a_step_reads(tmp_path, monkeypatch):
     assert step_size(run) == "1 process x 8 rows x 1 pass x 1,024 tokens = 8,192 tokens per step"
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert step_size(run).startswith("4 processes x 8 rows x 1 pass x 1,024 tokens = 32,768 tokens")
+    two = dataclasses.replace(run, context_parallel=2)
+    assert step_size(two).startswith("4 processes in 2 context groups x 8 rows x 1 pass x 1,024 tokens = 16,384 tokens")
 
 
 @pytest.mark.slow

@@ -272,7 +272,7 @@ def test_presets_are_trained_in_folders_of_their_own(make_run):
     assert (first.label, second.label) == ("pgdn-340m", "wide") and first.parameters < second.parameters
     assert [Path(result.folder).parent.name for result in (first, second)] == ["pgdn-340m", "wide"]
     assert len(json.loads(Path(run.output, "results.json").read_text())) == 2
-    assert "presets" not in LanguageFolder.describe(run.models()[0])  # as in the folders of before
+    assert "presets" not in LanguageFolder(Path(run.output)).describe(run.models()[0])  # as in the folders of before
     with pytest.raises(ValueError, match='presets is .*"wide".* there and .* here'):
         train_language(dataclasses.replace(run, presets=("pgdn-340m",)))
 

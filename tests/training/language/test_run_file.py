@@ -90,8 +90,9 @@ def test_one_run_a_mixer():
     first, second = RUN.models()
     assert (first.output, first.mixers, first.model) == ("runs/a/gdn", (), {"hidden_size": 64, "mixer": "gdn"})
     assert second.model["mixer"] == "pgdn" and second.models() == [second]
-    assert LanguageFolder.describe(RUN)["mixers"] == ["gdn", "pgdn"]  # as in the folders of before
-    assert "label" not in LanguageFolder.describe(second)
+    folder = LanguageFolder(Path(RUN.output))
+    assert folder.describe(RUN)["mixers"] == ["gdn", "pgdn"]  # as in the folders of before
+    assert "label" not in folder.describe(second) and "context_parallel" not in folder.describe(second)
 
 
 CHOICES = """

@@ -91,6 +91,7 @@ def test_a_ramp_reads_the_rows_in_order_in_any_number_of_processes():
         for n in (1, 2)
     )
     assert [one.plan(1).rows(step) for step in range(9)] == [two.plan(2).rows(step) for step in range(9)]
+    assert dataclasses.replace(two, context_parallel=3).plan(6) == two.plan(2)  # two context groups of three processes
     with pytest.raises(ValueError, match="batch_ramp must end before the training, which has 5 steps, got 6"):
         dataclasses.replace(run, max_steps=5).plan(1)
 

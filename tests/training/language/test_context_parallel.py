@@ -1,0 +1,116 @@
+"""Trainings whose rows are divided over processes have the losses of one process."""
+
+import dataclasses
+import os
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+
+from fastweights.results.language import load_result
+from fastweights.testing.processes import processes
+from fastweights.training.language import LanguageRun, load_run, train_language
+
+from .launching import torchrun
+from .small import log
+from .test_processes import assert_same_losses, run_file  # noqa: F401
+
+HYBRID = {"hidden_size": 16, "num_hidden_layers": 2, "num_heads": 2, "mixer": "gdn", "softmax_layers": [1]}
+# Of rows with several documents, 4 x 31 tokens, which neither 8 nor 16 divides.
+RUN = {"length": 31, "batch_size": 4, "max_steps": 5, "evaluate_every": 3, "checkpoint_every": 4, "model": HYBRID}
+
+
+def train_together(run: LanguageRun, stop_at=None):
+    """In a process of the pool, what torchrun would start."""
+    names = {"RANK": dist.get_rank(), "LOCAL_RANK": dist.get_rank(), "WORLD_SIZE": dist.get_world_size()}
+    names |= {"LOCAL_WORLD_SIZE": dist.get_world_size(), "MASTER_ADDR": "localhost"}
+    with patch.dict(os.environ, {name: str(value) for name, value in names.items()}):
+        return train_language(run, stop_at=stop_at)
+
+
+def assert_same(result, expected):
+    assert_same_losses(result, expected)
+    assert (result.loss_tokens, result.tokens) == (expected.loss_tokens, expected.tokens)
+    for found, wanted in zip(result.perplexities, expected.perplexities, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_two_processes_divide_every_row(make_run):
+    """Stopped and continued by one process, which reads whole rows."""
+    run = make_run(**RUN, context_parallel=2)
+    (alone,) = train_language(make_run("alone", **RUN))
+    assert processes(2).run(train_together, run, 2) == [None, None]
+    first, _ = processes(2).run(train_together, run)
+    assert_same(first[0], alone)
+    norms, wanted = ([point.get("gradient_norm") for point in log(one)] for one in (run, make_run("alone")))
+    assert [norm for norm in norms if norm] == pytest.approx([norm for norm in wanted if norm], rel=1e-4)
+    saved, whole = (AutoModelForCausalLM.from_pretrained(result.folder) for result in (first[0], alone))
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(saved.state_dict()[name], value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["gdn", "gka", "mesa", "rwkv7", "softmax"])
+def test_four_processes_in_two_groups_continue_as_two_and_as_one(make_run, mixer):
+    model = {**HYBRID, "mixer": mixer, "num_heads": 4, "softmax_layers": []}
+    settings = {**RUN, "model": model, "checkpoint_every": 1}
+    (alone,) = train_language(make_run("alone", **settings))
+    run = make_run(**{**settings, "batch_size": 2}, context_parallel=2)
+    assert processes(4).run(train_together, run, 2) == [None] * 4
+    assert processes(2).run(train_together, dataclasses.replace(run, batch_size=4), 3) == [None] * 2
+    assert processes(2).run(train_together, dataclasses.replace(run, context_parallel=1), 4) == [None] * 2
+    (result,) = train_language(dataclasses.replace(run, batch_size=4, context_parallel=1))
+    assert_same(result, alone)
+    again = dataclasses.replace(run, context_lengths=(20,))  # which measures the finished model again
+    (measured,) = processes(4).run(train_together, again)[0]
+    (wanted,) = train_language(dataclasses.replace(make_run("alone", **settings), context_lengths=(20,)))
+    assert_same(measured, wanted)
+
+
+@pytest.mark.slow
+def test_stages_and_streams_with_other_groups(make_run):
+    """The second stage divides rows of twice the length, over more processes than the first."""
+    stages = ({"max_steps": 2, "batch_size": 2}, {"max_steps": 3, "length": 62, "context_parallel": 4})
+    settings = {**RUN, "max_steps": 2, "corpus": dataclasses.replace(make_run().corpus, streaming=True, parts=2)}
+    wanted = train_language(
+        make_run("alone", **settings, stages=({**stages[0], "batch_size": 4}, {**stages[1], "context_parallel": 1}))
+    )
+    run = make_run(**settings, context_parallel=2, stages=stages)
+    found = processes(4).run(train_together, run)[0]
+    for one, other in zip(found, wanted, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "",
+        "fsdp = true",
+        'fsdp = true\ncompile = "blocks"\ngradient_checkpointing = true',
+        'compile = "blocks"\ngradient_checkpointing = true',
+        'fsdp = true\nprecision = "bf16"',
+    ],
+)
+def test_launched_processes_in_two_groups(run_file, tmp_path, settings):  # noqa: F811
+    """By DDP and FSDP2: four processes up to step 4, from the checkpoint on, and by DDP one process to the end."""
+    text = run_file.read_text().replace("length = 32", "length = 31").replace("accumulation = 2", "accumulation = 3")
+    run_file.write_text(text)
+    own = {"precision": "bf16"} if "bf16" in settings else {}
+    (alone,) = train_language(load_run(run_file, output=str(tmp_path / "alone"), batch_size=2, **own))
+    run_file.write_text(f"context_parallel = 2\n{settings}\n{text}")
+    run = load_run(run_file)
+    if "fsdp" in settings:
+        torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4, processes=4)
+        result = load_result(Path(run.output, "result.json"))
+    else:
+        errors = torchrun("-m", "fastweights", "train", run_file, "--stop-at", 4, processes=4)
+        step = "gdn: 4 processes in 2 context groups x 1 row x 3 passes x 31 tokens = 186 tokens per step"
+        assert errors.count(step) == 1
+        (result,) = train_language(dataclasses.replace(run, batch_size=2, context_parallel=1))
+    tolerance = 1e-2 if own else 1e-5
+    torch.testing.assert_close(result.losses, alone.losses, rtol=tolerance, atol=0)
+    torch.testing.assert_close(result.held_out_losses, alone.held_out_losses, rtol=tolerance, atol=0)
