@@ -16,7 +16,7 @@ from torch import distributed
 
 from ...distributed import context_parallel
 from .processes import process_index, world_size
-from .schedule import Schedule
+from .run import LanguageRun
 
 __all__ = ["ContextGroups"]
 
@@ -30,22 +30,30 @@ class ContextGroups:
         count: how many groups there are.
         index: the number of the group that this process is in.
         leads: whether this process is the first of its group.
+        way: how memories work on rows that are divided.
     """
 
     size: int
     count: int
     index: int
     leads: bool
+    way: str
 
     @classmethod
-    def of(cls, run: Schedule) -> ContextGroups:
+    def of(cls, run: LanguageRun) -> ContextGroups:
         """Those of a run in the processes that there are.
 
         Raises:
             ValueError: context_parallel does not divide their number.
         """
         size = run.context_parallel
-        return cls(size, run.context_groups(world_size()), process_index() // size, process_index() % size == 0)
+        return cls(
+            size,
+            run.context_groups(world_size()),
+            process_index() // size,
+            process_index() % size == 0,
+            run.context_way,
+        )
 
     @property
     def name(self) -> str:
@@ -59,7 +67,7 @@ class ContextGroups:
     def divide(self, model: Any) -> None:
         """From now on all processes of a group call the model together."""
         if self.size > 1:
-            context_parallel(model, self.make())
+            context_parallel(model, self.make(), self.way)  # type: ignore[arg-type]  # checked by the run
 
 
 @cache

@@ -24,7 +24,7 @@ __all__ = ["MEASURED", "LanguageFolder"]
 # MEASURED are those of the last measurements.
 MEASURED = ("context_lengths", "context_texts", "prompt")
 FREE = (
-    *("output", "label", "cache", "compile", "graphs", "reshard_after_forward", "forward_prefetch"),
+    *("output", "label", "cache", "compile", "graphs", "context_way", "reshard_after_forward", "forward_prefetch"),
     *("context_parallel", "keep_checkpoints", "tensorboard", "report_to", *MEASURED),
 )
 # Fields that came after the first run.json files were written. At their defaults they are left out.

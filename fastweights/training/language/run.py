@@ -24,6 +24,7 @@ from ...data.text import TextCorpus, TextTokenizer
 from ...files import file_name
 from ...layers import MixerChoice
 from ...models.presets import with_mixer
+from ...ops.context_parallel.group import WAYS
 from .choices import split_preset
 from .schedule import Schedule
 from .stages import split_into_stages
@@ -66,6 +67,8 @@ class LanguageRun(Schedule):
         accumulation: forward and backward passes before each step.
         context_parallel: how many neighbouring processes divide the tokens of their rows among them (a context group), so that
             each keeps the activations of its part alone. It divides the number of processes. Losses are those of one process.
+        context_way: how memories work on rows that are divided: "heads" exchanges heads for tokens, "state" passes states on, which
+            not every rule can, and "auto" takes for each op the one that is expected to take less time.
         batch_ramp: the first steps, with batches of other sizes, as `BatchStage`: batch_size, and steps or tokens.
         max_steps: optimizer steps.
         max_tokens: in place of max_steps, the tokens that all steps together read. A training has the fewest steps that read at
@@ -142,6 +145,7 @@ class LanguageRun(Schedule):
     tokenizer: TextTokenizer = TextTokenizer()
     cache: str = "runs/tokens"
     precision: str = "no"
+    context_way: str = "auto"
     gradient_checkpointing: bool = False
     compile: bool | str | None = None
     graphs: bool | None = None
@@ -176,6 +180,7 @@ class LanguageRun(Schedule):
         for name in ("gradient_checkpointing", "fsdp", "reshard_after_forward", "tensorboard", "keep_optimizer"):
             check_flag(name, getattr(self, name))
         check_choice("precision", self.precision, ("no", "bf16", "fp16"))
+        check_choice("context_way", self.context_way, WAYS)
         self._check_sharding()
         self._check_compile()
         self._check_graphs()
