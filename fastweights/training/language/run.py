@@ -67,8 +67,8 @@ class LanguageRun(Schedule):
         accumulation: forward and backward passes before each step.
         context_parallel: how many neighbouring processes divide the tokens of their rows among them (a context group), so that
             each keeps the activations of its part alone. It divides the number of processes. Losses are those of one process.
-        context_way: how memories work on rows that are divided: "heads" exchanges heads for tokens, "state" passes states on, which
-            not every rule can, and "auto" takes for each op the one that is expected to take less time.
+        context_way: how memories work on rows that are divided: "heads" exchanges heads for tokens, "state" passes states on,
+            which not every rule can, and "auto" takes for each op the one that is expected to take less time.
         batch_ramp: the first steps, with batches of other sizes, as `BatchStage`: batch_size, and steps or tokens.
         max_steps: optimizer steps.
         max_tokens: in place of max_steps, the tokens that all steps together read. A training has the fewest steps that read at
@@ -101,11 +101,11 @@ class LanguageRun(Schedule):
             nothing. None is "blocks" on a GPU and False without one. With fsdp it must not be True. Losses differ by rounding.
             The held-out loss is computed without compiled code: its rows, fewer in their last batch, would be compiled for
             themselves.
-        graphs: replay forward and backward as a CUDA graph: launching their kernels takes the host longer than they run. In several
-            processes the exchange of gradients and of sharded parameters is part of the graph. The graph keeps the memory of a
-            step. True ends the training with a ValueError where its first graph cannot be made, as where a layer waits for the GPU
-            to read the lengths of documents. None captures with a GPU, no fp16, no gradient_checkpointing, and with fsdp one pass
-            per step; where that fails, a warning says why, and the training continues without.
+        graphs: replay forward and backward as a CUDA graph: launching their kernels takes the host longer than they run. In
+            several processes the exchange of gradients and of sharded parameters is part of the graph. The graph keeps the
+            memory of a step. True ends the training with a ValueError where its first graph cannot be made, as where a layer
+            waits for the GPU to read the lengths of documents. None captures with a GPU, no fp16, no gradient_checkpointing, and
+            with fsdp one pass per step; where that fails, a warning says why, and the training continues without.
         fsdp: shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP).
         reshard_after_forward: with fsdp, free the gathered parameters of a block after its forward, and gather them again for its
             backward. False keeps them: parameters are gathered once per pass, and the GPU holds all of them between the two.

@@ -66,16 +66,27 @@ def test_a_training_that_fails_or_exceeds_its_limit_costs_no_other(
     monkeypatch.setattr(scaling, "launched", launched)
     monkeypatch.setattr(scaling, "find_gpu", lambda: "a GPU")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    options = ["--presets", "gdn-340m", "--length", "16", "--limit", "7", "--results", str(tmp_path)]
+    options = [
+        "--presets",
+        "gdn-340m",
+        "--ways",
+        "DDP,FSDP2,FSDP2-kept,context-heads",
+        "--length",
+        "16",
+        "--limit",
+        "7",
+        "--results",
+        str(tmp_path),
+    ]
     monkeypatch.setattr(sys, "argv", ["scaling.py", *options])
     with pytest.raises(
-        SystemExit, match="2 of 8 trainings failed: gdn-340m, 2 GPUs, DDP; gdn-340m, 2 GPUs, DDP-launched"
+        SystemExit, match="2 of 5 trainings failed: gdn-340m, 2 GPUs, DDP; gdn-340m, 2 GPUs, context-heads"
     ):
         scaling.main()
     assert "timed out after 7.0 seconds" in capsys.readouterr().out
     speeds = select(read_rows(file), measure="tokens_per_second")
     by_way = {row.column["way"]: row for row in speeds}
-    assert len(speeds) == 7 and by_way["DDP"].value == 1.0
+    assert len(speeds) == 4 and by_way["DDP"].value == 1.0
     assert by_way["FSDP2-kept"].options == {"fsdp": True, "reshard_after_forward": False}
     shares = {way: scaling.share_of_one_gpu(speeds, row.column) for way, row in by_way.items()}
     assert shares.pop("DDP") == 1.0 / (2 * 3.0) and set(shares.values()) == {1.0}
@@ -90,6 +101,13 @@ def test_a_training_that_fails_or_exceeds_its_limit_costs_no_other(
 @pytest.mark.parametrize("settings", scaling.WAYS.values(), ids=scaling.WAYS)
 def test_ways_are_those_of_a_run(settings: dict[str, Any]) -> None:
     assert vars(LanguageRun(**settings)).items() >= settings.items()
+
+
+def test_rows_that_are_divided_are_as_long_as_all_gpus_need() -> None:
+    assert scaling.settings(1, None, 16) == {}
+    assert scaling.settings(2, "FSDP2", 16) == {"fsdp": True}
+    wanted = {"context_parallel": 4, "length": 64, "context_way": "state"}
+    assert scaling.settings(4, "context-state", 16) == wanted
 
 
 def test_every_number_of_gpus_is_trained_in_every_way() -> None:

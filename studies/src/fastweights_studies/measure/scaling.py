@@ -75,21 +75,21 @@ FOUND = "found.json"  # in the folder of a training: what was measured
 
 
 class StepTimes(TrainerCallback):
-    """When the first step began and ended, and the seconds of all steps after WARM up to `last`. Nothing is saved at the end."""
+    """When the first step began and ended, and the seconds of the steps from `warm` to `last`. Nothing is saved at the end."""
 
-    def __init__(self, last: int) -> None:
-        self.last = last
+    def __init__(self, warm: int, last: int) -> None:
+        self.warm_steps, self.last = warm, last
         self.began = time.perf_counter()
         self.first = self.warm = self.ended = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step in (1, WARM, self.last):
+        if state.global_step in (1, self.warm_steps, self.last):
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             now = time.perf_counter()
             if state.global_step == 1:
                 self.first = now - self.began
-            elif state.global_step == WARM:
+            elif state.global_step == self.warm_steps:
                 self.warm = now
             else:
                 self.ended = now
@@ -110,8 +110,13 @@ def write_text(folder: Path, vocabulary: int, tokens: int, longest: int = 4096) 
     write_manifest(folder, dtype=dtype, splits=splits, text="random")
 
 
-def train(run: LanguageRun, text: Path, timeline: bool = False) -> dict[str, Any] | None:
-    """One process of a training; what was measured in the main process. timeline: profile a step too, the last but one."""
+def train(run: LanguageRun, text: Path, warm: int = WARM, timeline: bool = False) -> dict[str, Any] | None:
+    """One process of a training; what was measured in the main process.
+
+    Args:
+        warm: steps that do not count.
+        timeline: profile a step too, the last but one.
+    """
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -119,12 +124,12 @@ def train(run: LanguageRun, text: Path, timeline: bool = False) -> dict[str, Any
         model = build_model(run, model_config(run))
     parameters = sum(p.numel() for p in model.parameters())
     prepared = PreparedText(None, TokenShards(text, "train"), TokenShards(text, "held_out"), {})
-    times, profile = StepTimes(run.max_steps - (ENDS if timeline else 0)), StepProfile()
+    times, profile = StepTimes(warm, run.max_steps - (ENDS if timeline else 0)), StepProfile()
     callbacks = [times, profile] if timeline else [times]
     LanguageTrainer(run, model, prepared, LanguageFolder(Path(run.output)), callbacks).train()
     if not is_main_process():
         return None
-    steps, tokens = times.last - WARM, world_size() * run.batch_size * run.length // run.context_parallel
+    steps, tokens = times.last - warm, world_size() * run.batch_size * run.length // run.context_parallel
     seconds = times.ended - times.warm
     return {
         "parameters": parameters,
@@ -176,9 +181,9 @@ def work(path: Path, text: Path) -> None:
     if not os.read(sys.stdin.fileno(), 1):  # waits for a byte: each process takes one
         raise SystemExit("the benchmark ended before this training began")
     fields = json.loads(path.read_text())
-    timeline = fields.pop("timeline", False)
+    measured = {name: fields.pop(name) for name in ("warm", "timeline") if name in fields}
     run = LanguageRun(**fields)
-    row = train(run, text, timeline)
+    row = train(run, text, **measured)
     if row is not None:
         Path(run.output, FOUND).write_text(json.dumps(row))
     if torch.distributed.is_initialized():
@@ -228,11 +233,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", default="gdn-1b")
     parser.add_argument("--gpus", default="1,2", help="how many GPUs, one training for each number and way")
-    parser.add_argument("--ways", default=",".join(WAYS), help="how several GPUs train, of " + ", ".join(WAYS))
+    parser.add_argument("--ways", default="DDP,FSDP2", help="how several GPUs train, of " + ", ".join(WAYS))
     parser.add_argument("--batch", type=int, default=8, help="rows per GPU and step")
     parser.add_argument("--length", type=int, default=2048, help="tokens per row, of divided rows those of each GPU")
     parser.add_argument("--documents", type=int, default=4096, help="tokens of the longest document")
-    parser.add_argument("--steps", type=int, default=20, help=f"that count, after {WARM} that do not")
+    parser.add_argument("--steps", type=int, default=20, help="that count")
+    parser.add_argument("--warm", type=int, default=WARM, help="steps before them")
     parser.add_argument("--limit", type=float, default=150, help="seconds of a training, from its turn to its end")
     parser.add_argument("--timeline", type=Path, help="picture of one step of each training")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -244,7 +250,7 @@ def main() -> None:
     if not set(ways) <= set(WAYS):
         raise SystemExit(f"--ways must name some of {', '.join(WAYS)}, got {arguments.ways}")
     check_gpus(gpus, torch.cuda.device_count())
-    steps = WARM + arguments.steps + (ENDS if arguments.timeline else 0)
+    steps = arguments.warm + arguments.steps + (ENDS if arguments.timeline else 0)
     device = find_gpu()
     path = name_file(arguments.results, "scaling", device)
     failed, pictured = [], {}
@@ -255,7 +261,7 @@ def main() -> None:
         write_text(Path(text), vocabulary, 16 * per_process, arguments.documents)
         fields = {
             "length": arguments.length, "batch_size": arguments.batch, "max_steps": steps, "checkpoint_every": steps,
-            "log_every": steps, "precision": "bf16", "timeline": arguments.timeline is not None,
+            "log_every": steps, "precision": "bf16", "warm": arguments.warm, "timeline": arguments.timeline is not None,
         }  # fmt: skip
         chosen = [(name, *one) for name in presets for one in trainings(gpus, ways)]
         begun = {
