@@ -17,8 +17,7 @@ from ...checks import error_prefix
 from ...files import open_to_append, write_bytes, writing
 from ...stopping import StopSignals
 from ...untrusted import check_file
-from ..checkpoints import checkpoints_in
-from .processes import world_size
+from .processes import new_cpu_group
 from .schedule import StepPlan
 
 __all__ = [
@@ -38,11 +37,12 @@ class NonFiniteLoss(RuntimeError):
     """The loss or the gradient became infinite or NaN. Checkpoints are of steps before."""
 
 
-def check_finite(logs: dict[str, float], step: int, checkpoints: Path, *, fp16: bool) -> None:
-    """NonFiniteLoss where the loss of `logs` is not finite, or the gradient, which fp16 scales down to try again."""
+def check_finite(logs: dict[str, float], step: int, checkpoints: Callable[[], list[Path]], *, fp16: bool) -> None:
+    """NonFiniteLoss where the loss of `logs` is not finite, or the gradient, which fp16 scales down to try again. checkpoints:
+    lists those that there are."""
     for name, what in (("loss", "loss"), ("grad_norm", "gradient")):
         if not math.isfinite(logs.get(name, 0.0)) and not (name == "grad_norm" and fp16):
-            kept = checkpoints_in(checkpoints)
+            kept = checkpoints()
             begin = f", with path = {str(kept[-1])!r}, the last checkpoint, in [model]" if kept else ""
             raise NonFiniteLoss(
                 f"the {what} is {logs[name]} at step {step}; training has stopped"
@@ -120,12 +120,11 @@ class StopOnSignal(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if world_size() > 1 and torch.distributed.get_backend() != "gloo":
-            self._group = torch.distributed.new_group(backend="gloo")
+        self._group = new_cpu_group()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         number = torch.tensor(self._signals.received or 0)
-        if world_size() > 1:
+        if self._group is not None:
             torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX, group=self._group)
         if number:
             self._signals.received = int(number)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch.distributed
 from accelerate.utils import broadcast_object_list
 
 from .run import LanguageRun
@@ -15,6 +16,7 @@ __all__ = [
     "check_launch",
     "from_main_process",
     "is_main_process",
+    "new_cpu_group",
     "on_main_process",
     "process_index",
     "step_size",
@@ -56,6 +58,12 @@ def on_main_process(work: Callable[[], Any]) -> Any:
     if refusal is not None:
         raise ValueError(refusal)
     return value
+
+
+def new_cpu_group() -> Any:
+    """A new group of all processes that exchanges between their processors, so that no GPU waits; None for a process alone. Every
+    process calls it."""
+    return torch.distributed.new_group(backend="gloo") if torch.distributed.is_initialized() else None
 
 
 def check_launch(environment: Mapping[str, str] = os.environ) -> None:

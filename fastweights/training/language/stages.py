@@ -15,7 +15,7 @@ __all__ = ["LISTS", "make_lists", "reads_on", "resolve", "split_into_stages"]
 
 # What all stages of a run share.
 SHARED = ("output", "cache", "tokenizer", "mixers", "presets", "stages", "stage")
-SAME_STATE = ("optimizer", "groups", "fsdp")  # what the form of the optimizer's state depends on
+SAME_STATE = ("optimizer",)  # what the form of the optimizer's state depends on
 LISTS: dict[str, type[Any]] = {"batch_ramp": BatchStage, "groups": ParameterGroup}  # fields that are lists of tables
 
 

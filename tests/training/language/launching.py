@@ -1,4 +1,4 @@
-"""Commands in two processes."""
+"""Commands in several processes, two by default."""
 
 import os
 import subprocess
@@ -8,10 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 
-def start(*command):
-    """A command in two processes, which report on standard error the graphs that torch compiles, and what it compiles again."""
+def start(*command, processes=2, restarts=0):
+    """A command in several processes, which report on standard error the graphs that torch compiles, and what it compiles again.
+    restarts: how often all are started again when one has failed."""
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
     return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, command)],
+        [sys.executable, "-m", *launcher, *map(str, command)],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -19,9 +21,9 @@ def start(*command):
     )
 
 
-def torchrun(*command, succeeds=True, while_running=lambda process: None):
-    """Standard error of a command in two processes."""
-    process = start(*command)
+def torchrun(*command, succeeds=True, while_running=lambda process: None, **options):
+    """Standard error of a command. options: of `start`."""
+    process = start(*command, **options)
     try:
         while_running(process)
         errors = process.communicate(timeout=180)[1]
