@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...files import publish_folder
-from ..checkpoints import CHECKPOINT, checkpoint_step, checkpoints_in, drop_old, saving
-from .processes import new_cpu_group, process_index, world_size
+from ..checkpoints import CHECKPOINT, SaveError, checkpoint_step, checkpoints_in, drop_old, saving
+from .processes import new_cpu_group
 from .sharded_checkpoints import ShardWriter, first_failure, tensors_to_write
 
 __all__ = ["BackgroundCheckpoints"]
@@ -60,7 +59,8 @@ class BackgroundCheckpoints(TrainerCallback):
         Raises:
             SaveError: their copies could not be made.
         """
-        rank, size = process_index(), world_size()
+        ranks = torch.distributed
+        rank, size = (0, 1) if self._threads is None else (ranks.get_rank(), ranks.get_world_size())
         self._made = made
         with self._saving():
             self._writing = dcp.async_save(  # type: ignore[assignment]  # the kind of future that this stager leads to
@@ -100,8 +100,10 @@ class BackgroundCheckpoints(TrainerCallback):
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
-            with suppress(*[Exception] * (kind is not None)):
-                self.finish()
+            self.finish()
+        except SaveError:
+            if kind is None:
+                raise
         finally:
             self._stager.close()
 

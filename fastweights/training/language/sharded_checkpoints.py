@@ -55,7 +55,8 @@ def tensors_to_write(model: nn.Module, optimizer: torch.optim.Optimizer, *, rank
 def _weights(model: nn.Module) -> dict[str, Tensor]:
     """Without those that are tied to others, as transformers saves them."""
     tied: Any = model.all_tied_weights_keys
-    return {name: x for name, x in get_model_state_dict(model).items() if name not in tied}
+    weights: dict[str, Any] = get_model_state_dict(model)
+    return {name: x for name, x in weights.items() if name not in tied}
 
 
 def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -65,25 +66,25 @@ def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
 
 def _own_part(tensors: Mapping[str, Tensor], rank: int, size: int, *, whole: bool) -> dict[str, Tensor]:
-    """The shards of process `rank`, and its share of the tensors that all processes have, of about as many numbers as the others'.
+    """The shards of process `rank`, and of the tensors that all processes have a share of about as many numbers as the others'.
     whole: gather sharded tensors, one at a time, and share them out too."""
-    own, dealt = {}, [0] * size
+    own: dict[str, Tensor] = {}
+    dealt = [0] * size  # numbers, to each process
     for name, x in sorted(tensors.items(), key=lambda entry: -entry[1].numel()):
-        if isinstance(x, DTensor):
-            if not whole:
-                own[name] = x
-                continue
-            x = x.full_tensor()
+        if isinstance(x, DTensor) and not whole:
+            own[name] = x
+            continue
         owner = dealt.index(min(dealt))
         dealt[owner] += x.numel()
+        gathered = x.full_tensor() if isinstance(x, DTensor) else x
         if owner == rank:
-            own[name] = x
+            own[name] = gathered
     return own
 
 
 class ShardWriter(dcp.FileSystemWriter):
-    """Writes the part of a process to one file of weights and one of moments, each with its checksum, and completes the folder when
-    all processes have written theirs.
+    """Writes the part of a process to one file of weights and one of moments, each with its checksum, and completes the folder
+    when all processes have written theirs.
 
     The files are those of DCP's HuggingFaceStorageWriter, whose own way copies all tensors twice and holds Python's lock
     meanwhile: training steps would wait for it.
@@ -173,9 +174,16 @@ def _earlier_moments(model: nn.Module, optimizer: torch.optim.Optimizer, checkpo
     file = next(checkpoint / name for name in EARLIER if (checkpoint / name).is_file())
     saved = torch.load(file, map_location="cpu", weights_only=True)
     groups: Any = get_optimizer_state_dict(model, optimizer)["param_groups"]
-    keys, names = ([key for group in some for key in group["params"]] for some in (saved["param_groups"], groups))
-    names = dict(zip(keys, names, strict=True)) if isinstance(keys[0], int) else dict(zip(keys, keys))
-    return {f"{MOMENT}{names[key]}.{name}": x for key, state in saved["state"].items() for name, x in state.items()}
+    keys, names = ([group["params"] for group in some] for some in (saved["param_groups"], groups))
+    if list(map(len, keys)) != list(map(len, names)):
+        raise CheckpointError(
+            f"checkpoint {checkpoint} must be of a training with the same groups of parameters, which an earlier version saved "
+            "by their places in these; set keep_optimizer to false, or train with those groups"
+        )
+    by_key = (
+        dict(zip(chain(*keys), chain(*names))) if file.name == EARLIER[0] else {name: name for name in saved["state"]}
+    )
+    return {f"{MOMENT}{by_key[key]}.{name}": x for key, state in saved["state"].items() for name, x in state.items()}
 
 
 def _reader(folder: Path) -> dcp.HuggingFaceStorageReader:
