@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,12 @@ class BackgroundCheckpoints(TrainerCallback):
         Raises:
             SaveError: it could not be written.
         """
-        writing, self._writing = self._writing, None
-        if writing is not None:
+        if self._writing is not None:
+            wait([self._writing])
+            writing, self._writing = self._writing, None
+            self._stager.release()
             with self._saving(), first_failure():
                 writing.result()
-            self._stager.release()
 
     def complete(self) -> list[Path]:
         """All checkpoints that there are, the one included that is being written."""

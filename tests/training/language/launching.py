@@ -21,12 +21,12 @@ def start(*command, processes=2, restarts=0):
     )
 
 
-def torchrun(*command, succeeds=True, while_running=lambda process: None, **options):
-    """Standard error of a command. options: of `start`."""
+def torchrun(*command, succeeds=True, while_running=lambda process: None, seconds=180, **options):
+    """Standard error of a command, which may take so many seconds. options: of `start`."""
     process = start(*command, **options)
     try:
         while_running(process)
-        errors = process.communicate(timeout=180)[1]
+        errors = process.communicate(timeout=seconds)[1]
     finally:
         process.terminate()  # torchrun then ends its processes
         process.wait()

@@ -239,7 +239,7 @@ def test_killed_at_any_point_of_a_save(run_file, tmp_path):
     torchrun(FSDP, run_file(2, output="whole", **settings))
     whole = load_run(run_file(2, output="whole", **settings))
     file, noted = run_file(2, **settings), tmp_path / "starts"
-    torchrun(Path(__file__).with_name("killed_while_saving.py"), file, noted, restarts=7)
+    torchrun(Path(__file__).with_name("killed_while_saving.py"), file, noted, restarts=7, seconds=900)
     starts = [int(line) for line in noted.read_text().splitlines()]
     assert starts == [0, 2, 4, 6, 8, 10, 14, 18]  # the last two had renamed the folder
     run = load_run(file)
