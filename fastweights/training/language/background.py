@@ -14,7 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ...files import publish_folder
 from ..checkpoints import CHECKPOINT, SaveError, checkpoint_step, checkpoints_in, drop_old, saving
-from .processes import new_cpu_group
+from .processes import largest_of_processes, new_cpu_group
 from .sharded_checkpoints import ShardWriter, first_failure, tensors_to_write
 
 __all__ = ["BackgroundCheckpoints"]
@@ -37,21 +37,16 @@ class BackgroundCheckpoints(TrainerCallback):
         self._writing: Future[Any] | None = None
         self._made = folder  # that of the checkpoint which is being written
         self._threads: Any = None
-        self._watchers: Any = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._threads, self._watchers = new_cpu_group(), new_cpu_group()
+        self._threads = new_cpu_group()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A failed write ends the training after the same step in every process."""
-        if self._writing is not None:
-            done = torch.tensor(self._writing.done(), dtype=torch.uint8)
-            if self._watchers is not None:
-                torch.distributed.all_reduce(done, torch.distributed.ReduceOp.MIN, group=self._watchers)
-            if done:
-                self.finish()
+        if self._writing is not None and not largest_of_processes(not self._writing.done()):
+            self.finish()
 
     def begin(self, made: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Begin to add the tensors to the folder `made`, which has all other files of a checkpoint and is then published.
