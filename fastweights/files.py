@@ -37,6 +37,7 @@ __all__ = [
     "damage",
     "disk_is_full",
     "drop_partials",
+    "file_entry",
     "file_hash",
     "file_name",
     "is_own",
@@ -277,11 +278,19 @@ CHECKSUMS = "checksums.json"
 BLOCK = 2**22  # bytes read at a time: a file may be larger than memory
 
 
-def write_checksums(folder: Path) -> None:
-    """Write the sizes and SHA-256 hashes of all files in `folder`, and in the folders within it, to `CHECKSUMS`."""
+def write_checksums(folder: Path, known: Mapping[str, Any] | None = None) -> None:
+    """Write the sizes and SHA-256 hashes of all files in `folder`, and in the folders within it, to `CHECKSUMS`.
+
+    known: the `file_entry` of files that are not to be read again, by their paths in the folder.
+    """
     files = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
-    entries = {name: {"bytes": file.stat().st_size, "sha256": file_hash(file)} for name, file in files.items()}
-    write_json(folder / CHECKSUMS, entries)
+    known = known or {}
+    write_json(folder / CHECKSUMS, {name: known.get(name) or file_entry(file) for name, file in files.items()})
+
+
+def file_entry(file: Path) -> dict[str, Any]:
+    """What `CHECKSUMS` has about a file."""
+    return {"bytes": file.stat().st_size, "sha256": file_hash(file)}
 
 
 def damage(folder: Path, *, content: bool = True) -> str | None:

@@ -116,6 +116,15 @@ class TrainerHooks(Hooks):
     def save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
 
+    def save_without_weights(self, folder: str) -> None:
+        """What a saved model has beside its weights: its configuration, its tokenizer. In a checkpoint this is called for the
+        model."""
+        super()._save(folder, state_dict={})  # type: ignore[misc]
+
+    def save_optimizer(self, folder: str) -> None:
+        """Save the state of the optimizer and of the schedule to a checkpoint."""
+        super()._save_optimizer_and_scheduler(folder)  # type: ignore[misc]
+
     def load_model(self, checkpoint: str, model: Any) -> None:
         super()._load_from_checkpoint(checkpoint, model)  # type: ignore[misc]
 
@@ -134,6 +143,16 @@ class TrainerHooks(Hooks):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.save_checkpoint(model, trial)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, or in a checkpoint what it has beside its weights."""
+        if _internal_call:
+            self.save_without_weights(str(output_dir))
+        else:
+            super().save_model(output_dir)  # type: ignore[misc]
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        self.save_optimizer(output_dir)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         self.load_model(resume_from_checkpoint, model)

@@ -55,8 +55,8 @@ __all__ = [
 _HEADER = b"fastweights checkpoint 1\n"
 _DIGEST_SIZE = hashlib.sha256().digest_size
 
-# The files that a training needs to continue, and FSDP's names for them. transformers would continue without some.
-PARTS = (("model*.safetensors", "pytorch_model_fsdp*"), ("optimizer*",), ("scheduler.pt",), ("rng_state*.pth",))
+# What a training needs to continue.
+PARTS = (("model*.safetensors",), ("optimizer*",), ("scheduler.pt",), ("rng_state*.pth",))
 
 ARCHITECTURE = (
     *("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_heads", "mixer", "intermediate_size"),
@@ -71,7 +71,7 @@ CHECKPOINT: Own = {
     **SAVED_MODEL,
     "README.md": any_file,
     **dict.fromkeys(SAVED_BY_TRAINER, any_file),
-    **dict.fromkeys(("pytorch_model_fsdp_*", "optimizer_*"), {"*": any_file}),
+    **dict.fromkeys(("pytorch_model_fsdp_*", "optimizer_*", "optimizer"), {"*": any_file}),
 }
 
 
@@ -181,9 +181,9 @@ def latest_whole(folder: Path, config: FastWeightsConfig, report: Callable[[str]
 
 
 def _damage(checkpoint: Path) -> str | None:
-    """Why a training cannot continue from a checkpoint, in words; None if it can. Those of earlier versions have no
-    checksums."""
-    why = damage(checkpoint) if (checkpoint / CHECKSUMS).exists() else None
+    """Why a training cannot continue from a checkpoint, in words; None if it can. Those of earlier versions, whose moments are in
+    one file, have no checksums."""
+    why = damage(checkpoint) if (checkpoint / CHECKSUMS).exists() or (checkpoint / "optimizer").is_dir() else None
     if why is not None:
         return why
     try:
@@ -219,6 +219,8 @@ def loading(checkpoint: str | Path) -> Iterator[None]:
     """Turns a failure to read into one clear error: torch, pickle, safetensors and transformers have no common kind."""
     try:
         yield
+    except CheckpointError:
+        raise
     except Exception as error:
         # for a damaged file, torch's message advises to trust it
         why = type(error).__name__ if isinstance(error, UnpicklingError) else error

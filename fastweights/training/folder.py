@@ -37,6 +37,7 @@ class OwnedFolder:
         KEYS: some that the marker of every version has.
         WORK: what messages call the work: "experiment", "training".
         OWN: what the work writes beside the marker.
+        IGNORED: keys of the markers of earlier versions that no longer matter.
         LONGER: the setting for the length of the work, and what to do instead of raising it.
         results: where the results of all parts of the work are, with their tables and plots.
     """
@@ -45,6 +46,7 @@ class OwnedFolder:
     KEYS: ClassVar[tuple[str, ...]]
     WORK: ClassVar[str]
     OWN: ClassVar[Own]
+    IGNORED: ClassVar[tuple[str, ...]] = ()
     LONGER: ClassVar[tuple[str, str]]
 
     def __init__(self, path: Path) -> None:
@@ -148,7 +150,7 @@ class OwnedFolder:
         differences = {
             name: f"{name} is {_shown(there, name)} there and {_shown(wanted, name)} here"
             for name in ({**wanted, **there} if compared is None else compared)
-            if there.get(name) != wanted.get(name)
+            if there.get(name) != wanted.get(name) and name not in self.IGNORED
         }
         length, instead = self.LONGER
         earlier = there.get(length)

@@ -1,11 +1,13 @@
 """Folders of interrupted trainings that the version before the common engine has written are continued to the same numbers.
 
 earlier_folders.tar.xz holds a recall experiment with one run that has ended and one that was stopped after 6 of 12 steps, a
-language model that was stopped after 4 of 6 steps, and the losses of the same trainings without a stop.
+language model that was stopped after 4 of 6 steps, in one process (train) and in two with FSDP2 (sharded), and the losses of the
+same trainings without a stop.
 """
 
 import dataclasses
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -58,28 +60,56 @@ def test_a_recall_experiment_continues(earlier):
     assert not list(earlier.rglob("*.checkpoint"))
 
 
-def test_a_language_model_continues(earlier):
+@pytest.fixture
+def language(earlier):
+    """The run of the language model, by the folder that it was stopped in."""
     write_texts(earlier / "texts", files=12)
-    run = small_run(
-        earlier,
-        output="train",
-        cache="cache",
-        corpus=TextCorpus(paths=("texts",), held_out_fraction=0.2),
-        tokenizer=TextTokenizer(vocab_size=262),
-        model={
-            "hidden_size": 4,
-            "num_hidden_layers": 1,
-            "num_heads": 1,
-            "mixer": "linear",
-            "intermediate_size": 0,
-            "tie_word_embeddings": True,
-        },
-        context_lengths=(16,),
-        max_steps=6,
-        checkpoint_every=100,
-    )
-    change(earlier / "train" / "run.json", **prepare_text(run.corpus, run.tokenizer, run.cache).fingerprints)
-    (result,) = train_language(run)
+
+    def make(output):
+        run = small_run(
+            earlier,
+            output=output,
+            cache="cache",
+            corpus=TextCorpus(paths=("texts",), held_out_fraction=0.2),
+            tokenizer=TextTokenizer(vocab_size=262),
+            model={
+                "hidden_size": 4,
+                "num_hidden_layers": 1,
+                "num_heads": 1,
+                "mixer": "linear",
+                "intermediate_size": 0,
+                "tie_word_embeddings": True,
+            },
+            context_lengths=(16,),
+            max_steps=6,
+            checkpoint_every=100,
+        )
+        change(earlier / output / "run.json", **prepare_text(run.corpus, run.tokenizer, run.cache).fingerprints)
+        return run
+
+    return make
+
+
+@pytest.mark.parametrize("output", ["train", "sharded"])
+def test_a_language_model_continues(earlier, language, output):
+    (result,) = train_language(language(output))
     whole = json.loads((earlier / "train-expected.json").read_text())
     assert result.losses == close_to(whole["losses"]) and result.held_out_losses == close_to(whole["held_out_losses"])
-    assert result.losses[:4] == whole["losses"][:4]  # from the log
+    before = [json.loads(line) for line in (earlier / output / "log.jsonl").read_text().splitlines()]
+    assert result.losses[:4] == [point["loss"] for point in before if "loss" in point][:4]
+
+
+def test_a_damaged_checkpoint_without_checksums(earlier, language):
+    """What can be seen without them is refused, before or while it is loaded."""
+    run, checkpoint = language("train"), earlier / "train/checkpoints/checkpoint-4"
+    (checkpoint / "checksums.json").unlink()
+    whole = Path(shutil.copytree(checkpoint, earlier / "whole"))
+    for name in ("trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        for content in (None, (whole / name).read_bytes()[:50], b"[]"):
+            (checkpoint / name).unlink()
+            if content is not None:
+                (checkpoint / name).write_bytes(content)
+            with pytest.raises(ValueError, match="(?s)checkpoint-4 is damaged .*(delete it|put a copy in its place)"):
+                train_language(run)
+            shutil.copy(whole / name, checkpoint / name)
+    assert len(train_language(run)[0].losses) == 6

@@ -15,7 +15,6 @@ from ...checks import error_prefix
 from ...files import open_to_append, write_bytes, writing
 from ...stopping import StopSignals
 from ...untrusted import check_file
-from ..checkpoints import checkpoints_in
 from .processes import largest_of_processes
 from .schedule import StepPlan
 
@@ -36,11 +35,12 @@ class NonFiniteLoss(RuntimeError):
     """The loss or the gradient became infinite or NaN. Checkpoints are of steps before."""
 
 
-def check_finite(logs: dict[str, float], step: int, checkpoints: Path, *, fp16: bool) -> None:
-    """NonFiniteLoss where the loss of `logs` is not finite, or the gradient, which fp16 scales down to try again."""
+def check_finite(logs: dict[str, float], step: int, checkpoints: Callable[[], list[Path]], *, fp16: bool) -> None:
+    """NonFiniteLoss where the loss of `logs` is not finite, or the gradient, which fp16 scales down to try again. checkpoints:
+    lists those that there are."""
     for name, what in (("loss", "loss"), ("grad_norm", "gradient")):
         if not math.isfinite(logs.get(name, 0.0)) and not (name == "grad_norm" and fp16):
-            kept = checkpoints_in(checkpoints)
+            kept = checkpoints()
             begin = f", with path = {str(kept[-1])!r}, the last checkpoint, in [model]" if kept else ""
             raise NonFiniteLoss(
                 f"the {what} is {logs[name]} at step {step}; training has stopped"

@@ -24,8 +24,8 @@ __all__ = ["MEASURED", "LanguageFolder"]
 # MEASURED are those of the last measurements.
 MEASURED = ("context_lengths", "context_texts", "prompt")
 FREE = (
-    *("output", "label", "cache", "compile", "graphs", "context_way", "reshard_after_forward", "forward_prefetch"),
-    *("context_parallel", "keep_checkpoints", "tensorboard", "report_to", *MEASURED),
+    *("output", "label", "cache", "compile", "graphs", "fsdp", "reshard_after_forward", "forward_prefetch"),
+    *("context_parallel", "context_way", "keep_checkpoints", "tensorboard", "report_to", *MEASURED),
 )
 # Fields that came after the first run.json files were written. At their defaults they are left out.
 LATER = (
@@ -48,7 +48,7 @@ class LanguageFolder(OwnedFolder):
     """
 
     MARKER, WORK = "run.json", "training"
-    KEYS = ("model", "tokenizer", "length", "max_steps")
+    KEYS, IGNORED = ("model", "tokenizer", "length", "max_steps"), ("fsdp",)
     OWN = {
         **dict.fromkeys(("log.jsonl", "result.json", "results.json", "diverged.json", *PLOT_FILES), any_file),
         "checkpoints": {"checkpoint-[0-9]*": CHECKPOINT, "damaged-checkpoint-[0-9]*": CHECKPOINT},

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,9 +11,7 @@ from torch import nn
 from ..optimization import weight_decay_groups
 from .schedule import OPTIMIZERS, Schedule
 
-__all__ = ["MuonWithAdamW", "build_optimizer", "muon_matrices", "settings_kept"]
-
-SET_BY_RUN = ("lr", "initial_lr", "weight_decay", "betas")
+__all__ = ["MuonWithAdamW", "build_optimizer", "muon_matrices"]
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -93,12 +90,3 @@ def muon_matrices(model: nn.Module) -> set[int]:
 def _select(group: Mapping[str, Any], matrices: set[int], inside: bool) -> list[nn.Parameter]:
     """The parameters of a group that are among the matrices, or those that are not."""
     return [parameter for parameter in group["params"] if (id(parameter) in matrices) == inside]
-
-
-@contextmanager
-def settings_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """A state that is loaded in the block brings its moments alone: rates, betas and weight decays stay as they are."""
-    before = [{name: group[name] for name in SET_BY_RUN if name in group} for group in optimizer.param_groups]
-    yield
-    for group, settings in zip(optimizer.param_groups, before, strict=True):
-        group.update(settings)

@@ -19,6 +19,7 @@ __all__ = [
     "from_main_process",
     "is_main_process",
     "largest_of_processes",
+    "new_cpu_group",
     "on_main_process",
     "process_index",
     "step_size",
@@ -74,7 +75,13 @@ def largest_of_processes(number: int) -> int:
 @cache
 def _between_processors() -> Any:
     """A group of all processes for tensors on the CPU. The first call is made by all of them."""
-    return None if torch.distributed.get_backend() == "gloo" else torch.distributed.new_group(backend="gloo")
+    return None if torch.distributed.get_backend() == "gloo" else new_cpu_group()
+
+
+def new_cpu_group() -> Any:
+    """A new group of all processes that exchanges between their processors, so that no GPU waits; None for a process alone. Every
+    process calls it."""
+    return torch.distributed.new_group(backend="gloo") if torch.distributed.is_initialized() else None
 
 
 def check_launch(environment: Mapping[str, str] = os.environ) -> None:

@@ -107,6 +107,7 @@ class LanguageRun(Schedule):
             waits for the GPU to read the lengths of documents. None captures with a GPU, no fp16, no gradient_checkpointing, and
             with fsdp one pass per step; where that fails, a warning says why, and the training continues without.
         fsdp: shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP).
+            A training continues with it or without.
         reshard_after_forward: with fsdp, free the gathered parameters of a block after its forward, and gather them again for its
             backward. False keeps them: parameters are gathered once per pass, and the GPU holds all of them between the two.
         forward_prefetch: with fsdp, how many modules ahead of the one that computes start to gather their parameters in the

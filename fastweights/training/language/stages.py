@@ -15,7 +15,6 @@ __all__ = ["LISTS", "make_lists", "reads_on", "resolve", "split_into_stages"]
 
 # What all stages of a run share.
 SHARED = ("output", "cache", "tokenizer", "mixers", "presets", "stages", "stage")
-SAME_STATE = ("optimizer", "groups", "fsdp")  # what the form of the optimizer's state depends on
 LISTS: dict[str, type[Any]] = {"batch_ramp": BatchStage, "groups": ParameterGroup}  # fields that are lists of tables
 
 
@@ -64,12 +63,11 @@ def _make_stage(run: Any, before: Any, name: str, fields: dict[str, Any]) -> Any
         "corpus": from_mapping(type(run.corpus), {**read_fields(text), **corpus}, "[corpus]"),
     }
     made = from_mapping(type(run), {**read_fields(run), **reset_alternatives(fields), **fields, **own}, "it")
-    for key in SAME_STATE if before is not None and made.keep_optimizer else ():
-        if getattr(made, key) != getattr(before, key):
-            raise ValueError(
-                f"keep_optimizer must be false where {key} is not that of the stage before, whose moments it would keep; set it "
-                f"to false, or leave {key} as it was"
-            )
+    if before is not None and made.keep_optimizer and made.optimizer != before.optimizer:
+        raise ValueError(
+            "keep_optimizer must be false where optimizer is not that of the stage before, whose moments it would keep; set it "
+            "to false, or leave optimizer as it was"
+        )
     return made
 
 

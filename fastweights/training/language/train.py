@@ -211,7 +211,7 @@ def _train_one(
         earlier = moments_of(run) if latest is None else None
         trainer = LanguageTrainer(run, model, text, folder, callbacks, earlier)
         with progress:
-            with signals.hold():
+            with signals.hold(), trainer.checkpoints:
                 trainer.train(resume_from_checkpoint=None if latest is None else str(latest))
             if trainer.state.global_step < run.max_steps:
                 return None

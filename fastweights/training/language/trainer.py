@@ -19,28 +19,31 @@ from ...cuda_graphs import capturing_stream
 from ...data.text import PackedRows, PreparedText, TokenShards, pack_rows
 from ...data.text.packing import ShuffledRows
 from ...evaluation.reading import evaluating
-from ...files import partial_path, publish_folder, write_checksums, write_json
+from ...files import partial_path, publish_folder, write_json
 from ...models.card import write_card
 from ...models.loading import SAVED_MODEL
 from ...private_huggingface import TrainerHooks, use_one_gpu
 from ...untrusted import read_json_object
-from ..checkpoints import CHECKPOINT, drop_old, loading, saving
+from ..checkpoints import loading, saving
 from ..optimization import WeightDecayMixin
+from .background import BackgroundCheckpoints
 from .callbacks import BeforeTraining, check_finite
 from .compiling import compile_model, mark_document_count_dynamic, what_to_compile
 from .context import ContextGroups
 from .folder import LanguageFolder
 from .graphs import WARM_DDP, GraphedGradients, what_to_graph
-from .optimizers import build_optimizer, settings_kept
+from .optimizers import build_optimizer
 from .processes import from_main_process, world_size
 from .rows import find_start, load_rows, save_rows, training_rows
 from .run import LanguageRun
+from .sharded_checkpoints import load_moments, load_weights
 from .sharding import ForwardPrefetch, autocast_policy, cast_to_float32, fsdp_config
 
 __all__ = ["LanguageTrainer", "held_out_rows"]
 
 HELD_OUT_SEED = 0  # which held-out rows are read does not depend on the run
 COUNTED = "num_items_in_batch"  # predicted tokens of a step, by which transformers' Trainer divides its losses
+SCHEDULE = "scheduler.pt"  # transformers' name for the state of the schedule
 BUCKET = 100  # MB of gradients that DDP reduces at a time: fewer kernels of NCCL beside those of the backward
 OPEN_LOSS = "open_loss.json"  # in a checkpoint: the losses since the last point of the loss curve
 
@@ -63,6 +66,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
     ) -> None:
         self.run, self.folder = run, folder
         self._staging: Path | None = None
+        self.checkpoints = BackgroundCheckpoints(folder.checkpoints, run.keep_checkpoints)
         self.plan, self.groups = run.plan(world_size()), ContextGroups.of(run)
         held_out = held_out_rows(text.held_out, run.length)
         self.held_out = ShuffledRows(held_out, seed=HELD_OUT_SEED, count=min(run.evaluation_rows, len(held_out)))
@@ -80,6 +84,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         # Gradients are then once in memory. Over several passes a graph adds them up elsewhere.
         self.accelerator.ddp_handler.gradient_as_bucket_view = run.accumulation == 1
         self.remove_callback(PrinterCallback)
+        self.add_callback(self.checkpoints)
         if earlier is not None:
             self.add_callback(BeforeTraining(partial(self.load_moments, earlier)))
         if run.forward_prefetch:
@@ -149,7 +154,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         step = self.state.global_step
         if "loss" in logs:
             logs["loss"] = self._summed_losses() / (step - self._last_point)
-            check_finite(logs, step, self.folder.checkpoints, fp16=self.run.precision == "fp16")
+            check_finite(logs, step, self.checkpoints.complete, fp16=self.run.precision == "fp16")
             if not self._is_point(step):  # a stop in between, of which the finished curve shows nothing
                 return
             self._losses.zero_()
@@ -230,43 +235,54 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
             self.accelerator.wait_for_everyone()  # all see it from here on
 
     def save_checkpoint(self, model: Any, trial: Any) -> None:
-        """As in transformers, into a folder of another name, which is renamed when all is in it; then old ones go."""
+        """All but weights and moments as in transformers, into a folder of another name. It is renamed in the background, when
+        these are in it too; then old checkpoints go. A training that stops now waits for it."""
+        self.checkpoints.finish()
         step, folder = self.state.global_step, self.folder.checkpoints
         losses = self._summed_losses()
         self._staging = _agreed_partial(folder / f"checkpoint-{step}")
+        made, main = self._staging / f"checkpoint-{step}", self.args.should_save
         with saving(f"the checkpoint of step {step}", self._staging, folder):
-            self.accelerator.wait_for_everyone()
             super().save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()
-            made, main = self._staging / f"checkpoint-{step}", self.args.should_save
             read = self.plan.rows(step)
             save_rows(self.rows, self.start, made, run=self.run, read=read, main=main)
             if main:
                 write_json(made / OPEN_LOSS, {"since_step": self._last_point, "sum": losses})
-                write_checksums(made)
-                publish_folder(made, folder / made.name, CHECKPOINT)
-                self._staging.rmdir()
-                drop_old(folder, self.run.keep_checkpoints)
         self._staging = None
-        self.accelerator.wait_for_everyone()
+        self.checkpoints.begin(made, self.model, self._plain_optimizer)
+        if self.control.should_training_stop:
+            self.checkpoints.finish()
+
+    def save_optimizer(self, folder: str) -> None:
+        """The state of the schedule; moments are saved in the background."""
+        assert self.lr_scheduler is not None
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(folder, SCHEDULE))
+
+    @property
+    def _plain_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer without accelerate's wrapper."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
 
     def load_model(self, checkpoint: str, model: Any) -> None:
         with loading(checkpoint):
-            super().load_model(checkpoint, model)
+            load_weights(self.model, Path(checkpoint))
 
     def load_optimizer(self, checkpoint: str | None) -> None:
-        with loading(str(checkpoint)):
-            super().load_optimizer(checkpoint)
-            self._load_losses(Path(str(checkpoint)))
-            load_rows(self.rows, Path(str(checkpoint)))
+        assert checkpoint is not None and self.lr_scheduler is not None
+        folder = Path(checkpoint)
+        with loading(folder):
+            load_moments(self.model, self._plain_optimizer, folder)
+            self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULE, weights_only=True))
+            for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate
+            self._load_losses(folder)
+            load_rows(self.rows, folder)
 
     def load_moments(self, checkpoint: Path) -> None:
         """Take the optimizer's moments of another training, once this one is prepared, and nothing else."""
-        assert self.lr_scheduler is not None
-        schedule = self.lr_scheduler.state_dict()
-        with loading(checkpoint), settings_kept(self.optimizer):
-            super().load_optimizer(str(checkpoint))
-        self.lr_scheduler.load_state_dict(schedule)
+        with loading(checkpoint):
+            load_moments(self.model, self._plain_optimizer, checkpoint)
 
     def _load_losses(self, checkpoint: Path) -> None:
         self._losses.zero_()

@@ -1,4 +1,5 @@
-"""Trains a run file in processes without GPUs, sharded or not: to a step, and on from its checkpoint.
+"""Trains a run file in processes without GPUs, sharded or not: to a step, where one is named, and on from its checkpoint, where
+"stop" is not said.
 
 accelerate shards (FSDP2) on accelerators only. torch itself can shard on the CPU, over gloo, so this script makes accelerate
 try. The tests of it cover our own part: optimizer groups, held-out loss, checkpoints and the saved model.
@@ -61,13 +62,19 @@ def watched():
     return dtypes, order
 
 
-if __name__ == "__main__":
+def shard_on_cpu():
     AcceleratorState.__init__ = initialize_sharded
     planning._check_device = lambda *arguments: None  # which refuses exactly this
+
+
+if __name__ == "__main__":
+    shard_on_cpu()
     run = load_run(sys.argv[1])
     dtypes, order = ({}, []) if run.compile else watched()
-    assert train_language(run, stop_at=int(sys.argv[2])) is None
-    train_language(run)
+    for step in sys.argv[2:3]:
+        assert train_language(run, stop_at=int(step)) is None
+    if "stop" not in sys.argv:
+        train_language(run)
     PartialState().destroy_process_group()
     print("order:", "".join(order), file=sys.stderr)
     wanted = {**dict.fromkeys(("loss", "stream", "sums of gradients"), {torch.float32}), "weights": {torch.bfloat16}}

@@ -1,4 +1,4 @@
-"""Commands in several processes."""
+"""Commands in several processes, two by default."""
 
 import os
 import subprocess
@@ -8,18 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 
-def start(*command, processes=2):
-    """A command in so many processes, which report on standard error the graphs that torch compiles, and what it compiles
-    again."""
+def start(*command, processes=2, restarts=0):
+    """A command in several processes, which report on standard error the graphs that torch compiles, and what it compiles again.
+    restarts: how often all are started again when one has failed."""
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={processes}",
-            *map(str, command),
-        ],
+        [sys.executable, "-m", *launcher, *map(str, command)],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -27,12 +21,12 @@ def start(*command, processes=2):
     )
 
 
-def torchrun(*command, processes=2, succeeds=True, while_running=lambda process: None):
-    """Standard error of a command in so many processes."""
-    process = start(*command, processes=processes)
+def torchrun(*command, succeeds=True, while_running=lambda process: None, seconds=180, **options):
+    """Standard error of a command, which may take so many seconds. options: of `start`."""
+    process = start(*command, **options)
     try:
         while_running(process)
-        errors = process.communicate(timeout=180)[1]
+        errors = process.communicate(timeout=seconds)[1]
     finally:
         process.terminate()  # torchrun then ends its processes
         process.wait()

@@ -5,6 +5,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from fastweights.data.text import TextCorpus, TextTokenizer
 from fastweights.training.language import LanguageRun
 
@@ -53,3 +55,11 @@ def log(run: LanguageRun) -> list[dict[str, Any]]:
 
 def losses(run: LanguageRun) -> list[float]:
     return [point["loss"] for point in log(run) if "loss" in point]
+
+
+SHARD = "optimizer/shard-00001-of-00001.safetensors"  # the moments of a checkpoint that one process wrote
+
+
+def moments(run: LanguageRun, step: int) -> dict[str, Any]:
+    """Those of a checkpoint that one process wrote, by the names of parameters."""
+    return load_file(Path(run.output, f"checkpoints/checkpoint-{step}", SHARD))

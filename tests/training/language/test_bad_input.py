@@ -196,25 +196,6 @@ def test_a_checkpoint_of_another_architecture(make_run):
     assert len(train_language(wider, overwrite=True)[0].losses) == 8
 
 
-def test_a_damaged_checkpoint_without_checksums(make_run):
-    """As earlier versions wrote it. What can be seen without them is refused, before or while it is loaded."""
-    run = make_run()
-    train_language(run, stop_at=4)
-    shutil.rmtree(Path(run.output, "checkpoints/checkpoint-3"))
-    checkpoint = Path(run.output, "checkpoints/checkpoint-4")
-    (checkpoint / "checksums.json").unlink()
-    whole = Path(shutil.copytree(checkpoint, run.output + "-whole"))
-    for name in ("trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        for content in (None, (whole / name).read_bytes()[:50], b"[]"):
-            (checkpoint / name).unlink()
-            if content is not None:
-                (checkpoint / name).write_bytes(content)
-            with pytest.raises(ValueError, match="(?s)checkpoint-4 is damaged .*(delete it|put a copy in its place)"):
-                train_language(run)
-            shutil.copy(whole / name, checkpoint / name)
-    assert len(train_language(run)[0].losses) == 8
-
-
 def test_output_folders(make_run, tmp_path):
     run = make_run()
     Path(run.output).mkdir()

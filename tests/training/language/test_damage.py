@@ -11,7 +11,7 @@ from fastweights.training.checkpoints import checkpoints_in, latest_whole
 from fastweights.training.language import train_language
 from fastweights.training.language.model import model_config
 
-from .small import log
+from .small import SHARD, log
 
 
 def overwrite(file):
@@ -42,8 +42,8 @@ def latest(run, folder, lines):
 def test_every_damage_of_every_file_is_noticed(folder, harm):
     run, checkpoints, lines = folder
     newest = checkpoints / "checkpoint-4"
-    files = [path.name for path in newest.iterdir() if path.name != "checksums.json"]
-    assert {"model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json", "open_loss.json"} <= set(files)
+    files = [str(path.relative_to(newest)) for path in newest.rglob("*.*") if path.name != "checksums.json"]
+    assert {"model.safetensors", SHARD, "rng_state.pth", "trainer_state.json", "open_loss.json"} <= set(files)
     for name in files:
         shutil.copytree(newest, checkpoints / "checkpoint-5")
         harm(checkpoints / "checkpoint-5" / name)
@@ -57,9 +57,11 @@ def test_every_damage_of_every_file_is_noticed(folder, harm):
 def test_without_a_whole_checkpoint_nothing_is_trained_again(folder):
     run, checkpoints, lines = folder
     for name in ("checkpoint-3", "checkpoint-4"):
-        overwrite(checkpoints / name / "optimizer.pt")
+        overwrite(checkpoints / name / SHARD)
     before = sorted(checkpoints.rglob("*"))
-    words = r"checkpoint-4 is damaged \(optimizer.pt has changed .*\), and so are all before it in .*pass overwrite"
+    words = (
+        r"checkpoint-4 is damaged \(optimizer/shard-\S+ has changed .*\), and so are all before it in .*pass overwrite"
+    )
     with pytest.raises(ValueError, match=words):
         train_language(run)
     assert sorted(checkpoints.rglob("*")) == before
