@@ -16,7 +16,7 @@ from torch import nn
 from ...checks import check_choice, check_size
 from ...models import FastWeightsForCausalLM
 from .optimizers import muon_matrices
-from .run import LanguageRun
+from .run import UNSHARDED, LanguageRun
 from .schedule import StepPlan
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Gpu",
     "Machine",
     "activation_bytes",
+    "choose_sharding",
     "describe_memory",
     "describe_time",
     "memory_parts",
@@ -36,7 +37,7 @@ GIB = 2**30
 UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60))
 CHUNK = 64  # tokens between two states that a memory keeps for its backward
 RESERVED = 0.06  # of a GPU's memory, for CUDA itself and what the allocator cannot use
-LEAST_ACTIVATIONS = 0.7  # of the estimate: below it no measured training was
+LEAST_ACTIVATIONS, MOST_ACTIVATIONS = 0.7, 1.53  # of the estimate: beyond them no measured training was
 # Part of the peak that trainings with `gdn` reached on an H100: .31 with 24 layers of width 1024, .38 with the 1B preset.
 UTILISATION = 0.35
 
@@ -110,6 +111,22 @@ def describe_memory(
         )
     doubt = ", which may not fit" if total > room else ""
     return f"about {total / GIB:.1f} GiB of {room / GIB:.1f} per GPU{doubt}: {listed}"
+
+
+def choose_sharding(run: LanguageRun, model: FastWeightsForCausalLM, processes: int, memory: float | None) -> bool:
+    """Whether several processes shard parameters (FSDP2). `run.fsdp`; where it is None, whether a copy of all parameters on every
+    GPU might not fit, by the largest activations that were measured beside an estimate. FSDP2 was as fast as DDP.
+
+    Args:
+        model: may be without memory for its weights, on the meta device.
+        memory: bytes of each GPU; None without one.
+    """
+    if run.fsdp is not None:
+        return run.fsdp
+    if memory is None or processes == 1 or run.optimizer in UNSHARDED or run.compile is True:
+        return False
+    parts = memory_parts(run, model, processes)
+    return sum(parts.values()) + (MOST_ACTIVATIONS - 1) * parts["activations"] > memory * (1 - RESERVED)
 
 
 def describe_time(run: LanguageRun, model: FastWeightsForCausalLM, plan: StepPlan, machine: Machine) -> str:

@@ -17,7 +17,7 @@ from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ..checkpoints import checkpoint_step, checkpoints_in
 from ..folder import as_stored
 from ..optimization import weight_decay_groups
-from .estimate import Machine, describe_memory, describe_time, parse_machine
+from .estimate import Machine, choose_sharding, describe_memory, describe_time, parse_machine
 from .folder import LanguageFolder
 from .model import model_config, model_name, model_tokenizer, moments_of
 from .processes import check_launch, step_size, world_size
@@ -49,11 +49,28 @@ def check_training(
             raise ValueError(
                 f"report_to {tracker!r} needs the package {tracker}; pip install {tracker}, or leave report_to out"
             )
-    checked_configs(singles)
+    configs = checked_configs(singles)
+    memory = machine.gpu.memory if machine is not None else _own_memory()
+    singles = [_with_sharding(*pair, processes, memory) for pair in zip(singles, configs, strict=True)]
     for part in dict.fromkeys((run.output, *(single.output for single in singles))):
         work = next((single for single in singles if single.output == part), run)
         LanguageFolder(Path(part), processes).check(work, overwrite=overwrite)
     return singles
+
+
+def _own_memory() -> float | None:
+    """Bytes of the GPU of this process, None without one."""
+    return (
+        torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        if torch.cuda.is_available()
+        else None
+    )
+
+
+def _with_sharding(run: LanguageRun, config: FastWeightsConfig, processes: int, memory: float | None) -> LanguageRun:
+    with torch.device("meta"):
+        model = FastWeightsForCausalLM(config)
+    return dataclasses.replace(run, fsdp=choose_sharding(run, model, processes, memory))
 
 
 def plan_training(
@@ -116,6 +133,7 @@ def _plan_model(
         "steps": plan.steps,
         "tokens": plan.tokens(plan.steps),
         "learning rate": run.describe_rate(plan),
+        **({"sharding": f"parameters, gradients and optimizer over {processes} processes (FSDP2)"} if run.fsdp else {}),
         "memory": describe_memory(run, model, processes, machine),
         **({} if machine is None else {"time": describe_time(run, model, plan, machine)}),
         "begins": _describe_begin(run, overwrite),

@@ -106,7 +106,8 @@ class LanguageRun(Schedule):
             memory of a step. True ends the training with a ValueError where its first graph cannot be made, as where a layer
             waits for the GPU to read the lengths of documents. None captures with a GPU, no fp16, no gradient_checkpointing, and
             with fsdp one pass per step; where that fails, a warning says why, and the training continues without.
-        fsdp: shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP).
+        fsdp: shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP). None
+            shards them where copies might not fit into a GPU, by the estimate of `--dry-run`.
             A training continues with it or without.
         reshard_after_forward: with fsdp, free the gathered parameters of a block after its forward, and gather them again for its
             backward. False keeps them: parameters are gathered once per pass, and the GPU holds all of them between the two.
@@ -150,7 +151,7 @@ class LanguageRun(Schedule):
     gradient_checkpointing: bool = False
     compile: bool | str | None = None
     graphs: bool | None = None
-    fsdp: bool = False
+    fsdp: bool | None = None
     reshard_after_forward: bool = True
     forward_prefetch: int = 0
     seed: int = 0
@@ -178,7 +179,7 @@ class LanguageRun(Schedule):
         ):
             object.__setattr__(self, name, check_whole_number(name, getattr(self, name), high=largest))
         self.check_schedule()
-        for name in ("gradient_checkpointing", "fsdp", "reshard_after_forward", "tensorboard", "keep_optimizer"):
+        for name in ("gradient_checkpointing", "reshard_after_forward", "tensorboard", "keep_optimizer"):
             check_flag(name, getattr(self, name))
         check_choice("precision", self.precision, ("no", "bf16", "fp16"))
         check_choice("context_way", self.context_way, WAYS)
@@ -227,6 +228,8 @@ class LanguageRun(Schedule):
         return [tracker for tracker in self.report_to if tracker != "tensorboard"]
 
     def _check_sharding(self) -> None:
+        if self.fsdp is not None:
+            check_flag("fsdp", self.fsdp)
         if not self.fsdp and (self.forward_prefetch or not self.reshard_after_forward):
             raise ValueError(
                 "reshard_after_forward must be True and forward_prefetch 0 without fsdp, which alone gathers parameters, got "

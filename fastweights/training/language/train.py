@@ -201,7 +201,7 @@ def _train_one(
                 f"{title}: step {checkpoint_step(latest):,} is saved already, so that nothing is trained up to step {stop_at:,}"
             )
             return None
-        report(f"{title}: {step_size(run)}")
+        report(f"{title}: {step_size(run)}{', parameters sharded by FSDP2' if run.fsdp else ''}")
         began, plan = time.perf_counter(), run.plan(world_size())
         progress = TrainingProgress(console, title=title, plan=plan, log_every=run.log_every)
         log = RunLog(folder.log, plan)

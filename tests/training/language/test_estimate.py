@@ -10,6 +10,7 @@ from fastweights.data.text.packing import pack_rows
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.training.language import LanguageRun, estimate
 from fastweights.training.language.optimizers import build_optimizer
+from fastweights.training.language.planning import plan_training
 
 SIZES = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 2}
 GROUPS = ("adamw", "muon", "adafactor")
@@ -79,6 +80,37 @@ def test_what_lowers_the_memory():
     assert estimate.memory_parts(plain, model, 4)["gradients"] == parts["gradients"]
     several = estimate.memory_parts(LanguageRun(precision="bf16", batch_size=64, accumulation=2), model, 4)
     assert several["gradients"] == 2 * parts["gradients"]  # buckets of DDP
+
+
+@pytest.mark.parametrize(
+    ("processes", "memory", "fields", "sharded"),
+    [
+        (4, None, {}, False),
+        (1, 1.0, {}, False),
+        (4, 1.0, {}, True),
+        (4, 1e12, {}, False),
+        (4, 1e12, {"fsdp": True}, True),
+        (4, 1.0, {"fsdp": False}, False),
+        (4, 1.0, {"optimizer": "muon"}, False),
+        (4, 1.0, {"compile": True}, False),
+    ],
+)
+def test_parameters_are_sharded_where_copies_might_not_fit(processes, memory, fields, sharded):
+    assert estimate.choose_sharding(LanguageRun(**fields), small(), processes, memory) is sharded
+
+
+def test_room_is_kept_for_the_largest_activations_that_were_measured():
+    run, model = LanguageRun(precision="bf16", batch_size=64), small()
+    parts = estimate.memory_parts(run, model, 2)
+    most = (sum(parts.values()) + 0.53 * parts["activations"]) / 0.94
+    assert estimate.choose_sharding(run, model, 2, 0.999 * most)
+    assert not estimate.choose_sharding(run, model, 2, 1.001 * most)
+
+
+def test_a_plan_says_what_is_sharded(make_run):
+    plan = plan_training(make_run(fsdp=True), gpu="2xrtx4090")["models"][0]
+    assert plan["sharding"] == "parameters, gradients and optimizer over 2 processes (FSDP2)"
+    assert "sharding" not in plan_training(make_run(), gpu="2xrtx4090")["models"][0]
 
 
 def test_operations_by_hand():
