@@ -136,6 +136,7 @@ class MemoryLayer(OpLayer):
 
     Options: ClassVar[type[ProjectionOptions]] = MemoryOptions
     probes = {"q": "", "k": "", "v": "", "o": "", "output_gate": "options.output_gate", "state": ""}
+    head_counts = ("num_v_heads", "num_heads")
     options: ProjectionOptions
 
     def __init__(self, **options: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from ..ops.authoring import check_cu_seqlens
 from ..private_huggingface import execution_device, is_placed, placement_hooks, remove_placement
 from .cache import LayerCache
 from .options import MixerOptions
+from .parts import HeadPart
 
 __all__ = ["ConfiguredMixer", "Mixer", "check_input"]
 
@@ -32,12 +33,15 @@ class Mixer(nn.Module):
         gives_values, takes_first_values: whether the method `values` gives what layers behind this one take as the keyword
             `first_values` of their forward, and whether this layer's forward takes it.
         decodes_in_pool: whether forward can read a few tokens with a cache whose memory is a pool (`LayerCache.rows`).
+        head_counts: names of the options that count heads, first those that have a memory each. Where processes divide the
+            heads, each has its share of these. Of the others it has its share, or one that it shares with other processes.
     """
 
     probes: ClassVar[Mapping[str, str]] = {"state": ""}
     gives_values: bool = False
     takes_first_values: bool = False
     decodes_in_pool: bool = False
+    head_counts: ClassVar[tuple[str, ...]] = ("num_heads", "num_v_heads", "num_kv_heads")
     _listener: Callable[[dict[str, Any]], None] | None = None
 
     def __init_subclass__(cls, **extra: Any) -> None:
@@ -107,6 +111,7 @@ class Mixer(nn.Module):
         bare |= {id(hook): hook for hook in placement_hooks(self)}  # they hold weights
         layer, cache = copy.deepcopy(self, bare).to(dtype=dtype), LayerCache()
         remove_placement(layer)
+        layer.take_part(HeadPart())  # nothing is gathered
         with torch.no_grad():
             layer(_token(layer), cache)
         return cache
@@ -124,6 +129,18 @@ class Mixer(nn.Module):
             self(x_11D, cache, torch.tensor([0, 0, 1], device=x_11D.device))  # the first of two sequences is empty
         cache.apply(lambda x: x[:1].repeat(count, *[1] * (x.ndim - 1)))
         return cache
+
+    def sections(self) -> Mapping[str, Sequence[int]]:
+        """Parameters that join several, such as the projections of q, k and v in one matrix: the sizes of these along the first
+        dimension, by the name of the parameter or of its module. Processes that divide the heads divide each of them."""
+        return {}
+
+    def take_part(self, part: HeadPart) -> None:
+        """Make this layer one of several parts of a layer with more heads: what depends on the number of a head, or on all heads,
+        then does so as in the whole layer. Modules that need to know have an attribute `part`, a `HeadPart`."""
+        for module in self.modules():
+            if isinstance(getattr(module, "part", None), HeadPart):
+                module.part = part  # type: ignore[assignment]  # torch declares attributes as modules
 
     def probe(self, **internals: Tensor | Callable[[], Tensor | None] | None) -> None:
         """Pass intermediate results by name to an open `fastweights.layers.probe`; without one this does nothing.

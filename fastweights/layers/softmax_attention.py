@@ -84,6 +84,7 @@ class SoftmaxAttention(ConfiguredMixer):
     Options = SoftmaxAttentionOptions
     options: SoftmaxAttentionOptions
     probes = {"q": "", "k": "", "v": "", "o": ""}  # the state grows with every token
+    head_counts = ("num_heads", "num_kv_heads")
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
