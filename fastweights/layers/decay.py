@@ -160,7 +160,8 @@ class FixedDecay(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         dtype = torch.promote_types(x_BTD.dtype, torch.float32)
-        head = self.part.rank * self.num_heads + torch.arange(self.num_heads, device=x_BTD.device, dtype=dtype)
+        first = self.part.rank * self.num_heads
+        head = torch.arange(first, first + self.num_heads, device=x_BTD.device, dtype=dtype)
         return torch.log1p(-(2.0 ** (-5 - head))).expand(*x_BTD.shape[:2], -1)
 
 
