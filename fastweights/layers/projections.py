@@ -110,9 +110,9 @@ def convolve_together(
     backend: str,
     rows: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Apply up to three `ShortConvolution` to their inputs [B, T, D]. Returns their outputs and, with `keep`, the last inputs
-    of each for the next call, otherwise None. One kernel serves all of them where there is one token per sequence. Convolutions
-    that share a window must have one input. rows: as in `LayerCache`; the windows are then pools, which are updated."""
+    """What up to three `ShortConvolution` give for their inputs [B, T, D], and with `keep` the last inputs of each for the next
+    call, else None. One kernel serves them where there is one token per sequence. Convolutions with one window must have one
+    input. rows: as in `LayerCache`; the windows are then pools and are brought up to date."""
     if rows is not None:
         parameters = [given for one in convolutions for given in one.parameters()]
         if needs_gradient({str(i): x for i, x in enumerate([*inputs, *parameters])}):
@@ -149,7 +149,7 @@ def convolve_together(
 
 
 def choose_layer_backend(backend: str) -> str:
-    """The backend of convolutions and norms in a layer whose memory has the backend `backend`."""
+    """The backend of convolutions and norms in a layer whose memory has this one."""
     return "torch" if backend == "reference" else backend
 
 
@@ -318,8 +318,8 @@ class OutputProjection(nn.Module):
         skip_G: Tensor | None = None,
         shift_BTGV: Tensor | None = None,
     ) -> Tensor:
-        """y [B, T, D]. With v and skip, o + skip v takes the place of o; this needs the norm, whose kernel computes it. The
-        shift is added to the projection of the gate before its function."""
+        """y [B, T, D]. With v and skip, which need the norm, o + skip v takes the place of o, in the same pass. The shift is
+        added to the projection of the gate before its function."""
         z_BTGV = None if self.gate is None else self._project_gate(x_BTD, shift_BTGV)
         if self.norm is not None:
             o_BTGV = self.norm(o_BTGV, z_BTGV, self.gate or "silu", v_BTGV, skip_G, self.backend)

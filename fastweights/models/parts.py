@@ -59,7 +59,7 @@ def count_heads(config: FastWeightsConfig, name: str, options: dict[str, Any]) -
     spec = MIXERS[name]
     defaults = {key: one.default for key, one in inspect.signature(spec.layer).parameters.items()}
     given = {**defaults, **spec.options, **options, "num_heads": config.num_heads}
-    return {key: given[key] for key in spec.layer.head_counts if given.get(key) is not None}
+    return {key: given[key] for key in (*spec.layer.head_counts, "num_heads") if given.get(key) is not None}
 
 
 def divide_counts(counts: dict[str, int], parts: int) -> dict[str, int]:
@@ -179,7 +179,9 @@ def check_parts(config: FastWeightsConfig, parts: int) -> None:
         except (TypeError, ValueError) as problem:
             raise ValueError(f"{refusal}: {problem}") from problem
         if not error < CLOSE:
-            raise ValueError(f"{refusal}: the outputs of the parts do not add up to those of the layer")
+            raise ValueError(
+                f"{refusal}: the outputs of the parts do not add up to those of the layer; use one process"
+            )
 
 
 @torch.no_grad()
