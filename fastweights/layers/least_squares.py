@@ -95,11 +95,9 @@ class MesaNet(MemoryLayer):
     probes = {**MemoryLayer.probes, "g": "decay", "beta": "gain", "ridge": ""}
 
     def build(self) -> None:
-        options, heads = self.options, self.heads
-        self.decay = None
-        if options.decay == "head":
-            self.decay = HeadDecay(self.hidden_size, heads.value_heads, options.long_memory)
-        self.gain = SigmoidGain(self.hidden_size, heads.value_heads) if options.gain else None
+        options, heads, hidden_size = self.options, self.heads, self.hidden_size
+        self.decay = HeadDecay(hidden_size, heads.value_heads, options.long_memory) if options.decay == "head" else None
+        self.gain = SigmoidGain(hidden_size, heads.value_heads) if options.gain else None
         self.ridge = LearnedRidge(heads.value_heads, heads.key, options.ridge, options.smallest_ridge)
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
@@ -298,11 +296,9 @@ class RecursiveLeastSquares(MemoryLayer):
     probes = {**MemoryLayer.probes, "g": "decay", "beta": "gain", "write_key": ""}
 
     def build(self) -> None:
-        options, heads = self.options, self.heads
-        self.decay = None
-        if options.decay == "head":
-            self.decay = HeadDecay(self.hidden_size, heads.value_heads, options.long_memory or "paper")
-        self.gain = SigmoidGain(self.hidden_size, heads.value_heads) if options.gain else None
+        options, heads, width = self.options, self.heads.value_heads, self.hidden_size
+        self.decay = HeadDecay(width, heads, options.long_memory or "paper") if options.decay == "head" else None
+        self.gain = SigmoidGain(width, heads) if options.gain else None
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         dtype = v_BTGV.dtype
