@@ -63,7 +63,7 @@ class MixerChoice:
             raise ValueError(
                 f"options of mixer {self.name!r} must be values that JSON can hold, but {error}; replace that value"
             ) from None
-        object.__setattr__(self, "options", _with_none(self.name, options))
+        object.__setattr__(self, "options", _replace_none(self.name, options))
         label = check_label(check_text("label", self.label) or self._text())
         object.__setattr__(self, "label", label)
 
@@ -185,7 +185,7 @@ def parse_mixers(text: str) -> tuple[MixerChoice, ...]:
     return tuple(_choice(",".join(parts)) for parts in choices)
 
 
-def _with_none(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def _replace_none(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options, with None in place of "none" where an option may be None, because TOML has no null."""
     kind = getattr(mixer_spec(name, {}).layer, "Options", None)
     if kind is None:
