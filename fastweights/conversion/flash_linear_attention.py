@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..models import FastWeightsConfig
-from .names import check_settings, rename, token_ids
+from .names import check_settings, rename, shared_settings
 
 __all__ = ["FLA_TYPES", "fla_config", "fla_weights"]
 
@@ -51,17 +51,12 @@ def fla_config(record: Mapping[str, Any]) -> FastWeightsConfig:
     if width is None:  # two thirds of the ratio, in steps of 256
         width = -(-int(source.hidden_size * (source.hidden_ratio or 4) * 2 / 3) // 256) * 256
     return FastWeightsConfig(
-        vocab_size=source.vocab_size,
-        hidden_size=source.hidden_size,
-        num_hidden_layers=source.num_hidden_layers,
         num_heads=source.num_heads,
         mixer=mixer,
         intermediate_size=width,
         norm_eps=source.norm_eps,
-        initializer_range=source.initializer_range,
         scale_residuals=False,
-        tie_word_embeddings=source.tie_word_embeddings,
-        **token_ids(source),
+        **shared_settings(source),
     )
 
 

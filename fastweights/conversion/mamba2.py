@@ -12,7 +12,7 @@ from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 
 from ..models import FastWeightsConfig
-from .names import check_settings, rename, token_ids
+from .names import check_settings, rename, shared_settings
 
 __all__ = ["mamba2_config", "mamba2_layer", "mamba2_layer_weights", "mamba2_weights"]
 
@@ -40,16 +40,11 @@ def mamba2_config(source: Mamba2Config) -> FastWeightsConfig:
     if hasattr(source, "norm_eps"):
         _check_saved_by_fla(source)
     return FastWeightsConfig(
-        vocab_size=source.vocab_size,
-        hidden_size=source.hidden_size,
-        num_hidden_layers=source.num_hidden_layers,
         num_heads=source.num_heads,
         mixer=mamba2_layer(source),
         intermediate_size=0,
         norm_eps=source.layer_norm_epsilon,
-        initializer_range=source.initializer_range,
-        tie_word_embeddings=source.tie_word_embeddings,
-        **token_ids(source),
+        **shared_settings(source),
     )
 
 

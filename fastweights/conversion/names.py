@@ -1,4 +1,4 @@
-"""What the conversions from other architectures share: names of parameters, token ids, settings that must not differ."""
+"""What the conversions from other architectures share: names, settings that have one name, settings that must not differ."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["check_settings", "rename", "token_ids"]
+__all__ = ["check_settings", "rename", "shared_settings"]
+
+SHARED = ("vocab_size", "hidden_size", "num_hidden_layers", "initializer_range", "tie_word_embeddings")
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def rename(name: str, patterns: Mapping[str, str]) -> str:
@@ -16,9 +19,9 @@ def rename(name: str, patterns: Mapping[str, str]) -> str:
     return name
 
 
-def token_ids(source: Any) -> dict[str, Any]:
-    """The special tokens of a configuration, as keywords of ours."""
-    return {name: getattr(source, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+def shared_settings(source: Any) -> dict[str, Any]:
+    """The settings of a configuration that have the same names here. Special tokens may be missing there."""
+    return {name: getattr(source, name) for name in SHARED} | {name: getattr(source, name, None) for name in TOKENS}
 
 
 def check_settings(architecture: str, **settings: tuple[Any, Any]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Qwen3NextConfig
 
 from ..models import FastWeightsConfig
-from .names import check_settings, rename, token_ids
+from .names import check_settings, rename, shared_settings
 
 __all__ = ["qwen3_next_config", "qwen3_next_layer", "qwen3_next_layer_weights", "qwen3_next_weights"]
 
@@ -39,16 +39,11 @@ def qwen3_next_config(source: Qwen3NextConfig) -> FastWeightsConfig:
         layers_with_experts=(experts, []),
     )
     return FastWeightsConfig(
-        vocab_size=source.vocab_size,
-        hidden_size=source.hidden_size,
-        num_hidden_layers=source.num_hidden_layers,
         num_heads=source.linear_num_key_heads,
         mixer=qwen3_next_layer(source),
         intermediate_size=source.intermediate_size,
         norm_eps=source.rms_norm_eps,
-        initializer_range=source.initializer_range,
-        tie_word_embeddings=source.tie_word_embeddings,
-        **token_ids(source),
+        **shared_settings(source),
     )
 
 

@@ -41,7 +41,7 @@ class HeldOutText:
         run = None if model is None or self._paths else training_record(model)
         self.notice = ""
         if run is not None:
-            self._corpus, self.name = _of_training(run)
+            self._corpus, self.name = _find_training_text(run)
             self.notice = f"Reading the text that {run} names: {_sources(self._corpus)}"
         else:
             self._corpus = TextCorpus(paths=self._paths)
@@ -105,7 +105,7 @@ def _sources(corpus: TextCorpus) -> str:
     return ", ".join(map(one_line, paths)) or "the source of the Python installation"
 
 
-def _of_training(run: Path) -> tuple[TextCorpus, str]:
+def _find_training_text(run: Path) -> tuple[TextCorpus, str]:
     """The corpus of a training, and what to call its held-out text."""
     try:
         settings = read_json_object(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..checks import check_flag
 from ..ops import delta_product
@@ -70,9 +70,7 @@ class DeltaProduct(MemoryLayer):
         options, heads = self.options, self.heads.value_heads
         largest = 2.0 if options.negative_eigenvalues else 1.0
         self.gain = SigmoidGain(self.hidden_size, options.householders * heads, largest=largest)
-        self.decay: nn.Module | None = None
-        if options.decay == "head":
-            self.decay = HeadDecay(self.hidden_size, heads, options.long_memory)
+        self.decay = HeadDecay(self.hidden_size, heads, options.long_memory) if options.decay == "head" else None
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         """Channels come head by head, within a head step by step: R stands for the steps."""

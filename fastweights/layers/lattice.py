@@ -172,11 +172,9 @@ class Lattice(MemoryLayer):
     probes = {**MemoryLayer.probes, "g": "decay", "step_size": ""}
 
     def build(self) -> None:
-        heads = self.heads
-        self.decay = None
-        if self.options.decay == "head":
-            self.decay = HeadDecay(self.hidden_size, heads.value_heads, self.options.long_memory)
-        self.step = StepSize(self.hidden_size, heads.value_heads, self.options.rate)
+        options, heads, width = self.options, self.heads.value_heads, self.hidden_size
+        self.decay = HeadDecay(width, heads, options.long_memory) if options.decay == "head" else None
+        self.step = StepSize(width, heads, options.rate)
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         options = self.options

@@ -212,7 +212,7 @@ class TextCorpus(TextSource):
         if self.held_out:
             return (Document(text, False) for text in self.texts())
         if self.dataset is None and len(files) == 1 and not files[0].has_rows:
-            return _in_two(files[0], self.held_out_fraction, self._characters)
+            return _cut_in_two(files[0], self.held_out_fraction, self._characters)
         return split(self._pieces, self.held_out_fraction)
 
     @property
@@ -328,7 +328,7 @@ def _named_texts(file: TextFile, text_field: str) -> Iterator[tuple[str, Iterabl
         yield file.name, plain_pieces(file)
 
 
-def _in_two(file: TextFile, fraction: float, most: float) -> Iterator[Document]:
+def _cut_in_two(file: TextFile, fraction: float, most: float) -> Iterator[Document]:
     """The first `most` characters of a single file, with their end as held-out text."""
 
     def pieces() -> Iterator[str]:
@@ -339,7 +339,7 @@ def _in_two(file: TextFile, fraction: float, most: float) -> Iterator[Document]:
             if left <= 0:
                 return
 
-    return cut(pieces(), Length.of(pieces()), fraction)
+    return cut(pieces(), Length.measure(pieces()), fraction)
 
 
 def _stamp(file: TextFile) -> tuple[str, int, int]:

@@ -120,7 +120,7 @@ def prepare_text(
     folders = []
     for single in corpus.singles:
         tokens = folder / f"tokens-{_key(single.fingerprint, content)}"
-        with _alone(tokens, SHARDS):
+        with _lock(tokens, SHARDS):
             why = shards_damage(tokens, content=read_all) if tokens.exists() else None
             if why is None and tokens.exists() and not single.held_out and not len(TokenShards(tokens, "held_out")):
                 why = "an earlier version of fastweights held no text out"
@@ -192,7 +192,7 @@ def _trained(
     corpus: TextCorpus, settings: TextTokenizer, folder: Path, report: Callable[[str], None], progress: Progress
 ) -> Any:
     path = folder / f"tokenizer-{_key(corpus.fingerprint, repr(settings))}"
-    with _alone(path, TOKENIZER):
+    with _lock(path, TOKENIZER):
         # One of an earlier version has no checksums. Trained again it might be another one, and so end its trainings.
         why = damage(path) if (path / CHECKSUMS).exists() else None
         if why is not None:
@@ -227,7 +227,7 @@ def _train_texts(corpus: TextCorpus, settings: TextTokenizer, progress: Progress
 
 
 @contextmanager
-def _alone(path: Path, own: Own) -> Iterator[None]:
+def _lock(path: Path, own: Own) -> Iterator[None]:
     """Let one process at a time make `path`, and delete what a killed one has left."""
     with hold_lock("cache", path, path.with_name(f".{path.name}.lock"), wait=True):
         drop_partials(path.parent, {path.name: own})

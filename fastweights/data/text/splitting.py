@@ -47,7 +47,7 @@ class Length(NamedTuple):
     written: int
 
     @staticmethod
-    def of(pieces: Iterable[str]) -> Length:
+    def measure(pieces: Iterable[str]) -> Length:
         whole = written = 0
         for piece in pieces:
             if piece.strip():
@@ -105,7 +105,7 @@ def _one_sided(pieces: Iterable[Piece], fraction: float) -> list[_Unit]:
         draw = hash_fraction(first.name)
         if found and (draw < fraction) != (found[0].draw < fraction):
             return []
-        found.append(_Unit(draw, number, Length.of(piece.text for piece in itertools.chain([first], own))))
+        found.append(_Unit(draw, number, Length.measure(piece.text for piece in itertools.chain([first], own))))
     return found
 
 
