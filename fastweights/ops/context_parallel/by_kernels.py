@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...kernels.availability import takes_kernels
 from ...kernels.runtime.launch_plan import align, device_of, plans_for, reduce_to_input
 from ..framework.node import Tensors, declare_node, load_module
 from ..framework.spec import OpSpec
@@ -18,7 +19,13 @@ from .collectives import all_gather
 from .documents import Rows, fold, fold_back, sequences_of_part
 from .group import ContextParallel, group_of
 
-__all__ = ["PartKernels"]
+__all__ = ["PartKernels", "part_kernels"]
+
+
+def part_kernels(spec: OpSpec, x: Tensor, backend: str) -> PartKernels | None:
+    """The kernels of an op that find the map of their part, where they serve an input x; one without numbers counts as a GPU's."""
+    takes = backend == "triton" or (backend == "auto" and (x.is_meta or takes_kernels("auto", x)))
+    return getattr(spec.backends.get("triton"), "part", None) if takes else None
 
 
 class PartKernels:

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.availability import takes_kernels
 from ..framework.checks import Sizes, as_tuple, check_options, compute_dtype, expand_parameter, first_state, unwrap
 from ..framework.in_torch import disable_autocast, expand_heads, first_input
 from ..framework.passing import Passing, Summary, Transition
 from ..framework.spec import OpSpec
-from .by_kernels import PartKernels
+from .by_kernels import PartKernels, part_kernels
 from .collectives import all_gather
 from .costs import most_columns
 from .documents import Rows, fold, sequences_of_part
@@ -133,7 +132,7 @@ class _Part:
         if start is None:
             start = first_state(self.spec, name, self.sizes, self.count, v)
         start = start.to(self.dtype)
-        by_kernels = self.part_kernels()
+        by_kernels = part_kernels(self.spec, v, self.backend)
         if by_kernels is not None:
             before = {**states, name: sequences.place(start, torch.zeros_like(sequences.pick_entering(start)))}
             return self.run_kernels(by_kernels, before)
@@ -156,13 +155,6 @@ class _Part:
             change = (sequences.pick_entering(M).double() @ state.double()).to(own.dtype)
             ends = {**ends, name: own + sequences.place(torch.zeros_like(own), change)}
         return (o,), ends
-
-    def part_kernels(self) -> PartKernels | None:
-        """Kernels of the rule that find the state before the part on their way, where they serve this call."""
-        form, x = self.spec.backends.get("triton"), first_input(self.inputs)
-        found = getattr(form, "part", None)
-        wanted = self.backend == "triton" or (self.backend == "auto" and takes_kernels("auto", x))
-        return found if wanted else None
 
     def run_kernels(self, part: PartKernels, states: Named) -> tuple[Sequence[Tensor], dict[str, Tensor]]:
         spec, like = self.spec, first_input(self.inputs)
