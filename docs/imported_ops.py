@@ -19,7 +19,7 @@ class ImportedOps(griffe.Extension):
     def on_module(self, *, mod: griffe.Module, **_: Any) -> None:
         if mod.path != ops.__name__:
             return
-        for name in (form for name in ops.OPS for form in (name, f"{name}_") if hasattr(ops, form)):
+        for name in (form for op in ops.OPS for form in (op, f"{op}_") if hasattr(ops, form)):
             mod.set_member(name, described(name, mod.members[name].lineno))
 
 
