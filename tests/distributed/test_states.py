@@ -20,7 +20,7 @@ from fastweights.testing.contract.compare import EXTREMES, assert_close, mix_ext
 from fastweights.testing.contract.divided import ways_of
 from fastweights.testing.processes import processes
 
-from .parts import refusal
+from .parts import compile_part, refusal
 
 TIME = 48  # borders between the parts of 2 and 4 processes: at 12, 24 and 36
 # None for rows of one sequence each.
@@ -188,3 +188,9 @@ def test_costs() -> None:
             assert min(seconds, key=lambda name: seconds[name]) == way
     many, few = (costs("linear_attention-none", 32768, count=count)[1]["state"] for count in (1000, 1))
     assert many > 2 * few
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["delta_rule-head", "preconditioned_delta_rule-none", "gated_kalmanet-exact"])
+def test_one_graph(name: str) -> None:
+    processes(2).run(compile_part, name, "state")
