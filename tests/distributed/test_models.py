@@ -27,12 +27,11 @@ SMALL = [
     ["rwkv7", {"name": "rwkv7", "value_residual": True}],
     ["vla-conv", "palimpsa-m", {"name": "ttt", "learned_state": True}],
 ]
-LAYOUTS = (
-    "packed",
-    "padded",
-    "one text",
-)  # what layers tell apart: packed rows that end at a border or later, a row alone
-STATE = [name for name in MIXERS if name in ("linear", "gdn", "gka")]
+# What layers tell apart: packed rows that begin anew at a border or elsewhere, and a row alone.
+LAYOUTS = ("packed", "padded", "one text")
+# Mixers whose state after a part of a sequence is no affine function of the state before it.
+HEADS_ALONE = {"longhorn-elementwise", "palimpsa-d", "palimpsa-m", "lattice", "ttt", "vla", "vla-conv"}
+WAYS = ("heads", "state")
 
 
 def compare_all(models: list[Any], way: str, names: tuple[str, ...] = tuple(BATCHES)) -> None:
@@ -40,23 +39,34 @@ def compare_all(models: list[Any], way: str, names: tuple[str, ...] = tuple(BATC
         compare(mixer, way, names)
 
 
+def compare_or_refuse(mixer: Any, name: str, way: str) -> None:
+    if way == "state" and name in HEADS_ALONE:
+        with pytest.raises(ValueError, match="way must be 'heads' or 'auto'"):
+            compare(mixer, way, LAYOUTS)
+    else:
+        compare(mixer, way, LAYOUTS)
+
+
 def test_small_models_over_two_processes() -> None:
     processes(2).run(compare_all, SMALL[:1], "heads")
-    processes(2).run(compare_all, SMALL[1:], "heads", ("packed", "padded"))
+    processes(2).run(compare_all, SMALL[1:], "heads", ("packed",))
+    processes(2).run(compare_all, SMALL[:2], "state", ("packed",))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_every_mixer(mixer: str, size: int) -> None:
-    processes(size).run(compare, mixer, "heads", LAYOUTS)
+def test_every_mixer(mixer: str, size: int, way: str) -> None:
+    processes(size).run(compare_or_refuse, mixer, mixer, way)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("variant", OPTIONS)
-def test_every_option(variant: str) -> None:
+def test_every_option(variant: str, way: str) -> None:
     name, options = OPTIONS[variant]
-    processes(2).run(compare, {"name": name, **options}, "heads", LAYOUTS)
+    processes(2).run(compare_or_refuse, {"name": name, **options}, name, way)
 
 
 def checkpointed(model: nn.Module) -> nn.Module:
