@@ -16,7 +16,7 @@ from fastweights.ops.context_parallel.heads import choose_units
 from fastweights.testing import CASES
 from fastweights.testing.processes import processes
 
-from .parts import gradients_of, own, refusal, world
+from .parts import compile_part, gradients_of, own, refusal, world
 
 
 @pytest.mark.parametrize(
@@ -27,31 +27,10 @@ def test_key_heads_are_repeated_as_often_as_it_takes(heads: tuple[int, ...], ran
     assert choose_units(heads, ranks) == units
 
 
-def compile_part(name: str) -> None:
-    """The group as a process group, too."""
-    cp, case = world(), CASES[name]
-    inputs = case.draw(batch=1, time=20, heads=2).map(lambda x: x.requires_grad_())
-    leaves = [*inputs.tokens.values(), *inputs.parameters.values()]
-    arguments = {**inputs.arguments(), **{name: own(x, cp) for name, x in inputs.tokens.items()}}
-
-    def call(group: Any, arguments: dict[str, Any]) -> list[Tensor]:
-        o, states = case.op(**arguments, output_final_state=True, cp_group=group)
-        return [o, *(states if isinstance(states, tuple) else (states,))]
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    for more in ({}, {"cu_seqlens": torch.tensor([0, 13, 20])}):
-        for group in (cp, dist.group.WORLD):
-            got, wanted = (function(group, {**arguments, **more}) for function in (compiled, call))
-            floats = [[x for x in results if x.is_floating_point()] for results in (got, wanted)]
-            grads = [gradients_of(results, leaves) for results in floats]
-            for a, b in zip([*got, *grads[0]], [*wanted, *grads[1]]):
-                torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["delta_rule-head", "palimpsa", "gated_kalmanet-exact"])
 def test_one_graph(name: str) -> None:
-    processes(2).run(compile_part, name)
+    processes(2).run(compile_part, name, "heads")
 
 
 def read_kinds() -> dict[str, Tensor]:
