@@ -53,7 +53,7 @@ def context_parallel(model: Model, group: Any, way: Way = "auto") -> Model:
             raise ValueError(
                 f"model must have mixers that serve context parallelism, got {type(mixer).__name__} at "
                 f"{name or 'its top'}, whose attribute serves_context_parallel is False; set it to True in a class whose forward "
-                "passes **self.parallel on to every op, convolution and RuleCall and looks across tokens nowhere else (as "
+                "passes **self.cp_keywords on to every op, convolution and RuleCall and looks across tokens nowhere else (as "
                 "MemoryLayer.forward), or use another mixer"
             )
     _set(model, as_context_parallel(cp))

@@ -63,6 +63,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         With labels, config.chunked_loss (the default) and an ordinary output layer and loss function, the loss is computed
         from the hidden states, a chunk of tokens at a time: the logits of all tokens, which with a large vocabulary outweigh
         everything else, are never stored. A model in training mode then returns logits None, unless logits_to_keep is given.
+        With context parallelism (`fastweights.distributed.context_parallel`) the loss is that of all ranks. Logits are those of
+        this rank's part of the tokens, none beside a loss; with logits_to_keep they are the same on every rank.
+
         An output layer that was replaced or hooked (PEFT on lm_head, quantised) or a custom `loss_function` gets the logits of
         all tokens, as everywhere in transformers.
 

@@ -30,7 +30,7 @@ from ..private_huggingface import adapt_trainer
 from .cache import CACHE_NAMES, FastWeightsCache, check_cache, given_cache, named_cache
 from .card import find_use, write_card
 from .configuration import FastWeightsConfig, how_to_load
-from .divided_rows import DividedRows
+from .divided_rows import DividedRows, check_same_batch
 from .inputs import check_cache_position, check_embeddings, check_ids
 from .rows import Rows, check_mask, cumulative_lengths, leave_out_unpredicted
 
@@ -203,6 +203,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
 
     cp_group: ContextParallel | None = None
     gathers = False
+    _compared: ContextParallel | None = None  # the ranks whose batches have been compared, once: it waits for a GPU
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__(config)
@@ -294,6 +295,10 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         if past_key_values is not None:
             past_key_values.check_positions(rows.first_position, rows.lengths)
         check_cache_position(cache_position, 0 if past_key_values is None else past_key_values.columns, time)
+        if cp != self._compared and not torch.compiler.is_compiling():
+            if cp is not None:
+                check_same_batch(cp, tokens)
+            self._compared = cp
         if inputs_embeds is not None:
             x_BTD = rows.pack(inputs_embeds)
         elif cp is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -26,36 +27,49 @@ SMALL = [
     ["rwkv7", {"name": "rwkv7", "value_residual": True}],
     ["vla-conv", "palimpsa-m", {"name": "ttt", "learned_state": True}],
 ]
-LAYOUTS = (
-    "packed",
-    "padded",
-    "one text",
-)  # what layers tell apart: packed rows that end at a border or later, a row alone
-STATE = [name for name in MIXERS if name in ("linear", "gdn", "gka")]
+# What layers tell apart: packed rows that begin anew at a border or elsewhere, and a row alone.
+LAYOUTS = ("packed", "padded", "one text")
+# Mixers whose state after a part of a sequence is no affine function of the state before it.
+HEADS_ALONE = {"longhorn-elementwise", "palimpsa-d", "palimpsa-m", "lattice", "ttt", "vla", "vla-conv"}
+WAYS = ("heads", "state")
 
 
-def compare_all(models: list[Any], way: str, names: tuple[str, ...] = tuple(BATCHES)) -> None:
+def compare_all(models: list[Any], way: str, names: tuple[str, ...]) -> None:
     for mixer in models:
         compare(mixer, way, names)
 
 
+def compare_or_refuse(mixer: Any, name: str, way: str) -> None:
+    if way == "state" and name in HEADS_ALONE:
+        with pytest.raises(ValueError, match="way must be 'heads' or 'auto'"):
+            compare(mixer, way, LAYOUTS)
+    else:
+        compare(mixer, way, LAYOUTS)
+
+
 def test_small_models_over_two_processes() -> None:
-    processes(2).run(compare_all, SMALL[:1], "heads")
-    processes(2).run(compare_all, SMALL[1:], "heads", ("packed", "padded"))
+    processes(2).run(compare_all, SMALL, "heads", ("packed",))
+    processes(2).run(compare_all, SMALL[:2], "state", ("packed",))
+
+
+def test_every_layout_of_a_batch() -> None:
+    processes(2).run(compare_all, [["gdn"]], "heads", tuple(BATCHES))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_every_mixer(mixer: str, size: int) -> None:
-    processes(size).run(compare, mixer, "heads", LAYOUTS)
+def test_every_mixer(mixer: str, size: int, way: str) -> None:
+    processes(size).run(compare_or_refuse, mixer, mixer, way)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("variant", OPTIONS)
-def test_every_option(variant: str) -> None:
+def test_every_option(variant: str, way: str) -> None:
     name, options = OPTIONS[variant]
-    processes(2).run(compare, {"name": name, **options}, "heads", LAYOUTS)
+    processes(2).run(compare_or_refuse, {"name": name, **options}, name, way)
 
 
 def checkpointed(model: nn.Module) -> nn.Module:
@@ -92,6 +106,22 @@ def compare_wrapped() -> None:
         close({name: getattr(x, "full_tensor", lambda x=x: x)() for name, x in found.items()}, gradients(whole))
 
 
+def compare_autocast() -> None:
+    """In bfloat16 the gradients are at most twice as far from those of float64 as in one process."""
+    exact, given = language_model(SMALL[0]), batch("packed")
+    whole = deepcopy(exact).float()
+    parts = context_parallel(deepcopy(whole), dist.group.WORLD)
+    wanted = read(exact, given).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = [read(model, given).loss.double() for model in (whole, parts)]
+    torch.testing.assert_close(losses, [wanted] * 2, rtol=2**-8, atol=0.0)
+    true, of_whole, of_parts = (
+        torch.cat([x.double().flatten() for x in one.values()])
+        for one in (gradients(exact), gradients(whole), mean_gradients(parts))
+    )
+    assert (of_parts - true).norm() < 2 * (of_whole - true).norm() < true.norm()
+
+
 def compare_repeated() -> None:
     """Bit for bit."""
     model, given = context_parallel(language_model(SMALL[0]), dist.group.WORLD), batch("packed")
@@ -107,6 +137,7 @@ def compare_repeated() -> None:
 def test_checkpointed_and_repeated() -> None:
     processes(2).run(compare_changed, checkpointed)
     processes(2).run(compare_repeated)
+    processes(2).run(compare_autocast)
 
 
 def test_wrapped() -> None:
