@@ -5,7 +5,7 @@ its documents.
 """
 
 PALIMPSA = "q, k, v, beta, g, *, prior=1.0, scale=None"
-TRAILING = "initial_state=None, output_final_state=False, cu_seqlens=None, backend='auto'"
+TRAILING = "initial_state=None, output_final_state=False, cu_seqlens=None, backend='auto', cp_group=None"
 IN_PLACE = "state, state_indices=None, cu_seqlens=None, backend='auto'"
 
 MEMORIES = {

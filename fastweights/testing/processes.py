@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
+from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 __all__ = ["Processes", "processes"]
 
 LONGEST = 120.0  # seconds of one call
+GRACE = 1.0  # seconds that others get after a failure
 
 
 def _work(rank: int, size: int, folder: str, calls: Any) -> None:
@@ -69,22 +71,22 @@ class Processes:
         if not self.workers:
             self._start()
         message, end = pickle.dumps((function, arguments)), time.monotonic() + LONGEST
-        for _, calls in self.workers:
+        waiting = {calls: rank for rank, (_, calls) in enumerate(self.workers)}
+        for calls in waiting:
             calls.send_bytes(message)
         failed: dict[int, str] = {}
-        results = []
-        for rank, (_, calls) in enumerate(self.workers):
-            # Once one has failed, the others may wait for it.
-            if not calls.poll(1.0 if failed else max(0.0, end - time.monotonic())):
-                failed[rank] = "no answer"
-                continue
-            try:
-                is_right, result = pickle.loads(calls.recv_bytes())
-            except EOFError:
-                is_right, result = False, "the process ended"
-            results.append(result)
-            if not is_right:
-                failed[rank] = result
+        results: list[Any] = [None] * self.size
+        # Once one has failed, the others may wait for it.
+        while waiting and (ready := wait([*waiting], GRACE if failed else max(0.0, end - time.monotonic()))):
+            for calls in ready:
+                rank = waiting.pop(calls)
+                try:
+                    is_right, results[rank] = pickle.loads(calls.recv_bytes())  # type: ignore[union-attr]
+                except EOFError:
+                    is_right, results[rank] = False, "the process ended"
+                if not is_right:
+                    failed[rank] = results[rank]
+        failed |= dict.fromkeys(waiting.values(), "no answer")
         if failed:
             self.stop()
             raise RuntimeError("\n".join(f"rank {rank}: {text}" for rank, text in failed.items()))

@@ -178,5 +178,5 @@ def test_signature_and_docstring() -> None:
     import inspect
 
     assert list(inspect.signature(variational_linear_attention).parameters)[-1] == "cp_group"
-    before, after = variational_linear_attention.__doc__.split("        cp_group: ")
-    assert "    Args:\n" in before and "\n\n    Returns:\n" in after
+    before, after = variational_linear_attention.__doc__.split("\n    cp_group: ")
+    assert "\nArgs:\n" in before and "\n\nReturns:\n" in after

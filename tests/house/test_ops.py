@@ -19,7 +19,9 @@ from fastweights.ops.framework.spec import OpSpec, Parameter, Role, Scale, spec_
 from ..public_signatures import DECODING, MEMORIES
 
 ROOT = Path(__file__).parents[2]
-TRAILING = {"initial_state": None, "output_final_state": False, "cu_seqlens": None, "backend": "auto"}
+TRAILING = {
+    "initial_state": None, "output_final_state": False, "cu_seqlens": None, "backend": "auto", "cp_group": None,
+}  # fmt: skip
 TESTED_WITH = {
     "precondition_keys": "precondition",
     "precondition_queries": "precondition",

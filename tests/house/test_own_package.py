@@ -16,7 +16,9 @@ from fastweights.training.run_files import read_toml
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_package"
 OURS = "fading or look-back"
-DEAR = "extremes or gradcheck or bad_numbers or long_sequence or any_sizes or opcheck"  # tests of the contract
+DEAR = (
+    "extremes or gradcheck or bad_numbers or long_sequence or any_sizes or opcheck or divided"  # tests of the contract
+)
 # In the fast set, some files whose tests are parametrised by the ops, mixers and tasks that there are, and a list of all mixers.
 QUICK = (
     *("tests/contract/test_ops.py", "tests/house/test_ops.py", "tests/layers/test_check_mixer.py"),

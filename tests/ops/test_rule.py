@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -69,8 +70,12 @@ def sum_of_products(
 def test_an_op_is_a_function_that_knows_its_declaration(name: str) -> None:
     rule = getattr(ops, name)
     assert isinstance(rule, Op) and rule.spec.name == name and spec_of(rule) is rule.spec
-    assert (rule.__name__, rule.__doc__) == (name, rule.function.__doc__)
-    assert inspect.signature(rule) == inspect.signature(rule.function) and inspect.isroutine(rule)
+    own = inspect.cleandoc(rule.function.__doc__)
+    assert rule.__name__ == name and inspect.isroutine(rule)
+    before, of_group, after = re.split(r"(\n    cp_group: [^:]+.*?)(?=\n\nReturns:)", rule.__doc__, flags=re.DOTALL)
+    assert before + after == own and "ProcessGroup" in of_group
+    *given, (last, group) = inspect.signature(rule).parameters.items()
+    assert dict(given) == inspect.signature(rule.function).parameters and (last, group.default) == ("cp_group", None)
     assert pickle.loads(pickle.dumps(rule)) is copy.deepcopy(rule) is rule
 
 
@@ -148,7 +153,9 @@ def test_names_of_the_ops_in_place() -> None:
 def test_in_place_gets_its_signature_from_the_op() -> None:
     given = inspect.signature(delta_rule_)
     of_op = [
-        name for name in inspect.signature(delta_rule).parameters if name not in ("initial_state", "output_final_state")
+        name
+        for name in inspect.signature(delta_rule).parameters
+        if name not in ("initial_state", "output_final_state", "cp_group")
     ]
     assert list(given.parameters) == [*of_op[:-2], "state", "state_indices", *of_op[-2:]]
     assert (

@@ -125,10 +125,10 @@ class Op(Generic[P, R]):
 
 
 OF_GROUP = """\
-        cp_group: where one sequence is divided over several processes, all of which make this call: the
-            `torch.distributed.ProcessGroup` or the `ContextParallel` that they form. In order of their ranks they hold parts of
-            equal length, and get theirs of o. cu_seqlens and both states are those of whole sequences, the same on every rank.
-"""
+    cp_group: where one sequence is divided over several processes, all of which make this call: the
+        `torch.distributed.ProcessGroup` or the `ContextParallel` that they form. In order of their ranks they hold parts of
+        equal length, and get theirs of the output. cu_seqlens and the states are those of whole sequences, the same on every
+        rank."""
 
 
 def add_group(signature: inspect.Signature) -> inspect.Signature:
@@ -143,8 +143,8 @@ def add_group(signature: inspect.Signature) -> inspect.Signature:
 
 def describe_group(doc: str | None) -> str | None:
     """A docstring with the group as the last argument, where it has a section of arguments."""
-    before, returns, rest = (doc or "").partition("\n\n    Returns:\n")
-    return f"{before}\n{OF_GROUP.rstrip()}{returns}{rest}" if returns and "    Args:\n" in before else doc
+    before, returns, rest = inspect.cleandoc(doc or "").partition("\n\nReturns:\n")
+    return f"{before}\n{OF_GROUP}{returns}{rest}" if returns and "\nArgs:\n" in before else doc
 
 
 def op(spec: OpSpec) -> Callable[[Callable[P, R]], Op[P, R]]:

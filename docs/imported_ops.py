@@ -1,5 +1,5 @@
-"""What mkdocstrings asks griffe for: the ops in place are made while the library is imported, so their signatures and docstrings
-stand in no file."""
+"""What mkdocstrings asks griffe for: ops get their `cp_group` while the library is imported, and their forms in place are made
+there, so these signatures and docstrings stand in no file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fastweights import ops
 EMPTY = inspect.Parameter.empty
 
 
-class InPlaceOps(griffe.Extension):
-    """Shows `delta_rule_ = delta_rule.in_place` as the function that it is."""
+class ImportedOps(griffe.Extension):
+    """Shows ops, and forms in place such as `delta_rule_ = delta_rule.in_place`, as the functions that they are."""
 
     def on_module(self, *, mod: griffe.Module, **_: Any) -> None:
         if mod.path != ops.__name__:
             return
-        for name in (f"{name}_" for name in ops.OPS if hasattr(ops, f"{name}_")):
+        for name in (form for op in ops.OPS for form in (op, f"{op}_") if hasattr(ops, form)):
             mod.set_member(name, described(name, mod.members[name].lineno))
 
 
