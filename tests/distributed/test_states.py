@@ -174,7 +174,7 @@ def costs(name: str, time: int, **more: Any) -> tuple[dict[str, float], dict[str
     named = {**dict.fromkeys(case.spec.inputs), **named}
     sizes = Sizes(1, time, 8, 8, 128, 128)
     sent = {way: exchanged_bytes(case.spec, named, sizes, 4, way, False) for way in ("heads", "state")}
-    return sent, estimate_seconds(case.spec, named, sizes, 4, more.get("count"), 256)
+    return sent, estimate_seconds(case.spec, named, sizes, 4, more.get("count"), "auto")
 
 
 def test_costs() -> None:
@@ -182,8 +182,9 @@ def test_costs() -> None:
     sent, _ = costs("delta_rule-head", 1000)
     assert sent == {"heads": 1000 * 2 * (4 * 8 * 128 + 2 * 8) * 3 / 4, "state": 3 * 4 * 8 * 128 * (128 + 128)}
     assert costs("linear_attention-head", 1000)[0]["state"] == 3 * 4 * 8 * (128 * 128 + 1)
-    for length, way in ((64, "heads"), (32768, "state")):
-        _, seconds = costs("linear_attention-none", length)
-        assert min(seconds, key=lambda name: seconds[name]) == way
+    for name in ("linear_attention-none", "delta_rule-head", "mesa"):
+        for length, way in ((64, "heads"), (32768, "state")):
+            _, seconds = costs(name, length)
+            assert min(seconds, key=lambda name: seconds[name]) == way
     many, few = (costs("linear_attention-none", 32768, count=count)[1]["state"] for count in (1000, 1))
     assert many > 2 * few

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..common.call import Specs, make_rule
-from ..common.delta_rule.launches import DeltaRule
+from ..common.delta_rule.launches import DeltaRule, MemoryGrads
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..runtime.workspace import TensorSpec
 from .key_energy import record_energy_grads, record_key_energy
@@ -34,16 +34,25 @@ class Memory(DeltaRule):
         (o, S_end, A_end), saved = self.shapes(final)
         self.record_tables(saved)
         if self.precond:
-            record_key_energy(self, saved, A_end)
-            record_precondition(self, saved, saved.write_keys, self.form())
+            self.record_keys(saved, A_end)
         chunks = self.transform_chunks(saved, scale, reuse_saved=False)
         self.record_outputs(chunks, saved, scale, o, S_end)
         return (o, S_end, A_end), saved
 
+    def record_keys(self, saved: SavedForBackward, A_end: Any) -> None:
+        """The preconditioned write keys."""
+        record_key_energy(self, saved, A_end)
+        record_precondition(self, saved, saved.write_keys, self.form())
+
     def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> KernelInputs:
         """The gradient of every input; those of q, k and the preconditioner's gates per value head."""
-        x, (scale, *_), (do, dS_end, dA_end) = self.x, self.options, output_grads
+        (scale, *_), (do, dS_end, dA_end) = self.options, output_grads
         grads = self.memory_grads(saved, scale, do, dS_end, state_grads)
+        return self.input_grads(saved, grads, dA_end, state_grads)
+
+    def input_grads(self, saved: SavedForBackward, grads: MemoryGrads, dA_end: Any, state_grads: bool) -> KernelInputs:
+        """Those of the inputs, from those of the memory."""
+        x = self.memory
         dprecond_g = dprecond_beta = center_grads = dA = None
         if self.precond:
             energy = record_precondition_grads(self, saved, grads.write_key, grads.k, self.form(), add=True)

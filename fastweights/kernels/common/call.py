@@ -106,14 +106,17 @@ class Call:
         return self.token_tensor(self.HV, dtype=gate.dtype if gate.shape[2] == self.HV else torch.float32)
 
     def join_segments(
-        self, added: TensorSpec, transitions: Any, begin: Any, tokens: int, back: bool, delta: bool, precision: str,
-        tile: Mapping[str, int],
+        self, added: TensorSpec | None, transitions: Any, begin: Any, tokens: int, back: bool, delta: bool, precision: str,
+        tile: Mapping[str, int], starts: TensorSpec | None = None, end: TensorSpec | None = None,
     ) -> None:  # fmt: skip
         """Turn `added` into the state that each segment of so many tokens starts from (back: into the gradient of that at its
-        end). tile: its sizes BK and BV, and how the kernel is compiled. delta: whether transitions are matrices."""
+        end). tile: its sizes BK and BV, and how the kernel is compiled. delta: whether transitions are matrices. starts: where
+        these states go instead. end: see the kernel."""
+        starts = added if starts is None else starts
+        V = starts.shape[-1] if added is None else self.V
         self.launch(
-            combine_segments, (-(-self.V // tile["BV"]) * self.N, self.HV), begin, added, transitions, self.x.cu_seqlens, self.T,
-            tokens, self.HV, DELTA=delta, BACK=back, BEGUN=begin is not None, PRECISION=precision, **tile,
+            combine_segments, (-(-V // tile["BV"]) * self.N, self.HV), begin, added, starts, end, transitions, self.x.cu_seqlens,
+            self.T, tokens, self.HV, V=V, DELTA=delta, BACK=back, BEGUN=begin is not None, PRECISION=precision, **tile,
         )  # fmt: skip
 
     def sum_gates(self, gate_grads: Any, center_grads: Any, found: Specs, chunks: Any) -> None:

@@ -6,12 +6,14 @@ and V channels:
             2 T (2 H K + 2 G V) (N - 1) / N bytes, plus the gates
     state   (N - 1) times the map of its part, whatever T is: 4 G K (V + K) bytes of a delta rule, 4 G K (V + 1) of linear
             attention, 4 G K (V + K + 1) of gated_kalmanet and mesa
-Way "state" computes more, see `extra_macs`: a delta rule carries K columns besides its V, and adds K V per token and head for
-what the state before the part answers; a sum is formed once more, by one product of K V per token and head.
+Way "state" computes more, see `extra_macs`. Kernels of the delta rules (`PartKernels`) find their map on the way, for nearly
+nothing. Elsewhere a delta rule carries K columns besides its V, and adds K V per token and head for what the state before the
+part answers. A sum is formed once more, by a product of K V per token and head in float32.
 
-Both costs grow with T on one side only: way "heads" exchanges more, way "state" computes more. With the rates below, which are
-those of H100 in one host, heads win for the delta rules (at K = V = 128, four processes and 32,768 tokens by about one half), and
-states for linear attention and for solvers that read a sum, as they do wherever links are slower: between hosts.
+With the rates below, which are those of H100 in one host, at K = V = 128, four processes and 32,768 tokens of each, "state" is the
+shorter way for every rule that has kernels for its map or passes a sum. The heads of a delta rule take about 1.4 ms for a forward
+and backward, its states .02 ms. For rows of a few hundred tokens, and for many packed documents, whose states are read and
+written one by one, it is "heads".
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from ..framework.checks import Sizes, compute_dtype
 from ..framework.in_torch import first_input
 from ..framework.passing import Transition
 from ..framework.spec import OpSpec
+from .by_kernels import part_kernels
 from .heads import choose_units
 
 __all__ = ["estimate_seconds", "exchanged_bytes", "extra_macs", "most_columns"]
@@ -41,7 +44,7 @@ BACKWARD = 1.7  # operations, per operation of the forward
 
 
 def estimate_seconds(
-    spec: OpSpec, inputs: Named, sizes: Sizes, ranks: int, count: int | None, most: int
+    spec: OpSpec, inputs: Named, sizes: Sizes, ranks: int, count: int | None, backend: str
 ) -> dict[str, float]:
     """What each way adds to a forward and backward of one process, for a rule that has both ways.
 
@@ -50,12 +53,12 @@ def estimate_seconds(
         sizes: of the process.
         ranks: number of processes.
         count: number of packed sequences; None where none are packed.
-        most: value columns that one call takes, see `most_columns`.
+        backend: of the op. Inputs without numbers are taken to be those of a GPU.
     """
     sent = {way: exchanged_bytes(spec, inputs, sizes, ranks, way, count is not None) for way in ("heads", "state")}
     seconds = {way: 2 * found / SENT_PER_SECOND for way, found in sent.items()}
     x = first_input(inputs)
-    seconds["state"] += (1 + BACKWARD) * extra_macs(spec, sizes, most) / (MACS_PER_SECOND * 2 / x.itemsize)
+    seconds["state"] += (1 + BACKWARD) * extra_macs(spec, sizes, x, backend) / (MACS_PER_SECOND * 2 / x.itemsize)
     if count is not None:  # the states of all sequences are written and read, forward and backward
         states = count * sum(math.prod(sizes.shape(state.dims)) for state in spec.states.values())
         seconds["state"] += 4 * states * 2 * compute_dtype(x).itemsize / MEMORY_PER_SECOND
@@ -96,14 +99,17 @@ def exchanged_bytes(spec: OpSpec, inputs: Named, sizes: Sizes, ranks: int, way: 
     return (ranks - 1) * (1 if packed else sizes.B) * sent
 
 
-def extra_macs(spec: OpSpec, sizes: Sizes, most: int) -> float:
-    """The multiply-adds by which the forward of one process grows in way "state". most: value columns of one call."""
+def extra_macs(spec: OpSpec, sizes: Sizes, x: Tensor, backend: str) -> float:
+    """The multiply-adds by which the forward of one process grows in way "state". x: an input."""
     assert spec.passing is not None
     K, V = sizes.K, sizes.V
     macs = spec.macs or (lambda K, V: sizes.R * (3 * K * V + 64 * (K + V)))
     per_token = 0.0
     for name, passed in spec.passing.states.items():
-        per_token += math.prod(sizes.shape(spec.states[name].dims)) / sizes.G
-        if isinstance(passed, Transition):
-            per_token += macs(K, K) if most < V + K else macs(K, V + K) - macs(K, V)
+        again = math.prod(sizes.shape(spec.states[name].dims)) / sizes.G
+        if not isinstance(passed, Transition):
+            per_token += again
+        elif part_kernels(spec, x, backend) is None:
+            wider = macs(K, K) if most_columns(spec, x, backend) < V + K else macs(K, V + K) - macs(K, V)
+            per_token += again + wider
     return sizes.B * sizes.T * sizes.G * per_token

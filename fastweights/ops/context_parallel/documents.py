@@ -6,13 +6,15 @@ Of all sequences of a rank's part at most one came in from the rank before ("ent
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from .collectives import all_gather
 from .group import ContextParallel
 
-__all__ = ["Documents", "Rows", "sequences_of_part"]
+__all__ = ["Documents", "Rows", "fold", "fold_back", "sequences_of_part"]
 
 
 def sequences_of_part(
@@ -48,6 +50,10 @@ class Rows:
 
     def pick_entering(self, states: Tensor) -> Tensor:
         """[R, ...] of [N, ...]; zeros where no sequence enters."""
+        return states
+
+    def place_leaving(self, states: Tensor, count: int) -> Tensor:
+        """[count, ...] of all sequences, with `states` [R, ...] for the one that leaves, zeros for others."""
         return states
 
     def begins_here(self, states: Tensor) -> Tensor:
@@ -95,6 +101,9 @@ class Documents(Rows):
     def pick_entering(self, states: Tensor) -> Tensor:
         return _pick(self.entering, states)
 
+    def place_leaving(self, states: Tensor, count: int) -> Tensor:
+        return _keep(self.leaving, states.expand(count, *states.shape[1:]))
+
     def begins_here(self, states: Tensor) -> Tensor:
         return _keep((self.leaving & self.continued).any()[None], states)
 
@@ -106,6 +115,32 @@ class Documents(Rows):
 
     def collect_final(self, states: Tensor) -> Tensor:
         return all_gather(states, self.cp)[self.owner, torch.arange(len(states), device=states.device)]
+
+
+def fold(sequences: Rows, added: Tensor, kept: Tensor, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """The state [R, ...] that enters this part, from what each part adds and keeps [size, R, ...]; zeros where none enters. The
+    chain is in float64, whatever precision products of float32 have been set to.
+
+    Every rank computes the states of all, so that all take part in the exchange of the gradients."""
+    states = [torch.zeros_like(added[0], dtype=torch.float64)]
+    for rank in range(sequences.cp.size - 1):
+        before = sequences.crosses(rank, states[-1])
+        states.append(apply(sequences.crosses(rank, kept[rank]).double(), before) + added[rank].double())
+    return torch.stack(states)[sequences.cp.rank].to(added.dtype)
+
+
+def fold_back(sequences: Rows, added: Tensor, passed: Tensor) -> Tensor:
+    """The gradient of the state [R, G, K, V] that leaves this part.
+
+    Args:
+        added: what each part adds to the gradient of the state that enters it, [size, R, G, K, V].
+        passed: the transitions of all parts, [size, R, G, K, K].
+    """
+    grad = torch.zeros_like(added[0], dtype=torch.float64)
+    for rank in range(sequences.cp.size - 1, sequences.cp.rank, -1):
+        before = sequences.crosses(rank, grad)
+        grad = sequences.crosses(rank, passed[rank]).double().mT @ before + added[rank].double()
+    return grad.to(added.dtype)
 
 
 def _like(condition: Tensor, x: Tensor) -> Tensor:

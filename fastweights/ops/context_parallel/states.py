@@ -1,8 +1,7 @@
 """Way "state": every rank keeps its tokens, and the ranks pass on the states of the sequences that cross their borders.
 
 A part takes the state before it to M S + E (see framework/passing.py). Each rank computes its M and E, one all-gather brings them
-to all, and a rank applies those of the ranks before it in their order. What travels does not grow with the length. The chain of
-products is in float64, whatever precision products of float32 have been set to.
+to all, and a rank applies those of the ranks before it in their order. What travels does not grow with the length.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..framework.checks import Sizes, as_tuple, compute_dtype, first_state, unwrap
+from ..framework.checks import Sizes, as_tuple, check_options, compute_dtype, expand_parameter, first_state, unwrap
 from ..framework.in_torch import disable_autocast, expand_heads, first_input
 from ..framework.passing import Passing, Summary, Transition
 from ..framework.spec import OpSpec
+from .by_kernels import PartKernels, part_kernels
 from .collectives import all_gather
 from .costs import most_columns
-from .documents import Rows, sequences_of_part
+from .documents import Rows, fold, sequences_of_part
 from .group import ContextParallel
 
 __all__ = ["run_by_state"]
@@ -40,7 +40,7 @@ def run_by_state(
     sequences = sequences_of_part(cp, cu_seqlens, sizes.T, device)
     most = most_columns(spec, inputs[0], backend)
     named = dict(zip(spec.inputs, inputs))
-    part = _Part(call, spec, named, options, states, sizes, count, sequences, backend, cp, most)
+    part = _Part(call, spec, named, options, states, sizes, count, sequences, cu_seqlens, backend, cp, most)
     with disable_autocast(device):
         outputs, after = part.run(final)
     return outputs, tuple(after) if final else None
@@ -49,7 +49,7 @@ def run_by_state(
 @dataclass(eq=False)
 class _Part:
     """A call on one rank's part of the tokens. initial: the states before the first token of each of `count` sequences, or None;
-    most: value columns of one call."""
+    cu_seqlens: of the whole row; most: value columns of one call."""
 
     call: Callable[..., tuple[Any, Any]]
     spec: OpSpec
@@ -59,6 +59,7 @@ class _Part:
     sizes: Sizes
     count: int
     sequences: Rows
+    cu_seqlens: Tensor | None
     backend: str
     cp: ContextParallel
     most: int
@@ -105,7 +106,7 @@ class _Part:
             found.append(Summary(added + sequences.begins_here(kept * begun), kept))
         states = {}
         for (name, way), (added, kept) in zip(sums.items(), self.gather_summaries(found)):
-            entering = way.state_of(self.fold(added, kept, torch.mul), self.options).to(self.dtype)
+            entering = way.state_of(fold(sequences, added, kept, torch.mul), self.options).to(self.dtype)
             start = self.initial[name]
             if start is None:
                 start = way.state_of(way.begin((1, *added.shape[2:]), None, added, self.options), self.options)
@@ -123,15 +124,6 @@ class _Part:
         whole = [part.unflatten(-1, x.shape[1:]) for part, x in zip(parts, tensors)]
         return [Summary(*pair) for pair in zip(whole[::2], whole[1::2])]
 
-    def fold(self, added: Tensor, kept: Tensor, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """The state [R, ...] that enters this part, from what each part adds and keeps [size, R, ...]; zeros where none enters.
-        Every rank computes the states of all, so that all take part in the exchange of the gradients."""
-        states = [torch.zeros_like(added[0], dtype=torch.float64)]
-        for rank in range(self.cp.size - 1):
-            before = self.sequences.crosses(rank, states[-1])
-            states.append(apply(self.sequences.crosses(rank, kept[rank]).double(), before) + added[rank].double())
-        return torch.stack(states)[self.cp.rank].to(added.dtype)
-
     def pass_by_transition(
         self, name: str, way: Transition, states: Named, final: bool
     ) -> tuple[Sequence[Tensor], dict[str, Tensor]]:
@@ -140,6 +132,10 @@ class _Part:
         if start is None:
             start = first_state(self.spec, name, self.sizes, self.count, v)
         start = start.to(self.dtype)
+        by_kernels = part_kernels(self.spec, v, self.backend)
+        if by_kernels is not None:
+            before = {**states, name: sequences.place(start, torch.zeros_like(sequences.pick_entering(start)))}
+            return self.run_kernels(by_kernels, before)
         K, V = start.shape[-2:]
         identity = torch.eye(K, dtype=start.dtype, device=start.device).expand(*start.shape[:-2], K, K)
         unit = sequences.place(torch.zeros_like(identity), sequences.pick_entering(identity))
@@ -153,12 +149,23 @@ class _Part:
             (o, answers), (own, M) = o.split([V, K], -1), own.split([V, K], -1)
         gathered = all_gather(torch.cat([sequences.pick_leaving(own), sequences.pick_leaving(M)], -1), self.cp)
         added, kept = gathered.split([V, K], -1)
-        state = self.fold(added, kept, torch.matmul)
+        state = fold(sequences, added, kept, torch.matmul)
         o = o + sequences.of_entering(torch.einsum("rtgk,rgkv->rtgv", answers, state.to(answers.dtype)))
         if final:
             change = (sequences.pick_entering(M).double() @ state.double()).to(own.dtype)
             ends = {**ends, name: own + sequences.place(torch.zeros_like(own), change)}
         return (o,), ends
+
+    def run_kernels(self, part: PartKernels, states: Named) -> tuple[Sequence[Tensor], dict[str, Tensor]]:
+        spec, like = self.spec, first_input(self.inputs)
+        named = dict(self.inputs)
+        for name, role in spec.parameters.items():
+            named[name] = expand_parameter(named[name], role, self.sizes, like)
+        options = check_options(spec, self.options, self.sizes)
+        tensors = (*named.values(), *(states[name] for name in spec.states), self.cu_seqlens)
+        results = part(tensors, tuple(options.values()), self.cp)
+        count = len(spec.outputs)
+        return results[:count], dict(zip(spec.states, results[count:]))
 
     def run_columns(
         self, name: str, way: Transition, states: Named, v: Tensor, start: Tensor

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..framework.checks import Sizes
 from ..framework.spec import OpSpec
-from .costs import estimate_seconds, most_columns
+from .costs import estimate_seconds
 from .group import ContextParallel, as_context_parallel
 from .heads import choose_units, run_on_heads
 from .states import run_by_state
@@ -58,7 +58,7 @@ def choose_way(spec: OpSpec, cp: ContextParallel, sizes: Sizes, given: tuple[Any
     if not (has_heads and has_states):
         return "heads" if has_heads else "state"
     count = None if cu_seqlens is None else len(cu_seqlens) - 1
-    seconds = estimate_seconds(spec, named, sizes, cp.size, count, most_columns(spec, inputs[0], backend))
+    seconds = estimate_seconds(spec, named, sizes, cp.size, count, backend)
     return min(seconds, key=lambda way: seconds[way])
 
 

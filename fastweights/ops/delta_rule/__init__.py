@@ -27,7 +27,7 @@ SPEC = OpSpec(
     states={"S": State("GKV", by_column=True)},
     outputs={"o": Output("GV")},
     options={"scale": roles.SCALE},
-    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(MEMORY_KERNELS)},
+    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(MEMORY_KERNELS, has_part=True)},
     recurrent=recurrent(MEMORY_DECODE),
     cases={
         f"{name}{suffix}": Case(given={**g, **write})

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...kernels.runtime.launch_plan import align, device_of, plans_for
+from ..context_parallel.by_kernels import PartKernels
 from .node import Tensors, declare_node, load_module
 from .spec import OpSpec
 
@@ -49,12 +50,14 @@ class kernels:
         only: for options of which the kernels have some values only, these values, the default first.
         widest: the most key or value channels that the kernels take; None for no limit.
         widest_in_float32: that number in float32, where it is smaller.
+        has_part: whether the family has the rules of `PartKernels`.
     """
 
     load: Callable[[], KernelFamily]
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     widest: int | None = None
     widest_in_float32: int | None = None
+    has_part: bool = False
 
     def most_channels(self, dtype: torch.dtype) -> int | None:
         return self.widest_in_float32 or self.widest if dtype == torch.float32 else self.widest
@@ -73,6 +76,7 @@ class kernels:
         self.spec = spec
         self.outputs = len(spec.outputs) + len(spec.states)
         self.node = declare_node(spec, backend, self, final="bool")
+        self.part = PartKernels(spec, self) if self.has_part else None
 
     def run(self, x: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         """The outputs and the final states of checked `Arguments`; the states mean nothing unless `x.final`."""

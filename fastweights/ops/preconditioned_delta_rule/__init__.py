@@ -39,7 +39,10 @@ SPEC = OpSpec(
     states={"S": State("GKV", by_column=True), "A": State("GK")},
     outputs={"o": Output("GV")},
     options={**BOUNDED, "scale": roles.SCALE},
-    backends={"reference": composed(compose_two_ops), "torch": composed(compose_two_ops), "triton": kernels(MEMORY_KERNELS)},
+    backends={
+        "reference": composed(compose_two_ops), "torch": composed(compose_two_ops),
+        "triton": kernels(MEMORY_KERNELS, has_part=True),
+    },
     recurrent=recurrent(MEMORY_DECODE),
     cases={name: Case(given=g) for name, g in roles.DECAY_FORMS.items()},
     equation="w as precondition_keys; S' = a S; S = S' + beta w (v - S'^T k)^T; o = S^T q",

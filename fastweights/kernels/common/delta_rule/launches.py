@@ -37,6 +37,11 @@ class ChunkOperands(
     q_rest, write_key_rest: what these lack, where they are sums of two tensors."""
 
 
+class BegunGrads(namedtuple("BegunGrads", "h du dP", defaults=(None,))):
+    """What a backward finds out before it knows the gradients of states: the states at the chunks' starts, the gradient of u from
+    inside the chunks (None for linear attention), and that of P."""
+
+
 class MemoryGrads(namedtuple("MemoryGrads", "q k v write_key g S gates")):
     """The gradients of a memory's inputs: those of q and k per value head, and that of g where there is one decay per channel.
     gates: of beta and of a decay per head partial sums over the key channels [parts, 2, B, T, HV], which `reduce_grads` adds."""
@@ -49,6 +54,11 @@ class DeltaRule(ChunkSizes):
         """The states of all chunks, then their outputs."""
         if self.segment is not None:
             self.pass_state(chunks, saved, None, None, summary=True)
+        self.finish_outputs(chunks, saved, scale, o, S_end)
+
+    def finish_outputs(self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, o: Any, S_end: Any) -> None:
+        """`record_outputs`, once the segments are summarised."""
+        if self.segment is not None:
             self.join_states(saved.starts, saved.transitions, self.memory.S, back=False)
         h = self.pass_state(chunks, saved, saved.starts if self.segment else self.memory.S, S_end)
         self.launch(
@@ -110,23 +120,37 @@ class DeltaRule(ChunkSizes):
         )  # fmt: skip
         return h
 
-    def join_states(self, added: Any, transitions: Any, begin: Any, back: bool) -> None:
-        """Turn `added` into the state that each segment starts from."""
+    def join_states(
+        self, added: Any, transitions: Any, begin: Any, back: bool, starts: Any = None, end: Any = None
+    ) -> None:
+        """Turn `added` into the state that each segment starts from; see `join_segments`."""
         options = self.tile_options("combine_segments", "BK", "BV")
         precision = "tf32x3" if self.lasting else self.precision
-        self.join_segments(added, transitions, begin, self.segment_tokens, back, self.delta, precision, options)
+        self.join_segments(
+            added, transitions, begin, self.segment_tokens, back, self.delta, precision, options, starts, end
+        )
 
     def memory_grads(
         self, saved: SavedForBackward, scale: float, do: Any, dS_end: Any, state_grads: bool
     ) -> MemoryGrads:
-        x, HV, K, V, channel = self.memory, self.HV, self.K, self.V, self.decay == 2
         chunks = self.transform_chunks(saved, scale, reuse_saved=True)
-        h = self.pass_state_again(chunks, saved)
-        dv, du, dP = self.token_tensor(HV, V), None, self.token_tensor(HV, CHUNK)
+        begun = self.begin_grads(chunks, saved, scale, do)
+        dh, dS = self.pass_state_back(chunks, saved, scale, do, begun.du, dS_end, state_grads)
+        return self.finish_grads(chunks, saved, scale, do, begun, dh, dS)
+
+    def begin_grads(self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any) -> BegunGrads:
+        h, du, dP = self.pass_state_again(chunks, saved), None, self.token_tensor(self.HV, CHUNK)
         if self.delta:
-            du = self.token_tensor(HV, V, dtype=torch.float32 if self.finer else None)
+            du = self.token_tensor(self.HV, self.V, dtype=torch.float32 if self.finer else None)
             self.record_value_grads(chunks, saved, scale, do, du, dP)
-        dh, dS = self.pass_state_back(chunks, saved, scale, do, du, dS_end, state_grads)
+        return BegunGrads(h, du, dP)
+
+    def finish_grads(
+        self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any, begun: BegunGrads, dh: Any, dS: Any
+    ) -> MemoryGrads:  # fmt: skip
+        """dh, dS: what `pass_state_back` found."""
+        x, HV, K, V, channel = self.memory, self.HV, self.K, self.V, self.decay == 2
+        (h, du, dP), dv = begun, self.token_tensor(HV, V)
         if not self.delta:
             self.record_value_grads(chunks, saved, scale, do, dv, dP, dh)
 
@@ -182,32 +206,47 @@ class DeltaRule(ChunkSizes):
             **{"PAIRS": True, **changed}, **self.tile_options("chunk_gradients", "BK", "BV"),
         )  # fmt: skip
 
+    def summarize_back(
+        self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any, du: Any
+    ) -> TensorSpec:
+        """The gradient of the state that each segment starts from, if that at its end is zero."""
+        ends = self.state(self.P)
+        self.pass_gradient(chunks, saved, scale, do, du, None, None, ends, summary=True)
+        return ends
+
     def pass_state_back(
         self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any, du: Any, dS_end: Any, state_grads: bool
     ) -> tuple[TensorSpec, TensorSpec | None]:  # fmt: skip
         """The gradients of the states at the chunks' ends [M, HV, K, V], and with state_grads of the initial states. du, the
         gradient of u from inside the chunks, becomes T^T of all of it."""
-        x, HV, K, V = self.memory, self.HV, self.K, self.V
-        dh = self.empty(self.M, HV, K, V)
-        dS = self.state(self.N) if state_grads else None
-        tile = self.tile["chunk_state_backward"]
+        ends = None if self.segment is None else self.summarize_back(chunks, saved, scale, do, du)
+        return self.finish_pass_back(chunks, saved, scale, do, du, ends, dS_end, state_grads)
 
-        def launch(start: TensorSpec | None, end: TensorSpec | None, summary: bool) -> None:
-            self.launch(
-                chunk_state_backward, (-(-V // tile.BV) * self.P, HV),
-                chunks.q, chunks.write_key, chunks.write_key_rest, chunks.W, x.k if self.finer else None, x.divisor, saved.T,
-                du, do, saved.G, chunks.last_gate, start, dh, end, self.segment_table(saved), self.T, scale, self.H, HV,
-                PK=tile.BK, BV=tile.BV, **self.score_heads(chunks), STARTED=start is not None, ENDED=end is not None,
-                SUMMARY=summary, STAGES=tile.num_stages, num_warps=tile.num_warps,
-            )  # fmt: skip
-
-        if self.segment is not None:
-            ends = self.state(self.P)
-            launch(None, ends, summary=True)
+    def finish_pass_back(
+        self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any, du: Any, ends: Any, dS_end: Any,
+        state_grads: bool,
+    ) -> tuple[TensorSpec, TensorSpec | None]:  # fmt: skip
+        """`pass_state_back` from what it found for the segments, None where there are none."""
+        if ends is not None:
             self.join_states(ends, saved.transitions, dS_end, back=True)
-            dS_end = ends
-        launch(dS_end, dS, summary=False)
+        dh, dS = self.empty(self.M, self.HV, self.K, self.V), self.state(self.N) if state_grads else None
+        self.pass_gradient(chunks, saved, scale, do, du, dS_end if ends is None else ends, dh, dS, summary=False)
         return dh, dS
+
+    def pass_gradient(
+        self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any, du: Any, start: Any, dh: Any, end: Any,
+        summary: bool,
+    ) -> None:  # fmt: skip
+        """The launch of `chunk_state_backward`."""
+        x, HV, V = self.memory, self.HV, self.V
+        tile = self.tile["chunk_state_backward"]
+        self.launch(
+            chunk_state_backward, (-(-V // tile.BV) * self.P, HV),
+            chunks.q, chunks.write_key, chunks.write_key_rest, chunks.W, x.k if self.finer else None, x.divisor, saved.T,
+            du, do, saved.G, chunks.last_gate, start, dh, end, self.segment_table(saved), self.T, scale, self.H, HV,
+            PK=tile.BK, BV=tile.BV, **self.score_heads(chunks), STARTED=start is not None, ENDED=end is not None,
+            SUMMARY=summary, STAGES=tile.num_stages, num_warps=tile.num_warps,
+        )  # fmt: skip
 
     def reduce_grads(
         self, saved: SavedForBackward, gates: TensorSpec | None, beta: Any = None, g: Any = None, center_grads: Any = None

@@ -153,6 +153,7 @@ class ChunkSizes(Call):
         # What is written to narrow states has the largest error: T and u are not rounded on the way to it.
         self.u_dtype = torch.float32 if self.K < 64 or self.finer else self.dtype
         self.constants |= {"DECAY": self.decay, "DELTA": self.delta, "WRITE": self.writes, "FINER": self.finer}
+        self.constants["GOES_ON"] = False
 
     # A launch chooses by these. `placeholders` must not: it is called with the symbols of torch.compile(dynamic=True) too.
 

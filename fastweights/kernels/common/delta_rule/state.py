@@ -23,12 +23,12 @@ def chunk_state(
     k, k_rest, W, U, gate, last_gate, start, states, end, transition, segments, time, H, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_K: tl.constexpr,
     DELTA: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, SUMMARY: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr, GOES_ON: tl.constexpr,
 ):  # fmt: skip
     """k [BT, heads, K]: write keys (HEADS_K = HV // heads); k_rest: what k lacks, or None. DECAY: 0 none, 1 per head (gate
     [BT, HV], chunk cumsum, base 2), 2 per channel (last_gate [M, HV, K]; k already decayed to the chunk's end). U is overwritten
     by u. start: per segment; end: per sequence. SUMMARY: R goes into `end` and T into `transition` (without DELTA its log decay),
-    per segment."""
+    per segment. GOES_ON: whether the sequences go on behind their last segment."""
     VALUES: tl.constexpr = (V + BV - 1) // BV
     PARTS: tl.constexpr = VALUES + ((K + BV - 1) // BV if SUMMARY and DELTA else 0)
     part, segment, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
@@ -37,7 +37,7 @@ def chunk_state(
     i = tl.arange(0, 64)
     is_value = part < VALUES
     column = tl.where(is_value, part, part - VALUES) * BV + tl.arange(0, BV)
-    if SUMMARY and DELTA:  # nobody reads what the last segment adds
+    if SUMMARY and DELTA and not GOES_ON:  # nobody reads what the last segment adds
         stop = tl.where(is_value & is_last, first.to(tl.int32), stop)
     inside = (c < K)[:, None] & (column < V)[None, :]
     at_segment = (segment.to(tl.int64) * HV + head) * K

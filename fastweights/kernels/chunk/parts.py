@@ -1,0 +1,143 @@
+"""The delta rules on one part of sequences that go on elsewhere: a forward and a backward, each in two halves.
+
+The first half finds what the part does to a state, S -> M S + E (backwards dS -> M^T dS + dE). Its segments are summarised
+anyway, so this costs one pass over their summaries. The caller then finds the state before the part (backwards its gradient
+behind the part) from those of all parts, and the second half goes on as if the sequences had begun with it.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+from ..common.call import Specs, make_rule
+from ..common.delta_rule.launches import BegunGrads, ChunkOperands
+from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
+from ..common.packing import CHUNK
+from ..runtime.workspace import TensorSpec
+from .memory import Memory
+
+__all__ = ["BEGIN", "BEGIN_BACK", "FINISH", "FINISH_BACK", "BackInputs", "FinishInputs", "KernelInputs"]
+
+# Of the operands of a chunk, what is not among the inputs and what a forward keeps.
+Operands = namedtuple("Operands", "Qd Ke W P last_gate")
+FinishInputs = namedtuple(
+    "FinishInputs", (*KernelInputs._fields, *("saved_" + x for x in SavedForBackward._fields), *Operands._fields)
+)
+BackInputs = namedtuple(
+    "BackInputs", (*FinishInputs._fields, "do", "dS_end", "dA_end", "h", "du", "dP", "ends"), defaults=(None,) * 12
+)
+
+
+class Part(Memory):
+    """All of its sequences are cut into segments, of which one may be a whole sequence."""
+
+    def read_memory(self) -> KernelInputs:
+        return KernelInputs(*self.x[: len(KernelInputs._fields)])
+
+    def set_up(self) -> None:
+        super().set_up()
+        if not self.cut:
+            self.length, self.cut = self.T // CHUNK + 1, 1
+        self.lasting = True  # transitions are multiplied from part to part
+        self.constants["GOES_ON"] = True
+
+    def read_saved(self) -> SavedForBackward:
+        start = len(KernelInputs._fields)
+        return SavedForBackward(*self.x[start : start + len(SavedForBackward._fields)])
+
+    def read_chunks(self, saved: SavedForBackward) -> ChunkOperands:
+        x, start = self.memory, len(KernelInputs._fields) + len(SavedForBackward._fields)
+        Qd, Ke, W, P, last_gate = self.x[start : start + len(Operands._fields)]
+        keys = saved.write_keys if self.precond else x.k if x.write_key is None else x.write_key
+        return ChunkOperands(x.q if Qd is None else Qd, keys if Ke is None else Ke, W, saved.u, keys, P, last_gate)
+
+    def keep_operands(self, chunks: ChunkOperands) -> Operands:
+        decayed = self.decay == 2
+        return Operands(
+            chunks.q if decayed else None, chunks.write_key if decayed else None, chunks.W, chunks.P, chunks.last_gate
+        )
+
+    def operands(self) -> Operands:
+        """Placeholders, see `transform_chunks`."""
+        keys, decayed = self.token_tensor(self.HV, self.K), self.decay == 2
+        return Operands(
+            keys if decayed else None, keys if decayed else None, keys,
+            self.token_tensor(self.HV, CHUNK) if decayed else None, self.floats(self.M, self.HV, self.K) if decayed else None,
+        )  # fmt: skip
+
+    def matrix(self, count: int) -> TensorSpec:
+        """So many transitions."""
+        return self.floats(count, self.HV, self.K, self.K)
+
+
+class Begin(Part):
+    """x: KernelInputs, S the states of the sequences that begin here. Outputs: E and M of each sequence, and A after it; kept:
+    SavedForBackward, of which u and the starts are unfinished, and Operands."""
+
+    def shapes(self, final: bool) -> tuple[Specs, Specs]:
+        A = self.floats(self.N, self.HV, self.K) if self.precond else None
+        return (self.state(self.N), self.matrix(self.N), A), (*self.placeholders(), *self.operands())
+
+    def forward(self, final: bool) -> tuple[Specs, Specs]:
+        (E, M, A_end), kept = self.shapes(final)
+        saved = SavedForBackward(*kept[: len(SavedForBackward._fields)])
+        self.record_tables(saved)
+        if self.precond:
+            self.record_keys(saved, A_end)
+        chunks = self.transform_chunks(saved, self.options[0], reuse_saved=False)
+        self.pass_state(chunks, saved, None, None, summary=True)
+        self.join_states(saved.starts, saved.transitions, self.memory.S, back=False, starts=self.state(self.P), end=E)
+        self.join_states(None, saved.transitions, None, back=False, starts=self.matrix(self.P), end=M)
+        return (E, M, A_end), (*saved, *self.keep_operands(chunks))
+
+
+class Finish(Part):
+    """x: FinishInputs, S the states before the part. Outputs: o and S after the part. It finishes what `Begin` kept."""
+
+    def shapes(self, final: bool) -> tuple[Specs, Specs]:
+        return (self.token_tensor(self.HV, self.V), self.state(self.N)), ()
+
+    def forward(self, final: bool) -> tuple[Specs, Specs]:
+        (o, S_end), kept = self.shapes(final)
+        saved = self.read_saved()
+        self.finish_outputs(self.read_chunks(saved), saved, self.options[0], o, S_end)
+        return (o, S_end), kept
+
+
+class BeginBack(Part):
+    """x: BackInputs, dS_end the gradients of states after sequences that end here. Outputs: dE of each sequence."""
+
+    def shapes(self, final: bool) -> tuple[Specs, Specs]:
+        found = (
+            self.empty(self.M, self.HV, self.K, self.V),
+            self.token_tensor(self.HV, self.V),
+            self.token_tensor(self.HV, CHUNK),
+        )
+        return (self.state(self.N),), (*self.operands(), *found, self.state(self.P))
+
+    def forward(self, final: bool) -> tuple[Specs, Specs]:
+        (dE,), (*_, ends) = self.shapes(final)
+        saved, x, scale = self.read_saved(), self.x, self.options[0]
+        chunks = self.transform_chunks(saved, scale, reuse_saved=True)
+        begun = self.begin_grads(chunks, saved, scale, x.do)
+        self.pass_gradient(chunks, saved, scale, x.do, begun.du, None, None, ends, summary=True)
+        starts = self.state(self.P)
+        self.join_states(ends, saved.transitions, x.dS_end, back=True, starts=starts, end=dE)
+        return (dE,), (*self.keep_operands(chunks), *begun, ends)
+
+
+class FinishBack(Part):
+    """x: BackInputs, dS_end the gradients of states after the part. Outputs: those of KernelInputs."""
+
+    def shapes(self, final: bool) -> tuple[Specs, Specs]:
+        raise NotImplementedError  # a backward has no fake
+
+    def forward(self, final: bool) -> tuple[Specs, Specs]:
+        x, saved, scale = self.x, self.read_saved(), self.options[0]
+        chunks, begun = self.read_chunks(saved), BegunGrads(x.h, x.du, x.dP)
+        dh, dS = self.finish_pass_back(chunks, saved, scale, x.do, x.du, x.ends, x.dS_end, True)
+        grads = self.finish_grads(chunks, saved, scale, x.do, begun, dh, dS)
+        return self.input_grads(saved, grads, x.dA_end, True), ()
+
+
+BEGIN, FINISH, BEGIN_BACK, FINISH_BACK = map(make_rule, (Begin, Finish, BeginBack, FinishBack))
