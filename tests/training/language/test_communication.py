@@ -99,5 +99,5 @@ def test_the_predictions_of_the_guide():
 def test_the_memory_of_the_guide():
     run = run_of(1048576, 4, gradient_checkpointing=True)
     sizes = [sum(memory_parts(run, planned(name, vocab_size=8192), 4).values()) / 2**30 for name in ("gdn", "gka")]
-    (found,) = re.findall(r"dry run says ([\d.]+) GiB per GPU for `gdn-340m` and ([\d.]+) for", GUIDE.read_text())
+    (found,) = re.findall(r"dry run predicts ([\d.]+) GiB per GPU for `gdn-340m` and ([\d.]+) for", GUIDE.read_text())
     assert [f"{size:.1f}" for size in sizes] == list(found)
