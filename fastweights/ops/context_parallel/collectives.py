@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..framework.node import define_op, register_gradient
 from .group import ContextParallel, group_of
+from .planned import PlannedGroup
 
 __all__ = ["LinearMap", "all_gather", "all_to_all", "reduce_scatter", "send_parts", "transpose"]
 
@@ -38,7 +39,7 @@ class LinearMap:
     turn: Callable[..., Sequence[Any]]
 
     def __init__(self, name: str, options: str, run: Callable[..., Tensors], fake: Callable[..., Tensors]) -> None:
-        self.run, self.fake = run, fake
+        self.name, self.run, self.fake = name, run, fake
         self.op = define_op(name, f"(Tensor[] tensors, {options}) -> Tensor[]", run, fake)
         register_gradient(name, self._gradient, self._keep)
 
@@ -50,7 +51,12 @@ class LinearMap:
         return self.compute(tensors, *options)
 
     def compute(self, tensors: Tensors, *options: Any) -> Tensors:
-        return (self.fake if tensors[0].is_meta else self.run)(tensors, *options)
+        if not tensors[0].is_meta:
+            return self.run(tensors, *options)
+        group = group_of(options[-1])
+        if isinstance(group, PlannedGroup):
+            group.note(self.name, tensors)
+        return self.fake(tensors, *options)
 
     def _keep(self, ctx: Any, inputs: Sequence[Any], output: Tensors) -> None:
         ctx.options, ctx.like = inputs[1:], [(x.shape, x.dtype, x.device) for x in output]

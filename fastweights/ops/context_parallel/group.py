@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch.distributed as dist
 
+from .planned import PlannedGroup
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -16,7 +18,7 @@ Way = Literal["auto", "heads", "state"]
 WAYS = get_args(Way)
 
 # By name, which alone can be an argument of a node of a traced graph.
-_groups: dict[str, ProcessGroup] = {}
+_groups: dict[str, ProcessGroup | PlannedGroup] = {}
 
 
 @dataclass(frozen=True, init=False)
@@ -44,10 +46,11 @@ class ContextParallel:
     size: int
     way: Way = field(default="auto")
 
-    def __init__(self, group: ProcessGroup, way: Way = "auto") -> None:
+    def __init__(self, group: ProcessGroup | PlannedGroup, way: Way = "auto") -> None:
         if way not in WAYS:
             raise ValueError(f"way must be one of {', '.join(WAYS)}, got {way!r}")
-        if not (dist.is_available() and dist.is_initialized()):
+        is_planned = isinstance(group, PlannedGroup)
+        if not is_planned and not (dist.is_available() and dist.is_initialized()):
             raise ValueError(
                 "group must be a process group that is initialised, and none is; call torch.distributed.init_process_group first"
             )
@@ -56,7 +59,7 @@ class ContextParallel:
                 "group must have this process as a member, got a group of others; pass the group that "
                 "torch.distributed.new_group returned to its members"
             )
-        if not isinstance(group, dist.ProcessGroup):
+        if not is_planned and not isinstance(group, dist.ProcessGroup):
             raise TypeError(f"group must be a torch.distributed.ProcessGroup, got {type(group).__name__}")
         values = {"name": group.group_name, "rank": group.rank(), "size": group.size(), "way": way}
         for name, value in values.items():
@@ -64,11 +67,11 @@ class ContextParallel:
         _groups[self.name] = group
 
     @property
-    def group(self) -> ProcessGroup:
+    def group(self) -> Any:
         return _groups[self.name]
 
 
-def group_of(name: str) -> ProcessGroup:
+def group_of(name: str) -> Any:
     """The group that a `ContextParallel` was made of."""
     return _groups[name]
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...checks import check_flag, check_size
 from ...kernels.availability import takes_kernels
 from ..context_parallel.agreement import check_on_all_ranks
+from ..context_parallel.planned import PlannedGroup, call_nothing
 from ..context_parallel.ways import Divided, divide, run_divided
 from . import checks
 from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short, unwrap
@@ -216,7 +217,8 @@ def call_divided(spec: OpSpec, cp: ContextParallel, given: Given) -> tuple[Any, 
     named = {**dict(zip(spec.inputs, inputs)), **options, "initial_state": initial_state, "output_final_state": final}
     named |= {"op": spec.name, "cu_seqlens": cu_seqlens, "backend": backend, "way": cp.way}
     sizes = check_on_all_ranks(cp, lambda: check_once(spec, given, cp.size), named).sizes
-    outputs, states = run_divided(call, spec, cp, sizes, given)
+    run = call_nothing if isinstance(cp.group, PlannedGroup) else call
+    outputs, states = run_divided(run, spec, cp, sizes, given)
     return unwrap(outputs), None if states is None else unwrap(states)
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from ...checks import check_choice, check_size
 from ...models import FastWeightsForCausalLM
+from .communication import exchanged_bytes, gradient_bytes, link_speed, tokens_of_process
 from .optimizers import muon_matrices
 from .run import UNSHARDED, LanguageRun
 from .schedule import StepPlan
@@ -23,6 +24,7 @@ __all__ = [
     "GPUS",
     "Gpu",
     "Machine",
+    "StepSeconds",
     "activation_bytes",
     "choose_sharding",
     "describe_memory",
@@ -31,6 +33,7 @@ __all__ = [
     "optimizer_bytes",
     "parse_machine",
     "step_operations",
+    "step_seconds",
 ]
 
 GIB = 2**30
@@ -40,27 +43,30 @@ RESERVED = 0.06  # of a GPU's memory, for CUDA itself and what the allocator can
 LEAST_ACTIVATIONS, MOST_ACTIVATIONS = 0.7, 1.53  # of the estimate: beyond them no measured training was
 # Part of the peak that trainings with `gdn` reached on an H100: .31 with 24 layers of width 1024, .38 with the 1B preset.
 UTILISATION = 0.35
+BACKWARD = 2 / 3  # of the time of a step without recomputation
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU's memory in bytes, and its peak of dense matrix products in operations per second, from its maker's data sheet."""
+    """A GPU's memory in bytes, its peak of dense matrix products in operations per second, and bytes per second that it sends to
+    another one of its host, from its maker's data sheet."""
 
     memory: float
     bfloat16: float
     float32: float
+    link: float
 
 
 GPUS = {
-    "a100-40gb": Gpu(40e9, 312e12, 19.5e12),
-    "a100": Gpu(80e9, 312e12, 19.5e12),
-    "b200": Gpu(180e9, 2250e12, 75e12),
-    "gh200": Gpu(96e9, 989e12, 67e12),
-    "h100": Gpu(80e9, 989e12, 67e12),
-    "h200": Gpu(141e9, 989e12, 67e12),
-    "l40s": Gpu(48e9, 362e12, 91.6e12),
-    "rtx3090": Gpu(24e9, 71e12, 35.6e12),
-    "rtx4090": Gpu(24e9, 165e12, 82.6e12),
+    "a100-40gb": Gpu(40e9, 312e12, 19.5e12, 300e9),
+    "a100": Gpu(80e9, 312e12, 19.5e12, 300e9),
+    "b200": Gpu(180e9, 2250e12, 75e12, 900e9),
+    "gh200": Gpu(96e9, 989e12, 67e12, 450e9),
+    "h100": Gpu(80e9, 989e12, 67e12, 450e9),
+    "h200": Gpu(141e9, 989e12, 67e12, 450e9),
+    "l40s": Gpu(48e9, 362e12, 91.6e12, 32e9),
+    "rtx3090": Gpu(24e9, 71e12, 35.6e12, 32e9),
+    "rtx4090": Gpu(24e9, 165e12, 82.6e12, 32e9),
 }
 
 
@@ -131,12 +137,42 @@ def choose_sharding(run: LanguageRun, model: FastWeightsForCausalLM, processes: 
 
 def describe_time(run: LanguageRun, model: FastWeightsForCausalLM, plan: StepPlan, machine: Machine) -> str:
     """The time of a training in words."""
-    peak = machine.gpu.float32 if run.precision == "no" else machine.gpu.bfloat16
-    seconds = step_operations(run, model) * plan.tokens(plan.steps) / (peak * UTILISATION * machine.count)
+    step, (_, rows) = step_seconds(run, model, machine), plan.parts[-1]
+    seconds = step.total * plan.tokens(plan.steps) / (rows * plan.passes * plan.length)
     unit, size = next(((unit, size) for unit, size in UNITS if seconds >= 2 * size), ("seconds", 1))
     return (
         f"about {seconds / size:,.1f} {unit} on {machine.count} {machine.name}, at {UTILISATION:.0%} of the peak of its matrix "
-        "products"
+        f"products{f', {step.exchange / step.total:.0%} of it to exchange tokens or states' * (run.context_parallel > 1)}"
+    )
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """The predicted time of a step of a process.
+
+    Attributes:
+        products: of its matrix products, at `UTILISATION`.
+        exchange: of what context parallelism sends, during which nothing is computed.
+        gradients: of what DDP or FSDP2 sends, during the backward as far as that takes as long.
+    """
+
+    products: float
+    exchange: float
+    gradients: float
+
+    @property
+    def total(self) -> float:
+        return self.products + self.exchange + max(0.0, self.gradients - BACKWARD * self.products)
+
+
+def step_seconds(run: LanguageRun, model: FastWeightsForCausalLM, machine: Machine) -> StepSeconds:
+    """The prediction for a step of the largest batch, after batch ramps."""
+    gpu, tokens = machine.gpu, run.accumulation * run.batch_size * run.length / run.context_parallel
+    peak = gpu.float32 if run.precision == "no" else gpu.bfloat16
+    return StepSeconds(
+        products=step_operations(run, model) * tokens / (peak * UTILISATION),
+        exchange=exchanged_bytes(run, model) / link_speed(gpu.link, run.context_parallel),
+        gradients=gradient_bytes(run, model, machine.count) / link_speed(gpu.link, machine.count),
     )
 
 
@@ -180,7 +216,7 @@ def activation_bytes(run: LanguageRun, model: FastWeightsForCausalLM) -> float:
     blocks: Any = model.model.layers
     kept = [_block_bytes(block, model.config.hidden_size, size) for block in blocks]
     rows = max([run.batch_size, *(stage.batch_size for stage in run.batch_ramp)])
-    tokens = math.ceil(rows * run.length / run.context_parallel)
+    tokens = tokens_of_process(run, rows)
     per_token = sum(kept)
     if run.gradient_checkpointing:
         per_token = 4 * model.config.hidden_size * len(kept) + max(kept)

@@ -17,6 +17,7 @@ from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ..checkpoints import checkpoint_step, checkpoints_in
 from ..folder import as_stored
 from ..optimization import weight_decay_groups
+from .communication import describe_exchanges, exchanges
 from .estimate import Machine, choose_sharding, describe_memory, describe_time, parse_machine
 from .folder import LanguageFolder
 from .model import model_config, model_name, model_tokenizer, moments_of
@@ -125,6 +126,7 @@ def _plan_model(
     with torch.device("meta"):
         model = FastWeightsForCausalLM(config)
     plan = run.plan(processes)
+    exchanged = list(describe_exchanges(exchanges(run, model))) if run.context_parallel > 1 else []
     return {
         "name": model_name(run, config),
         **({"stage": run.stage, "step": step_size(run, processes)} if run.stage else {}),
@@ -134,6 +136,7 @@ def _plan_model(
         "tokens": plan.tokens(plan.steps),
         "learning rate": run.describe_rate(plan),
         **({"sharding": f"parameters, gradients and optimizer over {processes} processes (FSDP2)"} if run.fsdp else {}),
+        **({"context parallelism": "; ".join(exchanged)} if exchanged else {}),
         "memory": describe_memory(run, model, processes, machine),
         **({} if machine is None else {"time": describe_time(run, model, plan, machine)}),
         "begins": _describe_begin(run, overwrite),
@@ -171,6 +174,8 @@ def _checked_config(run: LanguageRun, tokenizer: Any, before: FastWeightsConfig 
     with torch.device("meta"):
         model = FastWeightsForCausalLM(config)
     weight_decay_groups(model, run.weight_decay, run.groups)
+    if run.context_parallel > 1:
+        exchanges(run, model)  # raises where the layers cannot be divided
     return config
 
 

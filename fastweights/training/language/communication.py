@@ -1,0 +1,112 @@
+"""What the processes of a training send each other, and what it adds to the time of a step. Bytes are counted; times are
+predictions from the rates of data sheets."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...checks import error_prefix
+from ...distributed import context_parallel
+from ...models import FastWeightsForCausalLM
+from ...ops.context_parallel.planned import PlannedGroup
+from .run import LanguageRun
+
+__all__ = [
+    "Exchange",
+    "describe_exchanges",
+    "exchanged_bytes",
+    "exchanges",
+    "gradient_bytes",
+    "link_speed",
+    "tokens_of_process",
+]
+
+HOST = 8  # GPUs that one host usually has
+NETWORK = 50e9  # bytes per second that a GPU sends to other hosts: 400 Gb/s
+LINK_UTILISATION = 2 / 3  # part of a link's speed that an all-to-all reaches: 300 of 450 GB/s on H100
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What layers of one kind exchange under context parallelism.
+
+    Attributes:
+        mixer: their kind.
+        layers: how many they are.
+        way: "heads", "state", or both where a layer calls several ops.
+        sent: bytes that a process sends per layer in the forward of a pass. The backward sends as many.
+        tokens: of a process in a pass.
+    """
+
+    mixer: str
+    layers: int
+    way: str
+    sent: int
+    tokens: int
+
+
+def exchanges(run: LanguageRun, model: FastWeightsForCausalLM) -> list[Exchange]:
+    """By kinds of layers, in the order of their first ones. model: may be without memory for its weights, on the meta device.
+
+    Raises:
+        ValueError: a layer that cannot be divided over so many processes.
+    """
+    mixers: dict[str, list[Any]] = {}
+    blocks: Any = model.model.layers
+    for block, entry in zip(blocks, model.config.mixers(), strict=True):
+        mixers.setdefault(repr(entry), []).append((entry[0], block.mixer))
+    return [_exchange(run, name, mixer, len(same)) for same in mixers.values() for name, mixer in same[-1:]]
+
+
+def _exchange(run: LanguageRun, name: str, mixer: Any, layers: int) -> Exchange:
+    tokens, group = tokens_of_process(run), PlannedGroup(run.context_parallel)
+    dtype = torch.float32 if run.precision == "no" else torch.bfloat16
+    planned = copy.deepcopy(mixer).to(device="meta", dtype=dtype)
+    with error_prefix(f"context_parallel = {run.context_parallel}"), torch.no_grad():
+        context_parallel(planned, group)
+        planned(torch.empty(1, tokens, mixer.hidden_size, dtype=dtype, device="meta"))
+    ways = [way for way, collective in (("heads", "to_heads"), ("state", "all_gather")) if group.sent[collective]]
+    return Exchange(name, layers, " and ".join(ways), group.sent.total(), tokens)
+
+
+def tokens_of_process(run: LanguageRun, rows: int | None = None) -> int:
+    """Tokens of a process in a pass that reads so many rows; when None those of a pass after all batch ramps."""
+    return -(-(run.batch_size if rows is None else rows) * run.length // run.context_parallel)
+
+
+def describe_exchanges(found: list[Exchange]) -> Iterator[str]:
+    """A line for each kind of layers."""
+    for one in found:
+        yield (
+            f"{one.layers} layers of {one.mixer} by {one.way}, {one.sent / one.tokens:,.0f} bytes per token and layer sent in a "
+            "forward"
+        )
+
+
+def exchanged_bytes(run: LanguageRun, model: FastWeightsForCausalLM) -> float:
+    """What a process sends to its context group in a step: in forward and backward of all layers, and of the forward twice with
+    gradient_checkpointing."""
+    if run.context_parallel == 1:
+        return 0.0
+    times = (3 if run.gradient_checkpointing else 2) * run.accumulation
+    return float(times * sum(one.layers * one.sent for one in exchanges(run, model)))
+
+
+def gradient_bytes(run: LanguageRun, model: FastWeightsForCausalLM, processes: int) -> float:
+    """What a process sends for gradients and parameters in a step: with DDP gradients in float32 once out and once back; with
+    FSDP2 parameters for the forward and the backward of every pass, and gradients out."""
+    parameters, share = model.num_parameters(only_trainable=True), (processes - 1) / processes
+    if not run.fsdp:
+        return 2 * 4 * share * parameters
+    gathered = (2 if run.reshard_after_forward else 1) * (4 if run.precision == "no" else 2)
+    return (gathered + 4) * run.accumulation * share * parameters
+
+
+def link_speed(link: float, processes: int) -> float:
+    """Bytes per second that each of so many neighbouring processes sends. link: of a GPU within a host, from its data sheet."""
+    return LINK_UTILISATION * (link if processes <= HOST else min(link, NETWORK))
