@@ -20,7 +20,7 @@ from ..optimization import weight_decay_groups
 from .estimate import Machine, describe_memory, describe_time, parse_machine
 from .folder import LanguageFolder
 from .model import model_config, model_name, model_tokenizer, moments_of
-from .processes import check_launch, step_size, world_size
+from .processes import check_launch, is_main_process, step_size, world_size
 from .run import LanguageRun
 from .stages import resolve
 
@@ -50,7 +50,10 @@ def check_training(
                 f"report_to {tracker!r} needs the package {tracker}; pip install {tracker}, or leave report_to out"
             )
     checked_configs(singles)
-    for part in dict.fromkeys((run.output, *(single.output for single in singles))):
+    parts = dict.fromkeys((run.output, *(single.output for single in singles)))
+    if not is_main_process():  # which locks the folders: several at a time would be in each other's way
+        return singles
+    for part in parts:
         work = next((single for single in singles if single.output == part), run)
         LanguageFolder(Path(part)).check(work, overwrite=overwrite)
     return singles
