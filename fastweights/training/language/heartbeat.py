@@ -164,7 +164,7 @@ class Heartbeat(threading.Thread):
 
     def _lose(self, peer: _Peer, why: str) -> None:
         self._drop(peer)
-        if not self._leaving:
+        if not self._leaving and not self._failures:  # after one has failed, others end for that reason
             self._note(peer.rank, why, lost=True)
 
     def _drop(self, peer: _Peer) -> None:
