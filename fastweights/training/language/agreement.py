@@ -1,13 +1,14 @@
-"""What all processes of a training must have in common, compared before any work: versions, code, GPUs, settings, text, and the
-output folder. Where something differs, every process raises the same ValueError, which names values, ranks and hosts."""
+"""What all processes of a training must have in common, compared before any work: versions, code, GPUs, settings, models, text,
+and the output folder. Where something differs, every process raises the same ValueError, which names values, ranks and hosts."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ...environment import code_version, installed_version, versions
 from ...files import partial_path, writing
 from ...untrusted import one_line
 from ..folder import as_stored
+from .model import started_folder
 from .processes import (
     from_main_process,
     gather_to_main,
@@ -26,21 +28,23 @@ from .processes import (
     name_ranks,
     on_every_process,
     on_main_process,
+    world_size,
 )
 from .run import LanguageRun
 
-__all__ = ["check_same_code", "check_same_run", "check_same_text", "check_shared", "who_sees"]
+__all__ = ["check_same_code", "check_same_models", "check_same_run", "check_same_text", "check_shared", "who_sees"]
 
 SEEN_SECONDS = 60.0  # a network file system may show a new file this late
 OF_A_HOST = ("cache",)  # settings that may differ from host to host
 OURS = ("FASTWEIGHTS_", "TRITON_INTERPRET")  # how environment variables begin that change what is computed
 LONGEST = 60  # characters of a value in a message
+SAMPLED = 2**22  # bytes of a file
 
 
 def check_same_code() -> None:
     """ValueError unless all processes have the same versions, code, environment variables of ours, and kind of GPU."""
     _check_same(
-        on_every_process(_describe_process),
+        _describe_process,
         "every process must run the same code on the same kind of GPU",
         "install the same on every host, set the same variables, or start the processes on other hosts",
     )
@@ -72,18 +76,46 @@ def _describe_process() -> dict[str, Any]:
 
 def check_same_run(run: LanguageRun, **arguments: Any) -> None:
     """ValueError unless all processes have the same settings, but for the folder of the cache, and the same `arguments`."""
-    settings = as_stored(dataclasses.asdict(run)) | arguments
+
+    def settings() -> dict[str, Any]:
+        every = as_stored(dataclasses.asdict(run)) | arguments
+        return dict(_flatten({name: value for name, value in every.items() if name not in OF_A_HOST}))
+
     _check_same(
-        dict(_flatten({name: value for name, value in settings.items() if name not in OF_A_HOST})),
+        settings,
         "every process must have the same settings",
         "give all of them the same run file and options",
     )
 
 
+def check_same_models(singles: Sequence[LanguageRun]) -> None:
+    """ValueError unless the models that trainings continue from are the same on every host. Those of stages are yet to come."""
+    paths = {str(single.model["path"]): single for single in singles if "path" in single.model}
+    _check_same(
+        lambda: {
+            f"the model {path}": _sample(started_folder(single))
+            for path, single in paths.items()
+            if Path(path).exists()
+        },
+        "every process must continue from the same model",
+        "copy its folder to every host, or put it where all hosts see it",
+    )
+
+
+def _sample(folder: Path) -> str:
+    """A hash of settings, and of the sizes and first bytes of weights, which two trainings do not share."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors")):
+        digest.update(f"{file.name} {file.stat().st_size} ".encode())
+        with file.open("rb") as opened:
+            digest.update(opened.read(SAMPLED))
+    return digest.hexdigest()[:12]
+
+
 def check_same_text(texts: Sequence[PreparedText]) -> None:
     """ValueError unless the tokens and tokenizers are the same on every host, where each may have a cache of its own."""
     _check_same(
-        dict(_flatten({"text": [text.fingerprints for text in texts]})),
+        lambda: dict(_flatten({"text": [text.fingerprints for text in texts]})),
         "every process must have the same text and tokenizer",
         "use the same files on every host, and delete or copy a cache that is older; or put the cache where all hosts see it",
     )
@@ -101,8 +133,11 @@ def _flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, A
     return found
 
 
-def _check_same(record: Mapping[str, Any], wanted: str, remedy: str) -> None:
-    records = gather_to_main(record)
+def _check_same(describe: Callable[[], Mapping[str, Any]], wanted: str, remedy: str) -> None:
+    """ValueError unless `describe` returns the same in every process."""
+    if world_size() == 1:
+        return
+    records = gather_to_main(on_every_process(describe))
     differences = from_main_process(_find_differences(records))
     if differences:
         raise ValueError(f"{wanted}, but {'; '.join(differences)}. Please {remedy}")
@@ -124,7 +159,9 @@ def _find_differences(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def check_shared(output: Path) -> None:
-    """ValueError unless every process sees what the main process writes into the folder `output`, which is made."""
+    """ValueError unless every process sees what the main process writes into the folder `output`, which several make."""
+    if world_size() == 1:
+        return
     seen = who_sees(output / "run.json", SEEN_SECONDS)
     blind = [rank for rank, sees in enumerate(seen) if not sees]
     if blind:

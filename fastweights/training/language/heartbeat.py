@@ -33,7 +33,7 @@ BEAT_SECONDS = 1.0
 SILENT_SECONDS = 40.0  # a library that loads or compiles may hold Python's lock, and with it the thread, for seconds
 GRACE_SECONDS = 5.0  # for a process to end by itself, as by an error that all of them raise
 SAME_SECONDS = 2.0  # in which processes raise the same error
-CONNECT_SECONDS = 60.0
+CONNECT_SECONDS = 30.0  # less than SILENT_SECONDS: rank 0 beats once all have connected
 CONTINUES = "the same command continues after the last checkpoint"
 
 
@@ -76,11 +76,15 @@ class Heartbeat(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        sent = 0.0
+        sent = before = time.monotonic()
         while not self._closed.is_set():
             for key, _ in self._selector.select(BEAT_SECONDS):
                 self._hear(key.data)
             now = time.monotonic()
+            if now - before > SILENT_SECONDS / 2:  # this process was stopped, perhaps with the others, as by Ctrl-Z
+                for peer in self._peers.values():
+                    peer.heard = now
+            before = now
             if now - sent >= BEAT_SECONDS:
                 self._send(b"\n")
                 sent = now
@@ -97,11 +101,10 @@ class Heartbeat(threading.Thread):
             What to write before its message: the name of this rank, unless rank 0 raises the same error; None where another
             process of the node writes the same, or why this one has failed.
         """
-        if _is_about_others(error):
-            with self._changed:
-                self._changed.wait_for(lambda: self._failures, SILENT_SECONDS + GRACE_SECONDS)
-            if self._failures:
-                self.join()  # it ends the process
+        until = time.monotonic() + (SILENT_SECONDS + GRACE_SECONDS if _is_about_others(error) else 0)
+        while time.monotonic() < until:  # the thread finds out which, reports it, and ends this process
+            with suppress(KeyboardInterrupt):  # torchrun asks the others to stop
+                time.sleep(BEAT_SECONDS)
         words = one_line(error if isinstance(error, (ValueError, OSError, KeyboardInterrupt)) else repr(error))
         self._tell(self._rank, words)
         try:

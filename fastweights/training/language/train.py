@@ -27,7 +27,7 @@ from ...stopping import StopSignals
 from ..calling_script import work_begins
 from ..checkpoints import checkpoint_step, checkpoints_in, latest_whole
 from ..folder import as_stored
-from .agreement import check_same_run, check_shared
+from .agreement import check_same_models, check_same_run, check_shared
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
 from .compiling import compiler_loading, what_to_compile
 from .folder import MEASURED, LanguageFolder
@@ -105,9 +105,9 @@ def _train_all(
 ) -> list[LanguageResult] | None:
     check_same_run(run, stop_at=stop_at, overwrite=overwrite)
     singles = on_every_process(lambda: check_training(run, stop_at=stop_at, overwrite=overwrite))
+    check_same_models(singles)
     PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
-    if world_size() > 1:
-        check_shared(Path(run.output))
+    check_shared(Path(run.output))
     texts = prepare_texts(run, singles, console)
     console = console if is_main_process() else Console(quiet=True)
     report = line_printer(console)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.training.language import agreement, heartbeat, texts, train_language
 from fastweights.training.language.joining import joined
 from fastweights.training.language.processes import on_every_process
@@ -99,6 +100,17 @@ def test_other_text(hosts, tmp_path):
         assert "must have the same text and tokenizer, but text.0.corpus_text is" in line and "rank 1 (" in line
 
 
+def test_another_model_to_continue_from(make_run, hosts, tmp_path):
+    def work(rank):
+        os.chdir(hosts[rank])
+        torch.manual_seed(rank)
+        FastWeightsForCausalLM(FastWeightsConfig(**make_run().model, vocab_size=300)).save_pretrained("model")
+        train_language(make_run(model={"path": "model"}))
+
+    for line in refused(work, tmp_path):
+        assert "must continue from the same model, but the model model is" in line and "rank 1 (" in line
+
+
 def test_a_refusal_of_one_process_is_that_of_all(tmp_path):
     def check(rank):
         if rank == 1:
@@ -147,6 +159,28 @@ def test_a_process_that_dies_or_stops_ends_the_others(tmp_path, monkeypatch, num
     if number == signal.SIGSTOP:
         os.kill(processes[rank].pid, signal.SIGKILL)
     assert processes[rank].code() == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_processes_that_are_stopped_together_go_on(tmp_path, monkeypatch):
+    """As by Ctrl-Z and fg."""
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 3.0)
+
+    def work(rank):
+        with joined():
+            (tmp_path / f"joined-{rank}").touch()
+            while not (tmp_path / "done").exists():
+                time.sleep(0.01)
+
+    processes = fork(work, tmp_path, 3)
+    while len(list(tmp_path.glob("joined-*"))) < 3:
+        time.sleep(0.01)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for process in processes:
+            os.kill(process.pid, number)
+        time.sleep(5)
+    (tmp_path / "done").touch()
+    assert [process.code() for process in processes] == [0, 0, 0]
 
 
 def test_an_error_of_one_process_ends_the_others(tmp_path, monkeypatch):

@@ -107,11 +107,11 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(run_file, receiver):
 
 
 @pytest.mark.slow
-def test_every_process_is_told_of_a_folder_that_is_refused(run_file, tmp_path):
+def test_a_folder_that_is_refused_is_reported_once(run_file, tmp_path):
     (tmp_path / "out").mkdir()
     with filelock.FileLock(tmp_path / "out" / ".lock"):
         errors = torchrun("-m", "fastweights", "train", run_file, succeeds=False)
-    assert errors.count("fastweights: error: output") == 2
+    assert errors.count("fastweights: error: ") == errors.count("fastweights: error: output") == 1
     assert "is in use by another process" in errors and "gloo" not in errors.lower()
 
 
