@@ -101,7 +101,7 @@ class Heartbeat(threading.Thread):
             What to write before its message: the name of this rank, unless rank 0 raises the same error; None where another
             process of the node writes the same, or why this one has failed.
         """
-        until = time.monotonic() + (SILENT_SECONDS + GRACE_SECONDS if _is_about_others(error) else 0)
+        until = time.monotonic() + (SILENT_SECONDS + 2 * GRACE_SECONDS if _is_about_others(error) else 0)
         while time.monotonic() < until:  # the thread finds out which, reports it, and ends this process
             with suppress(KeyboardInterrupt):  # torchrun asks the others to stop
                 time.sleep(BEAT_SECONDS)

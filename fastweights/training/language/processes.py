@@ -35,7 +35,6 @@ __all__ = [
     "on_every_process",
     "on_main_process",
     "process_index",
-    "process_store",
     "step_size",
     "world_size",
 ]
@@ -72,7 +71,7 @@ def name_ranks(*ranks: int) -> str:
 
 
 @cache
-def process_store() -> Store:
+def _store() -> Store:
     """The store of all processes. In the main process it is the server, unless torchrun has one.
 
     Raises:
@@ -122,12 +121,12 @@ def gather_to_main(value: Any, seconds: float = float("inf")) -> list[Any]:
 
 
 def _write(key: str, value: Any) -> None:
-    process_store().set(key, pickle.dumps(value))  # type: ignore[arg-type]  # torch's annotation leaves bytes out
+    _store().set(key, pickle.dumps(value))  # type: ignore[arg-type]  # torch's annotation leaves bytes out
 
 
 def _read(key: str, until: float = float("inf"), rank: int = 0) -> Any:
     """What `rank` sets at a key of the store, once it has. torch's own wait would hold up signals."""
-    store, pause = process_store(), POLL_SECONDS / 200
+    store, pause = _store(), POLL_SECONDS / 200
     while not store.check([key]):
         if time.monotonic() > until:
             raise ValueError(f"{name_ranks(rank)} of {world_size()} has not come within {JOIN_SECONDS:.0f} seconds")
