@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed
 from torch.distributed import PrefixStore, Store
 
 from ...environment import process_index, world_size
@@ -29,6 +30,7 @@ __all__ = [
     "from_main_process",
     "gather_to_main",
     "is_main_process",
+    "largest_of_processes",
     "name_ranks",
     "node",
     "note_hosts",
@@ -167,6 +169,21 @@ def _try(work: Callable[[], Any]) -> tuple[Any, str | None]:
         return work(), None
     except ValueError as error:
         return None, str(error)
+
+
+def largest_of_processes(number: int) -> int:
+    """The largest `number` of all processes. They agree between their processors: no GPU waits for it."""
+    if world_size() == 1:
+        return int(number)
+    found = torch.tensor(int(number))
+    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=_between_processors())
+    return int(found)
+
+
+@cache
+def _between_processors() -> Any:
+    """A group of all processes for tensors on the CPU. The first call is made by all of them."""
+    return None if torch.distributed.get_backend() == "gloo" else torch.distributed.new_group(backend="gloo")
 
 
 def check_launch(environment: Mapping[str, str] = os.environ) -> None:
