@@ -15,37 +15,12 @@ from fastweights.results.language import load_result
 from fastweights.training.language import load_run, train_language
 from fastweights.training.language.schedule import BatchStage
 
-from .launching import torchrun
+from .launching import RUN, torchrun
 from .small import log
 
 pytestmark = pytest.mark.usefixtures("signals_arrive")
 
 COMPILED = "===== __compiled_fn"  # in the log of every graph that torch compiles
-
-RUN = """
-output = {output}
-cache = {cache}
-batch_size = 1
-accumulation = 2
-length = 32
-max_steps = 6
-learning_rate = 1e-2
-log_every = 1
-evaluate_every = 3
-evaluation_rows = 7
-checkpoint_every = 4
-context_lengths = [16]
-[model]
-hidden_size = 16
-num_hidden_layers = 1
-num_heads = 2
-mixer = "gdn"
-[tokenizer]
-vocab_size = 300
-[corpus]
-paths = [{texts}]
-held_out_fraction = 0.2
-"""
 
 
 @pytest.fixture
