@@ -4,6 +4,7 @@ out. torch is imported where it is needed only: the help of a command starts wit
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import platform
 import re
@@ -18,14 +19,17 @@ from ._version import __version__
 __all__ = [
     "OutOfMemory",
     "check_version",
+    "code_version",
     "cpu_model",
     "installed_version",
     "is_version",
     "machine",
+    "process_index",
     "usable_cores",
     "usable_memory",
     "versions",
     "within_memory",
+    "world_size",
 ]
 
 # Python and libraries have kinds of error of their own; torch and CUDA have words.
@@ -46,6 +50,23 @@ def versions() -> dict[str, str]:
         "transformers": version("transformers"),
         "numpy": version("numpy"),
     }
+
+
+def code_version(*packages: str) -> str:
+    """A hash of the library's code: all of it, or that of `packages`, such as "ops"."""
+    library = Path(__file__).parent
+    files = sorted(file for package in packages or ("",) for file in (library / package).rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def world_size() -> int:
+    """How many processes work together, as a launcher such as torchrun sets it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def process_index() -> int:
+    """The number of this process among them, from 0 on."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def installed_version(*packages: str) -> str | None:

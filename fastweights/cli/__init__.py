@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from .._version import __version__
+from ..environment import process_index
 from ..untrusted import one_line
 from ._help import Command
 from ._options import fail
@@ -83,11 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _short_warnings() -> Iterator[None]:
-    """Each warning is printed once, without the file and line of the library that gives it."""
+    """Each warning is printed once, without the file and line of the library that gives it. Of several processes each but rank 0
+    writes its rank before it."""
     usual, lines = warnings.formatwarning, set()
+    rank = f"rank {process_index()}: " if process_index() else ""
 
     def new_line(message: Warning | str, *where: object, **others: object) -> str:
-        line = f"fastweights: warning: {one_line(message)}\n"
+        line = f"fastweights: warning: {rank}{one_line(message)}\n"
         is_new = line not in lines
         lines.add(line)
         return line if is_new else ""

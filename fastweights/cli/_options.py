@@ -82,32 +82,37 @@ def import_mixers(modules: Sequence[str] | None) -> None:
         import_modules(modules)
 
 
-def fail(message: str, code: int) -> int:
-    """Print one short line to stderr, without the system's numbers of errors; returns the exit code."""
+def fail(message: str, code: int, prefix: str | None = "") -> int:
+    """Print one short line to stderr, without the system's numbers of errors; returns the exit code. prefix: before the
+    message; None prints nothing."""
     line = re.sub(r"\[Errno -?\d+\] ", "", one_line(message, LONGEST_ERROR))
-    show(f"fastweights: error: {line}", error=True)
+    if prefix is not None:
+        show(f"fastweights: error: {prefix}{line}", error=True)
     return code
 
 
 @contextmanager
-def one_line_errors(continues: str = "", memory: str = "a smaller model") -> Iterator[None]:
+def one_line_errors(
+    continues: str = "", memory: str = "a smaller model", voice: Callable[[], str | None] = lambda: ""
+) -> Iterator[None]:
     """Ends the command with one line and exit code 2 for bad input, 1 for a failure, 130 for Ctrl-C, 128 and the signal's
     number for a signal.
-    continues: how to continue after a failure or an interruption, for the message. memory: what needs less memory."""
+    continues: how to continue after a failure or an interruption, for the message. memory: what needs less memory. voice: asked
+    after an error for the `prefix` of its line."""
     remedy = f"; {continues}" if continues else ""
     try:
         with within_memory(memory):
             yield
     except (ValueError, TypeError) as error:
-        raise typer.Exit(fail(str(error), 2)) from None
+        raise typer.Exit(fail(str(error), 2, voice())) from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:  # bad input: no file or folder can have it
-            raise typer.Exit(fail(f"{_reason(error)}; choose a shorter name", 2)) from None
-        raise typer.Exit(fail(f"{_reason(error)}{remedy}", 1)) from None
+            raise typer.Exit(fail(f"{_reason(error)}; choose a shorter name", 2, voice())) from None
+        raise typer.Exit(fail(f"{_reason(error)}{remedy}", 1, voice())) from None
     except Stopped as stopped:
-        raise typer.Exit(fail(f"{stopped}{remedy}", stopped.exit_code)) from None
+        raise typer.Exit(fail(f"{stopped}{remedy}", stopped.exit_code, voice())) from None
     except KeyboardInterrupt:
-        raise typer.Exit(fail(f"stopped{remedy}", 130)) from None
+        raise typer.Exit(fail(f"stopped{remedy}", 130, voice())) from None
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """`fastweights train`: train language models on text."""
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,7 +50,7 @@ def train(
     """Train language models as a run file says: text, tokenizer, model, optimizer.
 
     The options replace what the file says, those of --set last. An interrupted command continues when it is given again. For
-    several GPUs or machines start it with `torchrun --nproc-per-node N -m fastweights train ...` or accelerate launch.
+    several GPUs or hosts start it with `torchrun --nproc-per-node N -m fastweights train ...`, srun or accelerate launch.
     """
     try:
         from accelerate import PartialState
@@ -57,9 +58,11 @@ def train(
 
         from ..analysis.language_plots import save_language_plots
         from ..analysis.tables import language_tables
-        from ..training.language import NonFiniteLoss, load_run, train_language
+        from ..training.language import LanguageRun, NonFiniteLoss, load_run, train_language
         from ..training.language.folder import LanguageFolder
+        from ..training.language.joining import joined, voice
         from ..training.language.planning import plan_training
+        from ..training.language.processes import from_main_process, on_every_process
     except ImportError as error:
         raise typer.Exit(fail(f"training needs {error.name}; pip install 'fastweights[train]'", 1)) from None
 
@@ -73,23 +76,33 @@ def train(
         "precision": precision,
     }
     command = "the same command without --overwrite" if overwrite else "the same command"
-    with one_line_errors(f"{command} continues after the last checkpoint", LESS_MEMORY), StopSignals() as signals:
-        import_mixers(imports)
-        given = {name: value for name, value in options.items() if value is not None}
-        run = load_run(run_file, overrides=settings or (), tiny=tiny, **given)
-        if gpu is not None and not dry_run:
-            raise ValueError("--gpu is for a plan; give --dry-run with it, or leave it out")
-        if dry_run:
-            show_plan(plan_training(run, stop_at=stop_at, overwrite=overwrite, gpu=gpu))
-            return
-        try:
+    continues = f"{command} continues after the last checkpoint"
+    try:
+        with (
+            one_line_errors(continues, LESS_MEMORY, voice),
+            StopSignals() as signals,
+            nullcontext() if dry_run else joined(),
+        ):
+            given = {name: value for name, value in options.items() if value is not None}
+
+            def load() -> LanguageRun:
+                import_mixers(imports)
+                if gpu is not None and not dry_run:
+                    raise ValueError("--gpu is for a plan; give --dry-run with it, or leave it out")
+                return load_run(run_file, overrides=settings or (), tiny=tiny, **given)
+
+            if dry_run:
+                show_plan(plan_training(load(), stop_at=stop_at, overwrite=overwrite, gpu=gpu))
+                return
+            run = on_every_process(load)
             results = train_language(
                 run, stop_at=stop_at, overwrite=overwrite, console=Console(stderr=True, quiet=quiet), signals=signals
             )
-        except NonFiniteLoss as error:
-            raise typer.Exit(fail(str(error), 1)) from None
-    PartialState().wait_for_everyone()  # gloo may abort where one process still talks to another that has left
-    PartialState().destroy_process_group()
+            from_main_process(None)  # which has measured a model while the others wait
+            PartialState().wait_for_everyone()  # gloo may abort where one process still talks to another that has left
+            PartialState().destroy_process_group()
+    except NonFiniteLoss as error:
+        raise typer.Exit(fail(str(error), 1, voice())) from None
     if results is None:
         return
     Console().print(*language_tables(results), sep="\n")

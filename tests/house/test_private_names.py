@@ -41,8 +41,8 @@ NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}  # public in spite of
 IN_CONFIGURATIONS = {"_attn_implementation", "_commit_hash", "_name_or_path"}  # keys of config.json
 OF_METACLASSES = {"_abc_impl", "_backward_cls"}
 # Of Python, where multiprocessing and typing have no public way, and of vLLM, one version of which serving/vllm admits.
-# `_thread` is documented in spite of its name.
-ELSEWHERE = {"_args_from_interpreter_flags", "_attention_ops", "_inheriting", "_is_protocol", "_thread"}
+# `_thread` and `os._exit` are documented in spite of their names.
+ELSEWHERE = {"_args_from_interpreter_flags", "_attention_ops", "_exit", "_inheriting", "_is_protocol", "_thread"}
 
 
 def is_private(name: str) -> bool:

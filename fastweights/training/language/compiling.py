@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...environment import code_version
 from ...models import FastWeightsForCausalLM
 from ...private_torch import allow_compilations, import_compiler, keep_blocks_whole, size_may_change
 from .run import LanguageRun
@@ -58,7 +58,9 @@ def compile_model(model: FastWeightsForCausalLM, what: bool | str, cache: str) -
         return
     named = os.environ.get(KEPT, TEMPORARY)
     if Path(named).name.startswith(TEMPORARY) or named in _set_here:
-        os.environ[KEPT] = str(Path(cache).absolute() / f"compiled-{_version_of_ops()}")
+        # torch looks kept code up by the graph, which does not hold the shapes that an op says it gives.
+        version = code_version("kernels", "ops")
+        os.environ[KEPT] = str(Path(cache).absolute() / f"compiled-{version}")
         _set_here.add(os.environ[KEPT])
     torch.compiler.reset()
     kinds = {repr(mixer) for mixer in model.config.mixers()}
@@ -67,13 +69,6 @@ def compile_model(model: FastWeightsForCausalLM, what: bool | str, cache: str) -
         keep_blocks_whole()
     for module in model.model.layers if what == "blocks" else [model]:
         module.compile(backend=BACKEND)
-
-
-def _version_of_ops() -> str:
-    """Of ops and kernels. torch looks kept code up by the graph, which does not hold the shapes that an op says it gives."""
-    library = Path(__file__).parents[2]
-    files = sorted(file for folder in ("kernels", "ops") for file in (library / folder).rglob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def mark_document_count_dynamic(batch: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,15 @@ from ..checkpoints import checkpoints_in
 from .processes import world_size
 from .run import LanguageRun
 
-__all__ = ["build_model", "model_config", "model_name", "model_tokenizer", "moments_of", "training_facts"]
+__all__ = [
+    "build_model",
+    "model_config",
+    "model_name",
+    "model_tokenizer",
+    "moments_of",
+    "started_folder",
+    "training_facts",
+]
 
 
 def model_tokenizer(run: LanguageRun) -> TextTokenizer:
@@ -33,7 +41,7 @@ def model_tokenizer(run: LanguageRun) -> TextTokenizer:
     if "path" not in run.model or run.tokenizer.exists:
         return run.tokenizer
     trusted = run.tokenizer.trust_remote_code
-    folder = _folder(run)
+    folder = started_folder(run)
     if not has_tokenizer(folder):
         raise ValueError(
             f"tokenizer path must name the tokenizer that the model in {folder} was trained with, as there is none beside the "
@@ -54,7 +62,7 @@ def model_config(run: LanguageRun, tokenizer: Any = None, before: FastWeightsCon
     """
     fields = dict(run.model)
     if "path" in fields:
-        config = _changed_config(run, load_config(_folder(run)) if before is None else before)
+        config = _changed_config(run, load_config(started_folder(run)) if before is None else before)
     else:
         if tokenizer is not None:
             special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -118,7 +126,7 @@ def build_model(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsForCa
 
 def _continued(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsForCausalLM:
     """The model of the folder that the run continues from, with the run's mixer and options."""
-    model = load_weights(_folder(run), "float32")
+    model = load_weights(started_folder(run), "float32")
     name, options = _target(run)
     if name is not None:
         model = convert(model, to=name, seed=run.seed, **options)
@@ -194,14 +202,15 @@ def _source(corpus: TextCorpus) -> str:
     )
 
 
-def _folder(run: LanguageRun) -> Path:
+def started_folder(run: LanguageRun) -> Path:
+    """The folder of the model that the run continues from."""
     trusted = run.tokenizer.trust_remote_code
     return model_folder(str(run.model["path"]), "model path", trust_remote_code=trusted)
 
 
 def _check_tokenizer(run: LanguageRun, config: FastWeightsConfig, tokenizer: Any) -> None:
-    if "path" in run.model and has_tokenizer(_folder(run)):
-        own = load_tokenizer(_folder(run), trust_remote_code=run.tokenizer.trust_remote_code)
+    if "path" in run.model and has_tokenizer(started_folder(run)):
+        own = load_tokenizer(started_folder(run), trust_remote_code=run.tokenizer.trust_remote_code)
         if own.get_vocab() != tokenizer.get_vocab():
             raise ValueError(
                 f"tokenizer must be the one that the model in {run.model['path']} was trained with, but its {len(tokenizer)} "

@@ -21,7 +21,7 @@ from .communication import describe_exchanges, exchanges
 from .estimate import Machine, choose_sharding, describe_memory, describe_time, parse_machine
 from .folder import LanguageFolder
 from .model import model_config, model_name, model_tokenizer, moments_of
-from .processes import check_launch, step_size, world_size
+from .processes import check_launch, is_main_process, step_size, world_size
 from .run import LanguageRun
 from .stages import resolve
 
@@ -53,7 +53,10 @@ def check_training(
     configs = checked_configs(singles)
     memory = machine.gpu.memory if machine is not None else _own_memory()
     singles = [_with_sharding(*pair, processes, memory) for pair in zip(singles, configs, strict=True)]
-    for part in dict.fromkeys((run.output, *(single.output for single in singles))):
+    parts = dict.fromkeys((run.output, *(single.output for single in singles)))
+    if not is_main_process():  # which locks the folders: several at a time would be in each other's way
+        return singles
+    for part in parts:
         work = next((single for single in singles if single.output == part), run)
         LanguageFolder(Path(part), processes).check(work, overwrite=overwrite)
     return singles

@@ -1,25 +1,41 @@
-"""The processes of one training, as torchrun and accelerate launch start them: how many there are, whether that is as many as it
-should be, and what they tell each other."""
+"""The processes of one training, as torchrun, srun and accelerate launch start them: how many there are, whether that is as many
+as it should be, and what they tell each other.
+
+They talk through torch's store, on whose server they find each other. It needs no process group, and a process that waits in it
+answers signals.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Mapping
+import pickle
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed
-from accelerate.utils import broadcast_object_list
+from torch.distributed import PrefixStore, Store
 
+from ...environment import process_index, world_size
 from .run import LanguageRun
 
 __all__ = [
+    "JOIN_SECONDS",
     "check_launch",
     "from_main_process",
+    "gather_to_main",
     "is_main_process",
     "largest_of_processes",
+    "name_ranks",
     "new_cpu_group",
+    "node",
+    "note_hosts",
+    "on_every_process",
     "on_main_process",
     "process_index",
     "step_size",
@@ -27,16 +43,12 @@ __all__ = [
 ]
 
 START = "start several with torchrun --nproc-per-node N -m fastweights train ..."
+JOIN_SECONDS = 600.0  # from the first process to the last: torchrun too waits as long for its hosts
+POLL_SECONDS = 0.2
+NAMED = 4  # ranks in a message
 
-
-def world_size() -> int:
-    """How many there are."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def process_index() -> int:
-    """The number of this process, from 0 on."""
-    return int(os.environ.get("RANK", "0"))
+_numbers = itertools.count()  # of the values exchanged: every process exchanges the same ones
+_hosts: list[str] = []  # by rank
 
 
 def is_main_process() -> bool:
@@ -44,23 +56,120 @@ def is_main_process() -> bool:
     return process_index() == 0
 
 
+def node() -> str:
+    """A name that the processes of one launcher share: the host, and which launcher of torchrun or srun it is."""
+    return f"{socket.gethostname()} {os.environ.get('GROUP_RANK', os.environ.get('SLURM_NODEID', ''))}"
+
+
+def note_hosts(hosts: Sequence[str]) -> None:
+    """Keep the host of every rank, for messages."""
+    _hosts[:] = hosts
+
+
+def name_ranks(*ranks: int) -> str:
+    """The ranks and their hosts, for messages: "ranks 2, 3 (node-b)"."""
+    numbers = ", ".join(map(str, ranks[:NAMED])) + (f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else "")
+    hosts = list(dict.fromkeys(_hosts[rank] for rank in ranks[:NAMED] if rank < len(_hosts)))
+    return f"rank{'s' * (len(ranks) > 1)} {numbers}" + (f" ({', '.join(hosts)})" if hosts else "")
+
+
+@cache
+def _store() -> Store:
+    """The store of all processes. In the main process it is the server, unless torchrun has one.
+
+    Raises:
+        ValueError: the environment does not say where the server is, or the processes have not all come to it in `JOIN_SECONDS`.
+    """
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise ValueError(
+            f"WORLD_SIZE is {world_size()}, but {' and '.join(missing)} are not set, so that the processes cannot find each "
+            "other; set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port on it, the same in all of them"
+        )
+    try:
+        store, _, _ = next(torch.distributed.rendezvous("env://", timeout=timedelta(seconds=JOIN_SECONDS)))
+    except torch.distributed.DistError as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise ValueError(
+            f"{world_size()} processes must meet at {place} (MASTER_ADDR, MASTER_PORT) within {JOIN_SECONDS:.0f} seconds, but "
+            f"they have not ({error}); start as many as WORLD_SIZE says, and let their hosts reach that port"
+        ) from None
+    return PrefixStore("fastweights", store)
+
+
 def from_main_process(value: Any) -> Any:
     """The main process's `value`, in every process."""
-    return broadcast_object_list([value])[0]
+    if world_size() == 1:
+        return value
+    key = f"{next(_numbers)}"
+    if is_main_process():
+        _write(key, value)
+        return value
+    return _read(key)
+
+
+def gather_to_main(value: Any, seconds: float = float("inf")) -> list[Any]:
+    """In the main process the `value` of every process, by rank; in another its own alone.
+
+    Raises:
+        ValueError: a process has not come in `seconds`.
+    """
+    if world_size() == 1:
+        return [value]
+    number = next(_numbers)
+    _write(f"{number}/{process_index()}", value)
+    if not is_main_process():
+        return [value]
+    until = time.monotonic() + seconds
+    return [_read(f"{number}/{rank}", until, rank) for rank in range(world_size())]
+
+
+def _write(key: str, value: Any) -> None:
+    _store().set(key, pickle.dumps(value))  # type: ignore[arg-type]  # torch's annotation leaves bytes out
+
+
+def _read(key: str, until: float = float("inf"), rank: int = 0) -> Any:
+    """What `rank` sets at a key of the store, once it has. torch's own wait would hold up signals."""
+    store, pause = _store(), POLL_SECONDS / 200
+    while not store.check([key]):
+        if time.monotonic() > until:
+            raise ValueError(f"{name_ranks(rank)} of {world_size()} has not come within {JOIN_SECONDS:.0f} seconds")
+        time.sleep(pause)
+        pause = min(2 * pause, POLL_SECONDS)
+    return pickle.loads(store.get(key))
 
 
 def on_main_process(work: Callable[[], Any]) -> Any:
     """What `work` returns in the main process, which alone does it, in every process. So is a ValueError that it raises."""
-    value = refusal = None
-    if is_main_process():
-        try:
-            value = work()
-        except ValueError as error:
-            refusal = str(error)
+    value, refusal = _try(work) if is_main_process() else (None, None)
     value, refusal = from_main_process((value, refusal))
     if refusal is not None:
         raise ValueError(refusal)
     return value
+
+
+def on_every_process(work: Callable[[], Any]) -> Any:
+    """What `work` returns in this process. It must not talk to the others.
+
+    Raises:
+        ValueError: that of `work` in the first process where it raised one, which is raised in all of them.
+    """
+    if world_size() == 1:
+        return work()
+    value, refusal = _try(work)
+    refusals = gather_to_main(refusal)
+    first = from_main_process(next(((rank, why) for rank, why in enumerate(refusals) if why is not None), None))
+    if first is not None:
+        rank, why = first
+        raise ValueError(f"{name_ranks(rank)}: {why}" if rank else why)
+    return value
+
+
+def _try(work: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What `work` returns, or the message of its ValueError."""
+    try:
+        return work(), None
+    except ValueError as error:
+        return None, str(error)
 
 
 def largest_of_processes(number: int) -> int:

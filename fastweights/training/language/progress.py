@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -13,9 +14,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ..progress import Display, TimeLeft, rate
 from .schedule import StepPlan
 
-__all__ = ["TextProgress", "TrainingProgress"]
+__all__ = ["TextProgress", "TrainingProgress", "line_printer"]
 
 TEXT_SECONDS = 10.0  # between two lines on the text
+
+
+def line_printer(console: Console) -> Callable[[str], None]:
+    """A function that prints a line as it is, of any length."""
+    return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class TextProgress:

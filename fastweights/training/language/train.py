@@ -15,7 +15,7 @@ from accelerate import PartialState
 from rich.console import Console
 
 from ...checks import describe_value
-from ...data.text import PreparedText, TextCorpus, TextTokenizer, TokenShards, prepare_text
+from ...data.text import PreparedText, TokenShards
 from ...environment import machine, versions
 from ...evaluation import continue_text, load_language_model, perplexity_by_length
 from ...files import write_json
@@ -27,23 +27,33 @@ from ...stopping import StopSignals
 from ..calling_script import work_begins
 from ..checkpoints import checkpoint_step, checkpoints_in, latest_whole
 from ..folder import as_stored
+from .agreement import check_same_models, check_same_run, check_shared
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
 from .compiling import compiler_loading, what_to_compile
 from .context import ContextGroups
 from .folder import MEASURED, LanguageFolder
-from .model import build_model, model_name, model_tokenizer, moments_of, training_facts
+from .joining import joined
+from .model import build_model, model_name, moments_of, training_facts
 from .planning import check_training, checked_configs
-from .processes import from_main_process, is_main_process, on_main_process, step_size, world_size
-from .progress import TextProgress, TrainingProgress
+from .processes import (
+    from_main_process,
+    is_main_process,
+    on_every_process,
+    on_main_process,
+    step_size,
+    world_size,
+)
+from .progress import TrainingProgress, line_printer
 from .rows import check_rows, find_start
 from .run import LanguageRun
 from .stages import reads_on
+from .texts import prepare_texts
 from .trainer import LanguageTrainer, held_out_rows
 
 __all__ = ["NonFiniteLoss", "train_language"]
 
 CONTINUED_TOKENS = 100
-PATIENCE = timedelta(hours=1)  # for the main process, which measures a model while the others wait to train the next
+PATIENCE = timedelta(minutes=30)  # of a GPU, for another process that compiles or writes a checkpoint
 
 
 @checked
@@ -59,8 +69,10 @@ def train_language(
 
     Killed at any moment and called again with the same run, it continues after the latest checkpoint with the same data, and
     on the same machine and number of threads with the same losses. A checkpoint that is not as it was written is set aside and
-    reported; the one before is continued. In several processes (torchrun, accelerate launch) every
-    process calls it; `output` and `cache` must then be folders that all of them see.
+    reported; the one before is continued. In several processes (torchrun, srun, accelerate launch) every
+    process calls it, and returns once the main process has. `output` must then be a folder that all of them see; `cache` may be
+    another one on each host. Where one of them fails, dies or stands still, the others end within a minute, with exit code 1
+    and a message that names it.
 
     Args:
         stop_at: end after this step with a checkpoint; a later call without it, or with a later step, continues from there. Where
@@ -74,8 +86,9 @@ def train_language(
         One result per model, in the main process; None if training has not ended (`stop_at`), or in another process.
 
     Raises:
-        ValueError: text, tokenizer, model or output folder that cannot be used. Nothing has been trained. Or a run with
-            graphs = True, of whose steps no CUDA graph can be made.
+        ValueError: text, tokenizer, model or output folder that cannot be used; or processes with other code, GPUs, settings or
+            text than the others. Nothing has been trained. Or a run with graphs = True, of whose steps no CUDA graph can be
+            made.
         NonFiniteLoss: the loss became infinite or NaN. The last checkpoint is of a step before.
         SaveError: a checkpoint could not be written. The one before is whole.
         WriteError: another file could not be written.
@@ -84,20 +97,22 @@ def train_language(
     work_begins("train_language")
     if not isinstance(run, LanguageRun):
         raise TypeError(f"run must be a LanguageRun, got {describe_value(run)}; load_run reads one from a file")
-    singles = check_training(run, stop_at=stop_at, overwrite=overwrite)
-    processes = PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
-    processes.wait_for_everyone()  # until all have checked the folders, which the main process locks
-    signals = signals or StopSignals()  # not entered, it handles nothing
-    console = console if console is not None and is_main_process() else Console(quiet=True)
+    with joined():
+        return _train_all(run, stop_at, overwrite, console or Console(quiet=True), signals or StopSignals())
 
-    def report(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    with TextProgress(console) as progress:
-        texts = _prepare_texts(run, singles, report, progress)
-    for single, text in zip(singles, texts, strict=True):
-        _check_text(single, text, report)
-    configs = checked_configs(singles, texts[0].tokenizer)
+def _train_all(
+    run: LanguageRun, stop_at: int | None, overwrite: bool, console: Console, signals: StopSignals
+) -> list[LanguageResult] | None:
+    check_same_run(run, stop_at=stop_at, overwrite=overwrite)
+    singles = on_every_process(lambda: check_training(run, stop_at=stop_at, overwrite=overwrite))
+    check_same_models(singles)
+    PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+    check_shared(Path(run.output))
+    texts = prepare_texts(run, singles, console)
+    console = console if is_main_process() else Console(quiet=True)
+    report = line_printer(console)
+    configs = on_every_process(lambda: _check_all(singles, texts, report))
     folder, has_parts = LanguageFolder(Path(run.output)), bool(run.mixers or run.presets or run.stages)
     with folder.opened(run, texts[0], overwrite=overwrite) if has_parts else nullcontext():
         results: dict[str, LanguageResult | None] = {}  # by the folder
@@ -125,21 +140,13 @@ def train_language(
         return finished
 
 
-def _prepare_texts(
-    run: LanguageRun, singles: Sequence[LanguageRun], report: Callable[[str], None], progress: TextProgress
-) -> list[PreparedText]:
-    """The text of every model and stage. All have the tokenizer of the first."""
-    made: list[tuple[TextCorpus, PreparedText]] = []
-    for single in singles:
-        text = single.corpus.from_start()
-        if all(corpus != text for corpus, _ in made):
-            tokenizer = model_tokenizer(singles[0])
-            if made:
-                tokenizer = dataclasses.replace(tokenizer, path=made[0][1].tokenizer.name_or_path)
-            left_out = (*single.corpus.excluded, run.output, run.cache)
-            corpus = dataclasses.replace(text, excluded=left_out)
-            made.append((text, _prepare_text(corpus, tokenizer, run.cache, report, progress)))
-    return [next(text for corpus, text in made if corpus == single.corpus.from_start()) for single in singles]
+def _check_all(
+    singles: Sequence[LanguageRun], texts: Sequence[PreparedText], report: Callable[[str], None]
+) -> list[FastWeightsConfig]:
+    """The configurations of all models and stages, once text and tokenizer are known."""
+    for single, text in zip(singles, texts, strict=True):
+        _check_text(single, text, report)
+    return checked_configs(singles, texts[0].tokenizer)
 
 
 def _check_text(run: LanguageRun, text: PreparedText, report: Callable[[str], None]) -> None:
@@ -157,18 +164,6 @@ def _count_rows(run: LanguageRun) -> int:
     """How many rows all processes read."""
     plan = run.plan(world_size())
     return plan.rows(plan.steps)
-
-
-def _prepare_text(
-    corpus: TextCorpus, tokenizer: TextTokenizer, cache: str, report: Callable[[str], None], progress: TextProgress
-) -> PreparedText:
-    """Tokenizer and tokens, whose checksums the main process alone compares."""
-    text = prepare_text(corpus, tokenizer, cache, report, read_all=is_main_process(), progress=progress)
-    if world_size() > 1:
-        from_main_process(None)  # which may have made damaged tokens again, after another process opened them
-        if not is_main_process():
-            text = prepare_text(corpus, tokenizer, cache, report, read_all=False)
-    return text
 
 
 def _train_one(

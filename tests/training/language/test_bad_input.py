@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig
 
 from fastweights.data.text import TextCorpus, TextTokenizer
-from fastweights.training.language import train, train_language
+from fastweights.training.language import texts, train_language
 from fastweights.training.language.model import model_tokenizer
 
 from .small import small_run
@@ -147,7 +147,7 @@ def test_what_is_known_at_once_is_refused_at_once(make_run, monkeypatch):
     Path(taken.output).mkdir()
     Path(taken.output, "thesis.tex").write_text("")
     train_language(run, stop_at=1)
-    monkeypatch.setattr(train, "prepare_text", None)
+    monkeypatch.setattr(texts, "prepare_text", None)
     for changes, words in (
         ({"seed": 1}, "seed is 0 there and 1 here"),
         ({"output": taken.output}, "holds 'thesis.tex'"),

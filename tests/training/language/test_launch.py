@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fastweights.training.language import train_language
+from fastweights.training.language import processes, train_language
 from fastweights.training.language.processes import check_launch, step_size
 
+from .launching import free_port
 from .small import small_run
 
 ROOT = Path(__file__).parents[3]
@@ -45,6 +46,20 @@ def test_the_check_comes_first(make_run, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     run = make_run()
     with pytest.raises(ValueError, match="WORLD_SIZE is 2"):
+        train_language(run)
+    assert not Path(run.output).exists()
+
+
+def test_processes_that_cannot_find_each_other(make_run, monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    run = make_run()
+    with pytest.raises(ValueError, match="MASTER_ADDR and MASTER_PORT are not set.*to the host of rank 0"):
+        train_language(run)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.setattr(processes, "JOIN_SECONDS", 1.0)
+    with pytest.raises(ValueError, match="2 processes must meet at 127.0.0.1:.* within 1 seconds"):
         train_language(run)
     assert not Path(run.output).exists()
 
