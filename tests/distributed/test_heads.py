@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastweights.ops import delta_rule, delta_rule_, variational_linear_attention
+from fastweights.ops import delta_rule, delta_rule_, palimpsa, variational_linear_attention
 from fastweights.ops.authoring import on_heads, penalized_memory
 from fastweights.ops.context_parallel.heads import choose_units
 from fastweights.testing import CASES
@@ -101,6 +101,27 @@ def ablate() -> None:
 
 def test_ablations() -> None:
     processes(2).run(ablate)
+
+
+def read_with_prior() -> list[Tensor]:
+    """A parameter of the key heads, which are repeated."""
+    cp = world()
+    inputs = CASES["palimpsa"].draw(time=8, heads=1, value_heads=2)
+    prior = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
+    (whole, _), (o, _) = (
+        palimpsa(**tokens, prior=prior, **more)
+        for tokens, more in (
+            (inputs.tokens, {}),
+            ({name: own(x, cp) for name, x in inputs.tokens.items()}, {"cp_group": cp}),
+        )
+    )
+    torch.testing.assert_close(o, own(whole, cp), rtol=1e-12, atol=1e-12)
+    return [*gradients_of([o], [prior]), *gradients_of([whole], [prior])]
+
+
+def test_a_parameter_of_repeated_heads() -> None:
+    (first, wanted), (second, _) = processes(2).run(read_with_prior)
+    torch.testing.assert_close(first + second, wanted, rtol=1e-12, atol=1e-12)
 
 
 def refuse() -> list[str]:
