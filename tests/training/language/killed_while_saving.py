@@ -1,15 +1,12 @@
-"""Trains a run file sharded, as fsdp_on_cpu.py, and dies while it saves the second checkpoint since its start: at another place
-each time that torchrun starts it again, until it has died at all of them. Every start is noted in a file."""
+"""Trains a run file sharded, as fsdp_on_cpu.py, and dies while it saves the second checkpoint since its start, at the place of a
+number."""
 
 import os
 import signal
 import sys
-from pathlib import Path
 
 from fsdp_on_cpu import shard_on_cpu
 
-from fastweights import files
-from fastweights.training.checkpoints import checkpoint_step, checkpoints_in
 from fastweights.training.language import background, load_run, sharded_checkpoints, train_language
 
 
@@ -22,43 +19,34 @@ def half_written(tensors, path, **kwargs):
     kill()
 
 
-def rename_and_kill(old, new):
-    os.replace(old, new)
+def renamed(*args, publish_folder=background.publish_folder):
+    publish_folder(*args)
     kill()
 
 
-# Rank, place and what happens there in the second checkpoint, by the number of the start.
+# Rank, place, its calls per checkpoint, and what happens there: while tensors are copied, while they are written, when all are
+# written, and when the folder has its name.
 DEATHS = [
-    (1, background, "tensors_to_write", kill),
-    (0, background._Stager, "stage", kill),
-    (1, sharded_checkpoints, "save_file", half_written),
-    (0, sharded_checkpoints, "write_checksums", kill),
-    (0, background, "publish_folder", kill),
-    (0, files.os, "rename", rename_and_kill),
-    (0, background, "drop_old", kill),
+    (1, background._Stager, "stage", 1, kill),
+    (1, sharded_checkpoints, "save_file", 2, half_written),
+    (0, background, "publish_folder", 1, kill),
+    (0, background, "publish_folder", 1, renamed),
 ]
-CALLS = {"save_file": 2}  # per checkpoint: weights and moments
 
 
-def die_at(owner, name, death):
+def die_at(owner, name, per_checkpoint, death):
     work, calls = getattr(owner, name), []
 
     def counted(*args, **kwargs):
         calls.append(name)
-        return (death if len(calls) > CALLS.get(name, 1) else work)(*args, **kwargs)
+        return (death if len(calls) > per_checkpoint else work)(*args, **kwargs)
 
     setattr(owner, name, counted)
 
 
 if __name__ == "__main__":
     shard_on_cpu()
-    run, start = load_run(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    rank = int(os.environ["RANK"])
-    if rank == 0:
-        steps = [checkpoint_step(path) for path in checkpoints_in(Path(run.output, "checkpoints"))]
-        with open(sys.argv[2], "a") as noted:
-            noted.write(f"{max(steps, default=0)}\n")
-    for number, (who, *death) in enumerate(DEATHS):
-        if (number, who) == (start, rank):
-            die_at(*death)
-    train_language(run)
+    rank, *death = DEATHS[int(sys.argv[2])]
+    if rank == int(os.environ["RANK"]):
+        die_at(*death)
+    train_language(load_run(sys.argv[1]))

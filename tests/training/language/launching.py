@@ -39,10 +39,9 @@ held_out_fraction = 0.2
 """
 
 
-def start(*command, processes=2, restarts=0):
-    """A command in several processes, which report on standard error the graphs that torch compiles, and what it compiles again.
-    restarts: how often all are started again when one has failed."""
-    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+def start(*command, processes=2):
+    """A command in several processes, which report on standard error the graphs that torch compiles, and what it compiles again."""
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     return subprocess.Popen(
         [sys.executable, "-m", *launcher, *map(str, command)],
         stderr=subprocess.PIPE,
@@ -52,12 +51,12 @@ def start(*command, processes=2, restarts=0):
     )
 
 
-def torchrun(*command, succeeds=True, while_running=lambda process: None, seconds=180, **options):
-    """Standard error of a command, which may take so many seconds. options: of `start`."""
+def torchrun(*command, succeeds=True, while_running=lambda process: None, **options):
+    """Standard error of a command. options: of `start`."""
     process = start(*command, **options)
     try:
         while_running(process)
-        errors = process.communicate(timeout=seconds)[1]
+        errors = process.communicate(timeout=180)[1]
     finally:
         process.terminate()  # torchrun then ends its processes
         process.wait()
