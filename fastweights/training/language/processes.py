@@ -208,8 +208,8 @@ def check_launch(environment: Mapping[str, str] = os.environ) -> None:
         )
     if int(processes) > 1 and environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         raise ValueError(
-            "torchrun must be started with --max-restarts 0: processes that it starts again find in its store what earlier ones told "
-            "each other; give the command itself again, which continues after the last checkpoint"
+            "torchrun must be started with --max-restarts 0: processes that it starts again find in its store what earlier ones "
+            "told each other; give the command itself again, which continues after the last checkpoint"
         )
 
 
