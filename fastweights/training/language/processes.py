@@ -194,7 +194,7 @@ def new_cpu_group() -> Any:
 
 
 def check_launch(environment: Mapping[str, str] = os.environ) -> None:
-    """ValueError where a launcher was to start several processes, but this one would train by itself.
+    """ValueError where a launcher was to start several processes, but this one would train by itself, or starts it again.
 
     torchrun sets WORLD_SIZE, RANK and LOCAL_RANK. accelerate launch does so for several GPUs; for one GPU or none it starts a
     single process, whatever --num_processes says, and of several it sets the address alone.
@@ -212,6 +212,11 @@ def check_launch(environment: Mapping[str, str] = os.environ) -> None:
         raise ValueError(
             f"WORLD_SIZE is {processes}, but {' and '.join(missing)} are not set, so that this process would train alone; "
             f"{START}, or unset WORLD_SIZE to train in one"
+        )
+    if int(processes) > 1 and environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        raise ValueError(
+            "torchrun must be started with --max-restarts 0: processes that it starts again find in its store what earlier ones "
+            "told each other; give the command itself again, which continues after the last checkpoint"
         )
 
 

@@ -31,6 +31,10 @@ ROOT = Path(__file__).parents[3]
             "accelerate launch was given --num_processes",
         ),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK and LOCAL_RANK are not set.*torchrun --nproc-per-node"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "1"},
+            "must be started with --max-restarts 0.*give the command itself again",
+        ),
         ({"WORLD_SIZE": "2", "RANK": "1"}, "WORLD_SIZE is 2, but LOCAL_RANK are not set"),
     ],
 )
