@@ -31,10 +31,11 @@ ORDER = (
     ("outputs",),
     ("kernels", "data", "results"),
     ("ops",),
-    ("layers", "integrations"),
+    ("layers",),
     ("models", "testing"),
     ("analysis", "conversion", "evaluation", "serving"),
     ("training",),
+    ("integrations",),
     ("cli",),
     ("__main__",),
 )
