@@ -10,6 +10,7 @@ from transformers.utils import can_return_tuple
 from ..checks import check_number
 from .cache import CACHE_NAME, FastWeightsCache, given_cache, named_cache
 from .configuration import FastWeightsConfig
+from .divided_rows import DividedRows, sum_over_ranks
 from .generation import CachedGenerationMixin
 from .inputs import check_labels, is_batch, kept_positions
 from .loss import OutputLayer
@@ -107,24 +108,31 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             return_dict=True,
             **documents,
         )
-        hidden_BTD = outputs.last_hidden_state
+        hidden_BTD = whole_BTD = outputs.last_hidden_state
+        cp, rows = self.model.cp_group, None
+        if cp is not None:
+            rows = DividedRows(cp, *tokens.shape[:2], tokens.device, **documents)
+            if logits_to_keep is not None:
+                whole_BTD = rows.unpack(hidden_BTD)
+        kept_BPD = whole_BTD[:, kept]
         loss = logits = None
         if labels is not None:
             labels = predicted_labels(labels, **documents)
+            given = {"labels": labels, "num_items_in_batch": num_items_in_batch}
+            if rows is not None:
+                given = rows.divide_loss(labels, num_items_in_batch)
             if self._can_chunk_loss():
-                no_logits = self.training and logits_to_keep is None
-                loss, logits = self.lm_head(hidden_BTD, labels, num_items_in_batch, None if no_logits else kept)
+                if logits_to_keep is None and (self.training or rows is not None):
+                    kept_BPD = None
+                loss, logits = self.lm_head(hidden_BTD, kept_BPD=kept_BPD, **given)
             else:
                 every_logit = self.lm_head(hidden_BTD)
-                loss = self.loss_function(
-                    logits=every_logit,
-                    labels=labels,
-                    vocab_size=self.config.vocab_size,
-                    num_items_in_batch=num_items_in_batch,
-                )
-                logits = every_logit[:, kept]
+                loss = self.loss_function(logits=every_logit, vocab_size=self.config.vocab_size, **given)
+                logits = every_logit[:, kept] if whole_BTD is hidden_BTD else self.lm_head(kept_BPD)
+            if cp is not None:
+                loss = sum_over_ranks(loss, cp)
         else:
-            logits = self.lm_head(hidden_BTD[:, kept])
+            logits = self.lm_head(kept_BPD)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

@@ -33,7 +33,7 @@ ORDER = (
     ("ops",),
     ("layers",),
     ("models", "testing"),
-    ("analysis", "conversion", "evaluation", "serving"),
+    ("analysis", "conversion", "distributed", "evaluation", "serving"),
     ("training",),
     ("integrations",),
     ("cli",),
