@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..ops.authoring import LARGEST_LOG_RATE, exp_rate, linear_rows, step_decay, takes_step_decay
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
+from .parts import HeadPart
 from .shared_input import ProjectedGate, find_first_part, joins
 
 __all__ = ["RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
@@ -151,13 +152,15 @@ class KimiDecay(SoftplusDecay, ProjectedGate):
 class FixedDecay(nn.Module):
     """One decay per head that nothing changes (RetNet): g = log(1 - 2^(-5 - h)) for head h, [B, T, num_heads]."""
 
+    part = HeadPart()
+
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         dtype = torch.promote_types(x_BTD.dtype, torch.float32)
-        head = torch.arange(self.num_heads, device=x_BTD.device, dtype=dtype)
+        head = self.part.rank * self.num_heads + torch.arange(self.num_heads, device=x_BTD.device, dtype=dtype)
         return torch.log1p(-(2.0 ** (-5 - head))).expand(*x_BTD.shape[:2], -1)
 
 

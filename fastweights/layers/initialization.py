@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .parts import HeadPart
 
 __all__ = ["OwnInitialMatrices", "OwnInitialValues", "ResidualProjection", "UniformLinear", "inverse_softplus"]
 
@@ -17,12 +20,18 @@ def inverse_softplus(x: Tensor) -> Tensor:
 
 class ResidualProjection(nn.Linear):
     """A linear map whose result is added to the residual stream. A model with n of them draws their first weights smaller by
-    sqrt(n), so that the stream's variance does not grow with depth (GPT-2). A bias is zero at first."""
+    sqrt(n), so that the stream's variance does not grow with depth (GPT-2). A bias is zero at first; only the first of several
+    parts of a layer adds it."""
+
+    part = HeadPart()
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__(in_features, out_features, bias=bias)
         if bias:
             nn.init.zeros_(self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight, None if self.part.rank else self.bias)
 
 
 class OwnInitialValues(nn.Module):
