@@ -16,7 +16,7 @@ from ...files import partial_path, publish_folder
 from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ...models.loading import SAVED_MODEL, TOKENIZER_PARTS
 
-__all__ = ["CheckpointsWithConfig", "SavedFolder", "save_model_folder"]
+__all__ = ["CheckpointsWithConfig", "SavedFolder", "export"]
 
 OUTPUT = "lm_head.weight"
 ARCHITECTURE = FastWeightsForCausalLM.__name__
@@ -56,28 +56,16 @@ class CheckpointsWithConfig(CheckpointManager):
             _copy_tokenizer(self.sd_adapter.hf_assets_path, folder)
 
 
-def save_model_folder(
-    checkpoint: str | Path, folder: str | Path, config: FastWeightsConfig, tokenizer: str | Path | None = None
-) -> None:
-    """Make the folder of a saved model, whole or not at all, of a checkpoint that torchtitan wrote on any number of processes.
-
-    Args:
-        checkpoint: one of its folders step-N.
-        folder: of the saved model; `FastWeightsForCausalLM.from_pretrained` loads it. A saved model that is there is replaced.
-        config: of the model that was trained.
-        tokenizer: folder of the tokenizer it was trained with (`hf_assets_path`), which is saved beside it.
-
-    Raises:
-        ValueError: no checkpoint, or another folder than that of a saved model is in the way.
-    """
-    if not (Path(checkpoint) / ".metadata").is_file():
+def export(checkpoint: Path, folder: Path, config: FastWeightsConfig, tokenizer: Path | None) -> None:
+    """See `fastweights.integrations.torchtitan.save_model_folder`."""
+    if not (checkpoint / ".metadata").is_file():
         raise ValueError(f"checkpoint must be a folder step-N of torchtitan with the file .metadata, got {checkpoint}")
     model = FastWeightsForCausalLM(config)
     dcp.load(model.state_dict(), checkpoint_id=str(checkpoint), no_dist=True)
-    partial = partial_path(Path(folder))
+    partial = partial_path(folder)
     model.save_pretrained(partial)
     _copy_tokenizer(tokenizer, partial)
-    publish_folder(partial, Path(folder), SAVED_MODEL)
+    publish_folder(partial, folder, SAVED_MODEL)
 
 
 def _copy_tokenizer(source: str | Path | None, folder: Path) -> None:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from . import TESTED
+from .trainer import FastWeightsTrainer, FastWeightsValidator
+
 __all__ = ["check_settings"]
 
 
@@ -11,16 +16,20 @@ def check_settings(config: Any) -> None:
     """Refuse a `Trainer.Config` that these models cannot follow.
 
     Raises:
-        ValueError: pipeline or expert parallelism, sequence parallelism, another backend than "partial_dtensor", or a
-            validation or a trainer that would divide rows for context parallelism by themselves.
+        ValueError: torch is older than torchtitan needs; pipeline, expert or sequence parallelism; another backend than
+            "partial_dtensor"; or a trainer or validation that would divide rows for context parallelism by itself.
     """
-    from .trainer import FastWeightsTrainer, FastWeightsValidator
-
+    if not hasattr(torch.distributed, "set_timeout"):
+        raise ValueError(
+            f"torchtitan {TESTED} needs torch 2.14 or later, got {torch.__version__}; install a later torch"
+        )
     parallel = config.parallelism
     for name in ("pipeline_parallel_degree", "expert_parallel_degree"):
         degree = getattr(parallel, name)
         if degree > 1:
-            raise ValueError(f"parallelism.{name} must be 1 for models of fastweights, got {degree}; divide them otherwise")
+            raise ValueError(
+                f"parallelism.{name} must be 1 for models of fastweights, got {degree}; divide them otherwise"
+            )
     if parallel.spmd_backend != "partial_dtensor":
         raise ValueError(
             'parallelism.spmd_backend must be "partial_dtensor" for models of fastweights, whose layers compute on ordinary '

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from torchtitan.protocols.model import BaseModel
 
 from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ...private_torch import size_may_change
+from ...training.language import LanguageRun
+from ...training.language.estimate import step_operations
 from .limits import check_settings
 
 __all__ = ["Blocks", "TitanModel", "document_edges"]
@@ -38,16 +40,14 @@ class TitanModel(BaseModel):
             check_settings(config)
 
         def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
-            """Number of parameters, and operations per token of a forward and a backward: two per parameter that a token is
-            multiplied with, three times. The work of the memories on their states is not in it."""
+            """Number of parameters, and operations per token of a forward and a backward, without those of the memories."""
             count = sum(parameter.numel() for parameter in model.parameters())
-            embedding = 0 if self.architecture.tie_word_embeddings else self.architecture.vocab_size
-            return count, 6 * (count - embedding * self.architecture.hidden_size)
+            return count, int(step_operations(LanguageRun(length=seq_len), cast(Any, model)))
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.config = config
-        whole = FastWeightsForCausalLM(config.architecture)
+        self.config = config.architecture
+        whole = FastWeightsForCausalLM(self.config)
         self.model, self.lm_head = whole.model, whole.lm_head
         self.model.layers = Blocks(self.model.layers)
         self._skip_lm_head = False  # torchtitan's chunked loss sets it, and calls the output layer itself
@@ -67,7 +67,7 @@ class TitanModel(BaseModel):
 
     @property
     def enable_weight_tying(self) -> bool:
-        return self.config.architecture.tie_word_embeddings
+        return self.config.tie_word_embeddings
 
     def verify_module_protocol(self) -> None:
         """Nothing to verify: blocks are modules of this library, whose first values `init_states` draws."""
@@ -81,14 +81,12 @@ class TitanModel(BaseModel):
         """First weights, bit for bit those that `FastWeightsForCausalLM` draws from the same seed, however they are divided.
         The first process draws them in main memory."""
         self.tie_weights()
-        whole = {}
-        if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-            with torch.device("cpu"):
-                whole = FastWeightsForCausalLM(self.config.architecture).state_dict()
         several = torch.distributed.is_initialized()
-        set_model_state_dict(
-            self, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=several)
-        )
+        whole = {}
+        if not several or torch.distributed.get_rank() == 0:
+            with torch.device("cpu"):
+                whole = FastWeightsForCausalLM(self.config).state_dict()
+        set_model_state_dict(self, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=several))
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits [B, T, vocab_size], or hidden states [B, T, D] for the chunked loss.

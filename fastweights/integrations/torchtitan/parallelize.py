@@ -10,8 +10,9 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.compile import apply_compile
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
 
+from ...distributed import context_parallel
 from .model import TitanModel
-
+from .tensor_parallel import divide_heads
 
 __all__ = ["parallelize"]
 
@@ -32,8 +33,9 @@ def parallelize(
         ValueError: the heads of a mixer cannot be divided among that many processes.
     """
     if parallel_dims.tp_enabled:
-        from .tensor_parallel import divide_heads
         divide_heads(model, parallel_dims.get_dense_tp_mesh())
+    if parallel_dims.cp_enabled:
+        context_parallel(model, parallel_dims.get_mesh("cp"))
     if ac_config is not None:
         ac_config.build(dump_folder=dump_folder).apply(model)
     if compile_config.enable and "model" in compile_config.components:

@@ -16,18 +16,11 @@ from .checkpoints import SavedFolder
 from .model import TitanModel
 from .parallelize import parallelize
 
-__all__ = ["model_registry", "read_flavor", "spare_from_weight_decay"]
+__all__ = ["build_spec", "spare_from_weight_decay"]
 
 
-def model_registry(flavor: str | Path | FastWeightsConfig) -> ModelSpec:
-    """What torchtitan needs to build, divide, train, save and load a model.
-
-    Args:
-        flavor: a preset by its name ("gdn-340m"), a folder with the config.json of a saved model, or a configuration.
-
-    Raises:
-        ValueError: no such preset or folder.
-    """
+def build_spec(flavor: str | Path | FastWeightsConfig) -> ModelSpec:
+    """See `fastweights.integrations.torchtitan.model_registry`."""
     name, config = read_flavor(flavor)
     return ModelSpec(
         name="fastweights",
@@ -61,10 +54,14 @@ def spare_from_weight_decay(optimizers: OptimizersContainer, model_parts: list[n
     for optimizer in optimizers:
         for group in list(optimizer.param_groups):
             pairs = list(zip(group["params"], group["param_names"], strict=True))
-            decayed, others = ([pair for pair in pairs if (id(pair[0]) in spared) == inside] for inside in (False, True))
+            decayed, others = (
+                [pair for pair in pairs if (id(pair[0]) in spared) == inside] for inside in (False, True)
+            )
             if group.get("weight_decay") and others:
                 settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-                group["params"], group["param_names"] = (list(x) for x in zip(*decayed, strict=True)) if decayed else ([], [])
+                group["params"], group["param_names"] = (
+                    (list(x) for x in zip(*decayed, strict=True)) if decayed else ([], [])
+                )
                 parameters, names = zip(*others, strict=True)
                 optimizer.add_param_group(
                     {**settings, "params": list(parameters), "param_names": list(names), "weight_decay": 0.0}

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from ...models import FastWeightsModel
-from ...models.parts import Division, check_parts, find_divisions, part_of_config, take_parts
+from ...models.parts import check_parts, find_divisions, part_of_config, take_parts
 
 __all__ = ["divide_heads"]
 
@@ -27,7 +27,7 @@ def divide_heads(model: Any, mesh: DeviceMesh) -> None:
     Raises:
         ValueError: a mixer whose heads cannot be divided so, or whose parameters do not lie head after head.
     """
-    config, parts = model.config.architecture, mesh.size()
+    config, parts = model.config, mesh.size()
     check_parts(config, parts)
     divisions = find_divisions(config, parts)
     for name, division in divisions.items():
@@ -40,48 +40,60 @@ def divide_heads(model: Any, mesh: DeviceMesh) -> None:
     dtype = model.model.embed_tokens.weight.dtype
     with torch.device("meta"):
         part = FastWeightsModel(part_of_config(config, parts)).to(dtype)
-    take_parts(
-        [block.mixer for block in part.layers], config, mesh.get_local_rank(), parts, lambda x: _gather(x, mesh)
-    )
+    take_parts([block.mixer for block in part.layers], config, mesh.get_local_rank(), parts, lambda x: _gather(x, mesh))
     for layer, (block, own) in enumerate(zip(model.layers, part.layers, strict=True)):
-        block.mixer, block.mlp = own.mixer, own.mlp
-        for path, module in block.named_modules():
-            inside = path.startswith(("mixer.", "mlp.")) or path == "mixer"
-            prefix = f"model.layers.{layer}.{path}."
-            _distribute(module, {n: divisions[prefix + n] for n, _ in module.named_parameters(recurse=False)}, mesh, inside)
-        for norm in (block.mixer_norm, *([] if block.mlp is None else [block.mlp_norm])):
-            norm.register_forward_hook(lambda module, given, x: _share(x, mesh))
-        for output in (block.mixer, *([] if block.mlp is None else [block.mlp.down_proj])):
-            output.register_forward_hook(lambda module, given, x: _sum(x, mesh))
-    _distribute(model.norm, {}, mesh, inside=False)
-    parallelize_module(model.tok_embeddings, mesh, RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()))
-    logits = ColwiseParallel(output_layouts=Shard(2), use_local_output=False)
-    parallelize_module(model.lm_head, mesh, logits)
+        prefix = f"model.layers.{layer}."
+        dims = {name.removeprefix(prefix): x.dim for name, x in divisions.items() if name.startswith(prefix)}
+        _divide_block(block, own, dims, mesh)
+    _distribute(model.norm, {"weight": None, "bias": None}, mesh)
+    whole, logits = Replicate(), Shard(2)
+    parallelize_module(model.tok_embeddings, mesh, RowwiseParallel(input_layouts=whole, output_layouts=whole))
+    parallelize_module(model.lm_head, mesh, ColwiseParallel(output_layouts=logits, use_local_output=False))
     model.tie_weights()
 
 
-def _distribute(module: nn.Module, divisions: dict[str, Division], mesh: DeviceMesh, inside: bool) -> None:
+def _divide_block(block: Any, own: Any, dims: dict[str, int | None], mesh: DeviceMesh) -> None:
+    """Give a block the mixer and the MLP of a block with fewer heads, `own`. dims: which dimension of each parameter of the block
+    the processes divide."""
+    block.mixer, block.mlp = own.mixer, own.mlp
+    for path, module in block.named_modules():
+        here = {name: dims[f"{path}.{name}"] for name, _ in module.named_parameters(recurse=False)}
+        _distribute(module, here, mesh, inside=path.partition(".")[0] in ("mixer", "mlp"))
+    branches = [(block.mixer_norm, block.mixer)]
+    if block.mlp is not None:
+        branches.append((block.mlp_norm, block.mlp.down_proj))
+    for norm, output in branches:
+        norm.register_forward_hook(lambda module, given, x: _share(x, mesh))
+        output.register_forward_hook(lambda module, given, x: _sum(x, mesh))
+
+
+def _distribute(module: nn.Module, dims: dict[str, int | None], mesh: DeviceMesh, inside: bool = False) -> None:
     """Make the module's own parameters, of which each process has its part, DTensors that the module reads as their local parts.
     inside: whether it computes for the heads of one process, so that a whole parameter gets part of its gradient there."""
-    placements = {}
+    gradients: dict[str, Any] = {}
     for name, parameter in list(module.named_parameters(recurse=False)):
-        dim = divisions[name].dim if name in divisions else None
-        placements[name] = Replicate() if dim is None else Shard(dim)
-        whole = DTensor.from_local(parameter.detach(), mesh, [placements[name]], run_check=False)
+        dim = dims[name]
+        placement = Replicate() if dim is None else Shard(dim)
+        gradients[name] = Partial() if inside and dim is None else placement
+        whole = DTensor.from_local(parameter.detach(), mesh, [placement], run_check=False)
         module.register_parameter(name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
-    if placements:
-        _read_locally(module, {name: Partial() if inside and x.is_replicate() else x for name, x in placements.items()})
+    if gradients:
+        _read_locally(module, mesh, gradients)
 
 
-def _read_locally(module: nn.Module, gradients: dict[str, Any]) -> None:
-    """Let the module's attributes be the local parts of its DTensor parameters, whatever FSDP2 puts into their place. gradients:
-    the placement of each one's gradient."""
+def _read_locally(module: nn.Module, mesh: DeviceMesh, gradients: dict[str, Any]) -> None:
+    """Let the module's attributes be the local parts of its DTensor parameters. Those that FSDP2 has divided further stay as they
+    are: it reads them by the same names, and replaces them while the module computes. gradients: their placements."""
 
     def local(name: str) -> property:
-        return property(lambda self: self._parameters[name].to_local(grad_placements=[gradients[name]]))
+        def read(self: nn.Module) -> Tensor | None:
+            parameter: Any = self._parameters[name]
+            return parameter.to_local(grad_placements=[gradients[name]]) if parameter.device_mesh == mesh else parameter
 
-    names = {name: local(name) for name in gradients}
-    module.__class__ = type(f"Divided{type(module).__name__}", (type(module),), names)
+        return property(read)
+
+    properties = {name: local(name) for name in gradients}
+    module.__class__ = type(f"Divided{type(module).__name__}", (type(module),), properties)
 
 
 def _share(x: Tensor, mesh: DeviceMesh) -> Tensor:

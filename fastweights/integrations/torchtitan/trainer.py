@@ -5,28 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.components.validate import Validator
 from torchtitan.trainer import Trainer
 
-__all__ = ["FastWeightsTrainer", "FastWeightsValidator", "own_labels"]
+from ...distributed import own_tokens
 
-
-def own_labels(labels: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The labels of this process's tokens, [1, B T / N], of those of a batch [B, T]. The rows lie end to end, as in the model,
-    filled up to a multiple of the processes."""
-    flat = labels.reshape(1, -1)
-    flat = F.pad(flat, (0, -flat.shape[1] % mesh.size()), value=IGNORE_INDEX)
-    return flat.chunk(mesh.size(), 1)[mesh.get_local_rank()]
+__all__ = ["FastWeightsTrainer", "FastWeightsValidator"]
 
 
 def _divide(inputs: dict[str, Tensor], labels: Tensor, mesh: DeviceMesh) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """The whole batch for the model, which takes its own part of it, and the labels of that part."""
     rest = {name: x for name, x in inputs.items() if name != "input"}
-    return inputs["input"], own_labels(labels, mesh), rest
+    return inputs["input"], own_tokens(labels, mesh, filling=IGNORE_INDEX), rest
 
 
 class FastWeightsValidator(Validator):

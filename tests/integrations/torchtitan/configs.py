@@ -58,10 +58,10 @@ class MadeUpRows(BaseDataLoader):
             yield {"input": tokens, **({"positions": positions} if self.config.documents else {})}, labels
 
     def state_dict(self) -> dict[str, Any]:
-        return {"read": self.read}
+        return {"rows": self.read * self.size * self.batch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.read = state_dict["read"]
+        self.read = state_dict["rows"] // (self.size * self.batch)
 
 
 def made_up_row(number: int, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
