@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..checks import describe_value
 from ..layers import Mixer
 from ..models import FastWeightsModel
 from ..ops.context_parallel.group import ContextParallel, Way, as_context_parallel
@@ -50,10 +51,10 @@ def context_parallel(model: Model, group: Any, way: Way = "auto") -> Model:
     for name, mixer in mixers.items():
         if not mixer.serves_context_parallel:
             raise ValueError(
-                f"model must have mixers that support context parallelism, got {type(mixer).__name__} at {name or 'its top'}, whose "
-                "attribute serves_context_parallel is False; set it to True in a class whose forward passes **self.parallel to "
-                "every op, convolution and RuleCall and looks across tokens nowhere else (MemoryLayer.forward does that), or use "
-                "another mixer"
+                f"model must have mixers that serve context parallelism, got {type(mixer).__name__} at "
+                f"{name or 'its top'}, whose attribute serves_context_parallel is False; set it to True in a class whose forward "
+                "passes **self.cp_keywords on to every op, convolution and RuleCall and looks across tokens nowhere else (as "
+                "MemoryLayer.forward), or use another mixer"
             )
     _set(model, as_context_parallel(cp))
     return model
@@ -80,7 +81,7 @@ def ranks_of(group: Any, way: Way = "auto") -> ContextParallel:
 
 def _mixers(model: object) -> dict[str, Mixer]:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module with mixers, got {type(model).__name__}")
+        raise TypeError(f"model must be a torch.nn.Module with mixers, got {describe_value(model)}")
     mixers = {name: module for name, module in model.named_modules() if isinstance(module, Mixer)}
     if not mixers:
         raise ValueError(f"model must contain a fastweights.layers.Mixer, got {type(model).__name__} without one")

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..checks import check_dense, check_size, check_tensor, shape_of
+from ..checks import check_dense, check_size, check_tensor, describe_value, shape_of
 from ..models import divided_rows
 from ..models.divided_rows import DividedRows
 from .parallel import ranks_of
@@ -32,11 +32,11 @@ def own_tokens(x: Tensor, group: Any, *, filling: int | None = None, **descripti
         ValueError: x has no batch and time, or a description does not fit.
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a tensor [B, T, ...], got {type(x).__name__}; convert it with torch.as_tensor")
+        raise TypeError(f"x must be a tensor [B, T, ...], got {describe_value(x)}; convert it with torch.as_tensor")
     check_dense("x", x)
     if x.ndim < 2 or not x.numel():
         raise ValueError(f"x must be [B, T, ...] with at least one token, got shape {shape_of(x)}")
-    return _divide(group, x, x.shape[0], x.shape[1], descriptions).pack(x, filling)
+    return DividedRows(ranks_of(group), x.shape, x.device, **descriptions).pack(x, filling)
 
 
 def gather_tokens(x: Tensor, group: Any, *, batch: int, time: int, **descriptions: Tensor | None) -> Tensor:
@@ -59,7 +59,7 @@ def gather_tokens(x: Tensor, group: Any, *, batch: int, time: int, **description
     check_tensor("x", x)
     check_size("batch", batch)
     check_size("time", time)
-    rows = _divide(group, x, batch, time, descriptions)
+    rows = DividedRows(ranks_of(group), (batch, time), x.device, **descriptions)
     if x.ndim != 3 or x.shape[:2] != (1, rows.share):
         raise ValueError(
             f"x must be [1, {rows.share}, D], this rank's part of {rows.tokens} tokens, got {shape_of(x)}; pass the batch and "
@@ -76,7 +76,3 @@ def sum_over_ranks(x: Tensor, group: Any) -> Tensor:
     """
     check_tensor("x", x)
     return divided_rows.sum_over_ranks(x, ranks_of(group))
-
-
-def _divide(group: Any, x: Tensor, batch: int, time: int, descriptions: dict[str, Tensor | None]) -> DividedRows:
-    return DividedRows(ranks_of(group), batch, time, x.device, **descriptions)

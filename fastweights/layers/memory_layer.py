@@ -183,7 +183,7 @@ class MemoryLayer(OpLayer):
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(self, x_BTD, cache, cu_seqlens)
-        q_BTHK, k_BTHK, v_BTGV, conv_states = self.qkv(x_BTD, cache, cu_seqlens, **self.parallel)
+        q_BTHK, k_BTHK, v_BTGV, conv_states = self.qkv(x_BTD, cache, cu_seqlens, **self.cp_keywords)
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV)
         run = RuleCall(cache, cu_seqlens, self.options.backend, conv_states, self.cp_group)
         o_BTGV, memory = self.rule(x_BTD, q_BTHK, k_BTHK, v_BTGV, run)

@@ -33,7 +33,7 @@ class Mixer(nn.Module):
         gives_values, takes_first_values: whether the method `values` gives what layers behind this one take as the keyword
             `first_values` of their forward, and whether this layer's forward takes it.
         decodes_in_pool: whether forward can read a few tokens with a cache whose memory is a pool (`LayerCache.rows`).
-        serves_context_parallel: whether forward may get one rank's part of the tokens: it passes `parallel` on to every op,
+        serves_context_parallel: whether forward may get one rank's part of the tokens: it passes `cp_keywords` on to every op,
             convolution and `RuleCall`, and nothing else of it looks across tokens. A class that defines forward says it anew.
         cp_group: the ranks that each have a part of the tokens, set by `fastweights.distributed.context_parallel`; None where
             forward gets whole sequences. cu_seqlens are always those of the whole row.
@@ -81,7 +81,7 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     @property
-    def parallel(self) -> dict[str, Any]:
+    def cp_keywords(self) -> dict[str, Any]:
         """Keywords for ops, convolutions and `RuleCall`: `cp_group` where each rank has a part of the tokens, else nothing."""
         return {} if self.cp_group is None else {"cp_group": self.cp_group}
 

@@ -144,7 +144,8 @@ def convolve_together(
         return made, list(windows)
     results = [
         one(
-            x, window, cu_seqlens, activation=activation, normalize=norm, output_final_state=keep, backend=backend, cp_group=cp_group,
+            x, window, cu_seqlens, activation=activation, normalize=norm, output_final_state=keep, backend=backend,
+            cp_group=cp_group,
         )
         for x, one, window, norm in zip(inputs, convolutions, windows, norms, strict=True)
     ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -61,6 +63,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         With labels, config.chunked_loss (the default) and an ordinary output layer and loss function, the loss is computed
         from the hidden states, a chunk of tokens at a time: the logits of all tokens, which with a large vocabulary outweigh
         everything else, are never stored. A model in training mode then returns logits None, unless logits_to_keep is given.
+        With context parallelism (`fastweights.distributed.context_parallel`) the loss is that of all ranks. Logits are those of
+        this rank's part of the tokens, none beside a loss; with logits_to_keep they are the same on every rank.
+
         An output layer that was replaced or hooked (PEFT on lm_head, quantised) or a custom `loss_function` gets the logits of
         all tokens, as everywhere in transformers.
 
@@ -90,7 +95,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         documents = dict(
             attention_mask=attention_mask, position_ids=position_ids, cu_seqlens=cu_seqlens, seq_idx=seq_idx
         )
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        tokens: Any = input_ids if inputs_embeds is None else inputs_embeds
         if is_batch(tokens):
             kept = kept_positions(logits_to_keep, tokens.shape[1])
             if labels is not None:
@@ -111,7 +116,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         hidden_BTD = whole_BTD = outputs.last_hidden_state
         cp, rows = self.model.cp_group, None
         if cp is not None:
-            rows = DividedRows(cp, *tokens.shape[:2], tokens.device, **documents)
+            rows = DividedRows(cp, tokens.shape, tokens.device, **documents)
             if logits_to_keep is not None:
                 whole_BTD = rows.unpack(hidden_BTD)
         kept_BPD = whole_BTD[:, kept]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..checks import shape_of
 from ..ops.context_parallel.collectives import all_gather
 from ..ops.context_parallel.group import ContextParallel
 from .loss import IGNORED, next_labels
 from .rows import Rows
 
-__all__ = ["DividedRows", "sum_over_ranks"]
+__all__ = ["DividedRows", "check_same_batch", "sum_over_ranks"]
 
 LEAST_TOKENS = 8  # of a rank: a short convolution reads its last inputs from the rank before, and from no other
 
@@ -24,7 +27,7 @@ class DividedRows(Rows):
 
     Args:
         cp: the ranks.
-        device: of the batch.
+        shape, device: of the batch, [B, T, ...].
         descriptions: of `Rows`: attention_mask, position_ids, cu_seqlens and seq_idx.
 
     Attributes:
@@ -34,8 +37,9 @@ class DividedRows(Rows):
     """
 
     def __init__(
-        self, cp: ContextParallel, batch: int, time: int, device: torch.device, **descriptions: Tensor | None
+        self, cp: ContextParallel, shape: Sequence[int], device: torch.device, /, **descriptions: Tensor | None
     ) -> None:
+        batch, time = shape[:2]
         super().__init__(batch, time, **descriptions)
         self.cp = cp
         self.tokens = batch * time if self._tokens is None else int(self._tokens.sum())
@@ -67,6 +71,26 @@ class DividedRows(Rows):
         own = self.pack(next_BT, filling=IGNORED)
         count = (next_BT != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         return {"labels": own, "shift_labels": own, "num_items_in_batch": count}
+
+
+def check_same_batch(cp: ContextParallel, tokens: Tensor) -> None:
+    """ValueError, on every rank, unless all ranks have the same ids, or embeddings of one shape. Waits for a GPU."""
+    own: tuple[Any, ...] = (shape_of(tokens),)
+    if not tokens.is_floating_point():
+        own += (int((tokens.flatten() * torch.arange(1, tokens.numel() + 1, device=tokens.device)).sum()),)
+    found: list[Any] = [None] * cp.size
+    dist.all_gather_object(found, own, group=cp.group)
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            what = (
+                f"shape {other[0]} on rank {rank} and {found[0][0]}"
+                if other[0] != found[0][0]
+                else f"others on rank {rank} than"
+            )
+            raise ValueError(
+                f"input_ids or inputs_embeds must be the same whole batch on every rank of the group, got {what} on rank 0; give "
+                "all ranks of a group the rows that one of them would read alone"
+            )
 
 
 def sum_over_ranks(x: Tensor, cp: ContextParallel) -> Tensor:

@@ -30,7 +30,7 @@ from ..private_huggingface import adapt_trainer
 from .cache import CACHE_NAMES, FastWeightsCache, check_cache, given_cache, named_cache
 from .card import find_use, write_card
 from .configuration import FastWeightsConfig, how_to_load
-from .divided_rows import DividedRows
+from .divided_rows import DividedRows, check_same_batch
 from .inputs import check_cache_position, check_embeddings, check_ids
 from .rows import Rows, check_mask, cumulative_lengths, leave_out_unpredicted
 
@@ -203,6 +203,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
 
     cp_group: ContextParallel | None = None
     gathers = False
+    _compared: ContextParallel | None = None  # the ranks whose batches have been compared, once: it waits for a GPU
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__(config)
@@ -275,9 +276,13 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         documents = dict(
             attention_mask=attention_mask, position_ids=position_ids, cu_seqlens=cu_seqlens, seq_idx=seq_idx
         )
-        rows = self._lay_out(input_ids if inputs_embeds is None else inputs_embeds, documents)
+        tokens: Any = input_ids if inputs_embeds is None else inputs_embeds
+        cp = self.cp_group
+        rows = (
+            Rows(batch, time, **documents) if cp is None else DividedRows(cp, tokens.shape, tokens.device, **documents)
+        )
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training and self.cp_group is None
+            use_cache = self.config.use_cache and not self.training and cp is None
         if use_cache and past_key_values is None:
             past_key_values = FastWeightsCache.empty(len(self.layers))
         if output_hidden_states is None:
@@ -290,12 +295,16 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         if past_key_values is not None:
             past_key_values.check_positions(rows.first_position, rows.lengths)
         check_cache_position(cache_position, 0 if past_key_values is None else past_key_values.columns, time)
+        if cp != self._compared and not torch.compiler.is_compiling():
+            if cp is not None:
+                check_same_batch(cp, tokens)
+            self._compared = cp
         if inputs_embeds is not None:
             x_BTD = rows.pack(inputs_embeds)
-        elif self.cp_group is None:
-            x_BTD = rows.pack(self.embed_tokens(input_ids))
-        else:  # no rank embeds the tokens of others
-            x_BTD = self.embed_tokens(rows.pack(input_ids))
+        elif cp is None:
+            x_BTD = rows.pack(self.embed_tokens(tokens))
+        else:  # a rank embeds its own tokens alone
+            x_BTD = self.embed_tokens(rows.pack(tokens))
 
         hidden_states: tuple[Tensor, ...] = ()
         first_values = None
@@ -309,19 +318,13 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         if past_key_values is not None:
             past_key_values.advance(rows.time, rows.first_position, rows.lengths)
         hidden_states += (x_BTD,) if output_hidden_states else ()
-        if self.cp_group is None or self.gathers:
+        if cp is None or self.gathers:
             x_BTD, hidden_states = rows.unpack(x_BTD), tuple(map(rows.unpack, hidden_states))
         return BaseModelOutputWithPast(
             last_hidden_state=x_BTD,
             hidden_states=hidden_states or None,
             **named_cache(past_key_values),
         )
-
-    def _lay_out(self, tokens: Any, documents: dict[str, Tensor | None]) -> Rows:
-        batch, time = tokens.shape[:2]
-        if self.cp_group is None:
-            return Rows(batch, time, **documents)
-        return DividedRows(self.cp_group, batch, time, tokens.device, **documents)
 
     def find_values(
         self, block: Any, x_BTD: Tensor, first_values: Tensor | None, given: dict[str, Any]

@@ -226,6 +226,13 @@ def check_refusals() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             call()
+    fresh = divided(model)
+    for x, message in (
+        (ids + dist.get_rank(), "got others on rank 1"),
+        (ids[:, dist.get_rank() :], r"got shape \[1, 23\] on rank 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fresh(x)
     for call in (lambda: context_parallel(model, "four"), lambda: context_parallel([model], group)):
         with pytest.raises(TypeError, match="must be a torch"):
             call()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -26,6 +27,11 @@ SMALL = [
     ["rwkv7", {"name": "rwkv7", "value_residual": True}],
     ["vla-conv", "palimpsa-m", {"name": "ttt", "learned_state": True}],
 ]
+LAYOUTS = (
+    "packed",
+    "padded",
+    "one text",
+)  # what layers tell apart: packed rows that end at a border or later, a row alone
 STATE = [name for name in MIXERS if name in ("linear", "gdn", "gka")]
 
 
@@ -43,14 +49,14 @@ def test_small_models_over_two_processes() -> None:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_every_mixer(mixer: str, size: int) -> None:
-    processes(size).run(compare, mixer, "heads")
+    processes(size).run(compare, mixer, "heads", LAYOUTS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", OPTIONS)
 def test_every_option(variant: str) -> None:
     name, options = OPTIONS[variant]
-    processes(2).run(compare, {"name": name, **options}, "heads", ("packed", "padded"))
+    processes(2).run(compare, {"name": name, **options}, "heads", LAYOUTS)
 
 
 def checkpointed(model: nn.Module) -> nn.Module:
@@ -87,6 +93,19 @@ def compare_wrapped() -> None:
         close({name: getattr(x, "full_tensor", lambda x=x: x)() for name, x in found.items()}, gradients(whole))
 
 
+def compare_autocast() -> None:
+    """In bfloat16 the difference is far below the rounding of one number."""
+    whole = language_model(SMALL[0]).float()
+    parts, given = context_parallel(deepcopy(whole), dist.group.WORLD), batch("packed")
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted, found = (read(model, given).loss for model in (whole, parts))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=0.0)
+    found_all, wanted_all = (
+        torch.cat([x.flatten() for x in one.values()]) for one in (mean_gradients(parts), gradients(whole))
+    )
+    assert (found_all - wanted_all).norm() < 2**-8 * wanted_all.norm()
+
+
 def compare_repeated() -> None:
     """Bit for bit."""
     model, given = context_parallel(language_model(SMALL[0]), dist.group.WORLD), batch("packed")
@@ -102,6 +121,7 @@ def compare_repeated() -> None:
 def test_checkpointed_and_repeated() -> None:
     processes(2).run(compare_changed, checkpointed)
     processes(2).run(compare_repeated)
+    processes(2).run(compare_autocast)
 
 
 def test_wrapped() -> None:

@@ -16,38 +16,40 @@ from torch import Tensor
 from ..framework.node import define_op, register_gradient
 from .group import ContextParallel, group_of
 
-__all__ = ["LinearMap", "all_gather", "all_to_all", "reduce_scatter", "send_parts"]
+__all__ = ["LinearMap", "all_gather", "all_to_all", "reduce_scatter", "send_parts", "transpose"]
 
 Tensors = Sequence[Tensor]
+_gather_into: Callable[..., Any] = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)  # its name since 2.13
 
 
 class LinearMap:
-    """A linear function of a list of tensors, with its adjoint.
+    """A linear function of a list of tensors. `transpose` gives it a gradient.
 
     Args:
         name: of the op of torch.library.
         options: their names with the types of a schema.
         run: takes the tensors and the options. It returns new tensors, none of them an input.
         fake: likewise, uninitialised tensors.
-        adjoint: takes gradients of the outputs and the options. It returns those of the tensors, by other linear maps.
     """
 
-    def __init__(
-        self, name: str, options: str, run: Callable[..., list[Tensor]], fake: Callable[..., list[Tensor]],
-        adjoint: Callable[..., list[Tensor]],
-    ) -> None:  # fmt: skip
-        self.run, self.fake, self.adjoint = run, fake, adjoint
+    adjoint: LinearMap
+    turn: Callable[..., Sequence[Any]]
+
+    def __init__(self, name: str, options: str, run: Callable[..., Tensors], fake: Callable[..., Tensors]) -> None:
+        self.run, self.fake = run, fake
         self.op = define_op(name, f"(Tensor[] tensors, {options}) -> Tensor[]", run, fake)
         register_gradient(name, self._gradient, self._keep)
 
-    def __call__(self, tensors: Tensors, *options: Any) -> list[Tensor]:
+    def __call__(self, tensors: Tensors, *options: Any) -> Tensors:
         if torch.compiler.is_compiling():
             return self.op(list(tensors), *options)
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            return list(_Eager.apply(self, options, *tensors))
+            return _Eager.apply(self, options, *tensors)
         return self.compute(tensors, *options)
 
-    def compute(self, tensors: Tensors, *options: Any) -> list[Tensor]:
+    def compute(self, tensors: Tensors, *options: Any) -> Tensors:
         return (self.fake if tensors[0].is_meta else self.run)(tensors, *options)
 
     def _keep(self, ctx: Any, inputs: Sequence[Any], output: Tensors) -> None:
@@ -58,7 +60,15 @@ class LinearMap:
             torch.zeros(shape, dtype=dtype, device=device) if g is None else g
             for g, (shape, dtype, device) in zip(grads, ctx.like)
         ]
-        return self.adjoint(whole, *ctx.options), *[None] * len(ctx.options)
+        return self.adjoint.op(whole, *self.turn(*ctx.options)), *[None] * len(ctx.options)
+
+
+def transpose(
+    linear: LinearMap, adjoint: LinearMap, turn: Callable[..., Sequence[Any]] = lambda *options: options
+) -> None:
+    """Make two maps the gradients of each other. turn: from the options of one to those of the other."""
+    for one, other in ((linear, adjoint), (adjoint, linear)):
+        one.adjoint, one.turn = other, turn
 
 
 class _Eager(torch.autograd.Function):
@@ -71,7 +81,7 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return None, None, *ctx.linear.adjoint(grads, *ctx.options)
+        return None, None, *ctx.linear.adjoint(grads, *ctx.linear.turn(*ctx.options))
 
 
 def send_parts(x: Tensor, received: Sequence[int] | None, sent: Sequence[int] | None, name: str) -> Tensor:
@@ -84,41 +94,38 @@ def send_parts(x: Tensor, received: Sequence[int] | None, sent: Sequence[int] | 
     return out
 
 
-_ALL_TO_ALL: LinearMap = LinearMap(
-    "all_to_all",
-    "SymInt[] received, SymInt[] sent, str group",
-    run=lambda tensors, received, sent, name: [send_parts(x, received, sent, name) for x in tensors],
-    fake=lambda tensors, received, sent, name: [x.new_empty((sum(received), *x.shape[1:])) for x in tensors],
-    adjoint=lambda grads, received, sent, name: _ALL_TO_ALL(grads, sent, received, name),
-)
-
-
-def _gather(tensors: Tensors, size: int, name: str) -> list[Tensor]:
+def _gather(tensors: Tensors, size: int, name: str) -> Tensors:
     outputs = [x.new_empty((size, *x.shape)) for x in tensors]
     for x, out in zip(tensors, outputs):
-        dist.all_gather_into_tensor(out.view(-1), x.reshape(-1), group=group_of(name))
+        _gather_into(out.view(-1), x.reshape(-1), group=group_of(name))
     return outputs
 
 
-def _scatter_sums(tensors: Tensors, size: int, name: str) -> list[Tensor]:
+def _scatter_sums(tensors: Tensors, size: int, name: str) -> Tensors:
     """The parts are added here in the order of ranks: how a backend's own reduce-scatter adds them is its own affair."""
     return [send_parts(x, None, None, name).sum(0) for x in tensors]
 
 
-_ALL_GATHER: LinearMap = LinearMap(
+_ALL_TO_ALL = LinearMap(
+    "all_to_all",
+    "SymInt[] received, SymInt[] sent, str group",
+    run=lambda tensors, received, sent, name: [send_parts(x, received, sent, name) for x in tensors],
+    fake=lambda tensors, received, sent, name: [x.new_empty((sum(received), *x.shape[1:])) for x in tensors],
+)
+_ALL_GATHER = LinearMap(
     "all_gather",
     "int size, str group",
     run=_gather,
     fake=lambda tensors, size, name: [x.new_empty((size, *x.shape)) for x in tensors],
-    adjoint=lambda grads, size, name: _REDUCE_SCATTER(grads, size, name),
 )
-_REDUCE_SCATTER: LinearMap = LinearMap(
+_REDUCE_SCATTER = LinearMap(
     "reduce_scatter",
     "int size, str group",
     run=_scatter_sums,
     fake=lambda tensors, size, name: [x.new_empty(x.shape[1:]) for x in tensors],
-    adjoint=lambda grads, size, name: _ALL_GATHER(grads, size, name),
 )
+transpose(_ALL_TO_ALL, _ALL_TO_ALL, turn=lambda received, sent, name: (sent, received, name))
+transpose(_ALL_GATHER, _REDUCE_SCATTER)
 
 
 def all_to_all(x: Tensor, sent: Sequence[int], received: Sequence[int], cp: ContextParallel) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .collectives import LinearMap, all_gather, send_parts
+from .collectives import LinearMap, all_gather, send_parts, transpose
 from .group import ContextParallel
 
 __all__ = ["deal", "gather_heads", "take_heads", "to_heads", "to_tokens"]
@@ -33,20 +33,27 @@ def _blocks(units: int, size: int) -> Iterator[tuple[int, int, int]]:
 def _flatten(tensors: Tensors) -> list[Tensor]:
     """[B, T, heads, ...] -> [B, T, numbers] of each, all read as the narrowest of their dtypes: their bits travel together."""
     narrowest = min((x.dtype for x in tensors), key=lambda dtype: dtype.itemsize)
-    flat = [x.flatten(2) for x in tensors]
-    return [x if x.dtype == narrowest else x.contiguous().view(narrowest) for x in flat]
+    return [x.flatten(2) if x.dtype == narrowest else _read_as(narrowest, x.flatten(2)) for x in tensors]
 
 
 def _unflatten(flat: Tensor, like: Tensor, heads: int) -> Tensor:
     """The tensor of `heads` heads whose other dimensions and dtype are those of `like`."""
-    return flat.contiguous().view(like.dtype).view(*flat.shape[:2], heads, *like.shape[3:])
+    return _read_as(like.dtype, flat).view(*flat.shape[:2], heads, *like.shape[3:])
+
+
+def _read_as(dtype: torch.dtype, x: Tensor) -> Tensor:
+    """The bits of x [B, T, numbers] as contiguous numbers of that dtype."""
+    shape = *x.shape[:2], x.shape[2] * x.dtype.itemsize // dtype.itemsize
+    if not x.numel():
+        return x.new_empty(shape, dtype=dtype)
+    return x.contiguous().view(-1).view(dtype).view(shape)  # in one dimension no stride is left that means nothing
 
 
 def _join(parts: Tensors, dim: int) -> Tensor:
     return torch.cat(list(parts), dim) if len(parts) > 1 else parts[0]
 
 
-def _run_to_heads(tensors: Tensors, units: int, size: int, rank: int, name: str) -> list[Tensor]:
+def _run_to_heads(tensors: Tensors, units: int, size: int, rank: int, name: str) -> Tensors:
     (batch, time), counts = tensors[0].shape[:2], deal(units, size)
     flat = _flatten(tensors)
     widths = [x.shape[2] // units for x in flat]
@@ -62,7 +69,7 @@ def _run_to_heads(tensors: Tensors, units: int, size: int, rank: int, name: str)
     return [_unflatten(part.flatten(1, 2), x, _share(x, units, counts[rank])) for part, x in zip(parts, tensors)]
 
 
-def _run_to_tokens(tensors: Tensors, units: int, size: int, rank: int, name: str) -> list[Tensor]:
+def _run_to_tokens(tensors: Tensors, units: int, size: int, rank: int, name: str) -> Tensors:
     (batch, whole), counts = tensors[0].shape[:2], deal(units, size)
     time, mine = whole // size, counts[rank]
     flat = _flatten(tensors)
@@ -84,7 +91,7 @@ def _share(x: Tensor, units: int, wanted: int) -> int:
     return x.shape[2] // units * wanted
 
 
-_TO_HEADS: LinearMap = LinearMap(
+_TO_HEADS = LinearMap(
     "to_heads",
     "int units, int size, int rank, str group",
     run=_run_to_heads,
@@ -92,20 +99,20 @@ _TO_HEADS: LinearMap = LinearMap(
         x.new_empty((x.shape[0], x.shape[1] * size, _share(x, units, deal(units, size)[rank]), *x.shape[3:]))
         for x in tensors
     ],
-    adjoint=lambda grads, *options: _TO_TOKENS(grads, *options),
 )
-_TO_TOKENS: LinearMap = LinearMap(
+_TO_TOKENS = LinearMap(
     "to_tokens",
     "int units, int size, int rank, str group",
     run=_run_to_tokens,
     fake=lambda tensors, units, size, rank, name: [
-        x.new_empty((x.shape[0], x.shape[1] // size, _share(x, deal(units, size)[rank], units), *x.shape[3:])) for x in tensors
+        x.new_empty((x.shape[0], x.shape[1] // size, _share(x, deal(units, size)[rank], units), *x.shape[3:]))
+        for x in tensors
     ],
-    adjoint=lambda grads, *options: _TO_HEADS(grads, *options),
-)  # fmt: skip
+)
+transpose(_TO_HEADS, _TO_TOKENS)
 
 
-def to_heads(tensors: Tensors, units: int, cp: ContextParallel) -> list[Tensor]:
+def to_heads(tensors: Tensors, units: int, cp: ContextParallel) -> Tensors:
     """[B, T / size, heads, ...] -> [B, T, heads of this rank, ...] of each tensor.
 
     Args:
@@ -115,7 +122,7 @@ def to_heads(tensors: Tensors, units: int, cp: ContextParallel) -> list[Tensor]:
     return _TO_HEADS(tensors, units, cp.size, cp.rank, cp.name)
 
 
-def to_tokens(tensors: Tensors, units: int, cp: ContextParallel) -> list[Tensor]:
+def to_tokens(tensors: Tensors, units: int, cp: ContextParallel) -> Tensors:
     """[B, T, heads of this rank, ...] -> [B, T / size, heads, ...] of each tensor: the inverse of `to_heads`."""
     return _TO_TOKENS(tensors, units, cp.size, cp.rank, cp.name)
 

@@ -19,14 +19,15 @@ from .group import ContextParallel, as_context_parallel
 __all__ = ["choose_units", "on_heads", "run_on_heads"]
 
 
-def choose_units(fewest: int, most: int, ranks: int) -> int:
-    """How many units of heads the processes share, for tensors of `fewest` and of `most` heads: as many as the fewest. These are
-    repeated, as often as makes the shares equal where that is possible, else once for each of the most."""
-    repeats = [n for n in range(1, most // fewest + 1) if most // fewest % n == 0]
-    return fewest * next((n for n in repeats if fewest * n % ranks == 0), repeats[-1])
+def choose_units(heads: Sequence[int], ranks: int) -> int:
+    """How many units of heads the processes share, for tensors of these numbers of heads, which divide each other: as many as the
+    fewest. Those are repeated, as often as makes the shares equal where that is possible, else once for each of the most."""
+    fewest, most = min(heads), max(heads)
+    fitting = [n for n in range(fewest, most + 1, fewest) if all(n % h == 0 or h % n == 0 for h in heads)]
+    return next((n for n in fitting if n % ranks == 0), fitting[-1])
 
 
-def exchange_heads(tensors: Sequence[Tensor], units: int, cp: ContextParallel) -> list[Tensor]:
+def exchange_heads(tensors: Sequence[Tensor], units: int, cp: ContextParallel) -> Sequence[Tensor]:
     """`to_heads` of tensors that may have fewer heads than there are units."""
     return to_heads([expand_heads(x, units) if x.shape[2] < units else x for x in tensors], units, cp)
 
@@ -51,7 +52,7 @@ def on_heads(function: Callable[..., Tensor], *tensors: Tensor, cp_group: Any) -
     if cp is None:
         return function(*tensors)
     heads = [x.shape[2] for x in tensors]
-    units = choose_units(min(heads), max(heads), cp.size)
+    units = choose_units(heads, cp.size)
     if units < cp.size:
         raise ValueError(
             f"cp_group must have at most as many processes as there are heads, {max(heads)}, got {cp.size}; use more heads or "
@@ -65,7 +66,7 @@ def run_on_heads(
 ) -> tuple[Any, Any]:
     """As `run_divided`."""
     inputs, options, before, final, cu_seqlens, backend = given
-    units = choose_units(sizes.H, sizes.G, cp.size)
+    units = choose_units((sizes.H, sizes.G), cp.size)
     named = dict(zip(spec.inputs, inputs))
     tokens = {name: x for name, x in named.items() if name not in spec.parameters and x is not None}
     named |= dict(zip(tokens, exchange_heads(list(tokens.values()), units, cp)))

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from ..framework.checks import Sizes
 from ..framework.spec import OpSpec
+from .costs import estimate_seconds, most_columns
 from .group import ContextParallel, as_context_parallel
 from .heads import choose_units, run_on_heads
+from .states import run_by_state
 
 __all__ = ["Divided", "choose_way", "divide", "run_divided"]
 
@@ -27,29 +29,37 @@ def divide(initial_state: Any, cp_group: Any) -> Any:
 
 
 # Each takes (call, spec, cp, sizes, given), see `run_divided`.
-RUN: dict[str, Callable[..., tuple[Any, Any]]] = {"heads": run_on_heads}
+RUN: dict[str, Callable[..., tuple[Any, Any]]] = {"heads": run_on_heads, "state": run_by_state}
 
 
-def choose_way(spec: OpSpec, cp: ContextParallel, sizes: Sizes) -> str:
-    """A key of `RUN`. "auto" is "heads" where every process gets one.
+def choose_way(spec: OpSpec, cp: ContextParallel, sizes: Sizes, given: tuple[Any, ...]) -> str:
+    """A key of `RUN`. "auto" is the way that serves, of two the one that is expected to take less time.
 
     Raises:
         ValueError: the op cannot do it that way.
     """
-    has_heads = choose_units(sizes.H, sizes.G, cp.size) >= cp.size
-    if cp.way == "state" and spec.passing is None:
+    inputs, _, _, _, cu_seqlens, backend = given
+    named = dict(zip(spec.inputs, inputs))
+    has_heads = choose_units((sizes.H, sizes.G), cp.size) >= cp.size
+    has_states = spec.passing is not None and spec.passing.serves(named)
+    if cp.way == "state" and not has_states:
+        given_inputs = "" if spec.passing is None else f" with {' and '.join(spec.passing.without)}"
         raise ValueError(
-            f"way must be 'heads' or 'auto' for {spec.name}, whose state after a part is no affine function of the state before "
-            "it, got 'state'"
+            f"way must be 'heads' or 'auto' for {spec.name}{given_inputs}, whose state after a part is no affine function of the "
+            "state before it, got 'state'"
         )
-    if cp.way == "heads" or (cp.way == "auto" and spec.passing is None):
-        if not has_heads:
-            raise ValueError(
-                f"cp_group must have at most as many processes as {spec.name} has value heads here, {sizes.G}, got {cp.size}; "
-                "use more heads or fewer processes"
-            )
-        return "heads"
-    return "heads" if cp.way == "auto" and has_heads else "state"
+    if not has_heads and (cp.way == "heads" or not has_states):
+        raise ValueError(
+            f"cp_group must have at most as many processes as {spec.name} has value heads here, {sizes.G}, got {cp.size}; "
+            "use more heads or fewer processes"
+        )
+    if cp.way != "auto":
+        return cp.way
+    if not (has_heads and has_states):
+        return "heads" if has_heads else "state"
+    count = None if cu_seqlens is None else len(cu_seqlens) - 1
+    seconds = estimate_seconds(spec, named, sizes, cp.size, count, most_columns(spec, inputs[0], backend))
+    return min(seconds, key=lambda way: seconds[way])
 
 
 def run_divided(
@@ -63,4 +73,4 @@ def run_divided(
         given: what `call` gets after the declaration, after the checks: inputs, options, the initial state of whole sequences,
             output_final_state, the cu_seqlens of whole sequences, backend.
     """
-    return RUN[choose_way(spec, cp, sizes)](call, spec, cp, sizes, given)
+    return RUN[choose_way(spec, cp, sizes, given)](call, spec, cp, sizes, given)

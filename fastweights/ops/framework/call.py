@@ -15,7 +15,7 @@ from ...kernels.availability import takes_kernels
 from ..context_parallel.agreement import check_on_all_ranks
 from ..context_parallel.ways import Divided, divide, run_divided
 from . import checks
-from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short
+from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short, unwrap
 from .few_tokens import defer_decode, needs_gradient, recurrent
 from .in_place import InPlace, update_state
 from .in_place_form import OF_STATE, make_in_place
@@ -318,8 +318,3 @@ def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, 
             )
         takes_kernels("triton", x)
     return backend
-
-
-def unwrap(results: Sequence[Any]) -> Any:
-    """One result by itself, several as a tuple."""
-    return results[0] if len(results) == 1 else tuple(results)

@@ -15,6 +15,8 @@ from functools import reduce
 from operator import and_
 from typing import Any, Literal
 
+from .passing import Passing
+
 BACKENDS = ("auto", "reference", "torch", "triton")
 
 
@@ -188,7 +190,7 @@ class OpSpec:
     cases: Mapping[str, Case] = field(default_factory=dict)
     equation: str = ""
     macs: Callable[[int, int], float] | None = None
-    passing: Any = None
+    passing: Passing | None = None
     parameters: Mapping[str, Parameter] = field(init=False)
 
     def __post_init__(self) -> None:

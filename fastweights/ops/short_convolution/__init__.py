@@ -138,7 +138,7 @@ def short_convolution(
         ValueError: a shape, dtype, device, option or backend that does not fit; the message says which.
         TypeError: an argument of the wrong kind.
     """
-    given = {
+    given: dict[str, Any] = {
         "x": x, "weight": weight, "bias": bias, "activation": activation, "normalize": normalize, "eps": eps,
         "initial_state": initial_state, "output_final_state": output_final_state, "cu_seqlens": cu_seqlens, "backend": backend,
     }  # fmt: skip

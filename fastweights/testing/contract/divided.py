@@ -43,38 +43,44 @@ def find_part(
     return values, grads
 
 
+def ways_of(case: OpCase) -> list[str]:
+    given = {name: case.dims.get(name) for name in case.spec.inputs}
+    passing = case.spec.passing
+    return ["heads", "state"] if passing is not None and passing.serves(given) else ["heads"]
+
+
 def assert_divided_is_whole(
-    case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...], size: int, way: str, **keywords: Any
+    case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...], size: int, **keywords: Any
 ) -> None:
+    """By each way that the form has."""
     op = case.op if isinstance(case.op, Op) else case.op.__wrapped__  # type: ignore[attr-defined]
     form = next(name for name, one in cases_of(op).items() if one is case)
     wanted = values_and_gradients(case, inputs, states, **keywords)
-    parts = processes(size).run(find_part, op, form, inputs, states, way, keywords)
-    outputs, *finals = zip(*(values for values, _ in parts))
-    assert_close([torch.cat(outputs, 1), *(final[0] for final in finals)], wanted[0], EXACT)
-    assert all(torch.equal(a, final[0]) for final in finals for a in final)
-    assert_close([sum(of_ranks) for of_ranks in zip(*(grads for _, grads in parts))], wanted[1], EXACT)
+    for way in ways_of(case):
+        parts = processes(size).run(find_part, op, form, inputs, states, way, keywords)
+        outputs, *finals = zip(*(values for values, _ in parts))
+        assert_close([torch.cat(outputs, 1), *(final[0] for final in finals)], wanted[0], EXACT)
+        assert all(torch.equal(a, final[0]) for final in finals for a in final)
+        assert_close([sum(of_ranks) for of_ranks in zip(*(grads for _, grads in parts))], wanted[1], EXACT)
 
 
 SIZES = [2, pytest.param(4, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("way", ["heads"])
 @pytest.mark.parametrize("size", SIZES)
 @first_form_is_fast
-def test_divided_rows_are_whole(case: OpCase, size: int, way: str) -> None:
+def test_divided_rows_are_whole(case: OpCase, size: int) -> None:
     """Their heads do not divide by the processes."""
     inputs = case.draw(time=9 * size, heads=size + 1)
-    assert_divided_is_whole(case, inputs, random_states(case, inputs), size, way)
+    assert_divided_is_whole(case, inputs, random_states(case, inputs), size)
 
 
-@pytest.mark.parametrize("way", ["heads"])
 @pytest.mark.parametrize("size", SIZES)
 @first_form_is_fast
-def test_divided_packed_is_whole(case: OpCase, size: int, way: str) -> None:
+def test_divided_packed_is_whole(case: OpCase, size: int) -> None:
     """One document is empty, one lies in several parts, and there are fewer key heads than processes."""
     time = 70 * size
     edges = torch.tensor([0, 3, 3, 68, time - 2, time])
     inputs = case.draw(batch=1, time=time, heads=1, value_heads=size)
     others = case.draw(batch=5, time=6, heads=1, value_heads=size, seed=3)
-    assert_divided_is_whole(case, inputs, random_states(case, others), size, way, cu_seqlens=edges)
+    assert_divided_is_whole(case, inputs, random_states(case, others), size, cu_seqlens=edges)
