@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["Waits", "captured", "refusing_waits"]
+__all__ = ["Waits", "captured", "capturing_stream", "refusing_waits"]
 
 Result = TypeVar("Result")
 _alone = RLock()  # held by the thread that tries or captures: both change settings of all threads
@@ -48,6 +48,19 @@ def _replace_generator(index: int, state: torch.Tensor) -> None:
 def _stream(device: int) -> torch.cuda.Stream:
     """For all captures: matrix products keep a workspace for every stream that they ran on."""
     return torch.cuda.Stream(device)
+
+
+@contextmanager
+def capturing_stream(device: torch.device) -> Iterator[None]:
+    """The current stream is that of the captures. torch cannot capture gradients that are added up on another one."""
+    outside = torch.cuda.current_stream(device)
+    inside = _stream(outside.device_index)
+    inside.wait_stream(outside)
+    try:
+        with torch.cuda.stream(inside):
+            yield
+    finally:
+        outside.wait_stream(inside)
 
 
 class Waits(RuntimeError):

@@ -26,6 +26,7 @@ __all__ = [
     "current_stream",
     "has_hooks",
     "import_compiler",
+    "keep_blocks_whole",
     "silence_uncaptured_steps",
     "size_may_change",
 ]
@@ -74,6 +75,13 @@ def allow_compilations(count: int) -> None:
     limits = torch._dynamo.config
     with suppress(AttributeError):
         limits.recompile_limit = max(limits.recompile_limit, count)
+
+
+def keep_blocks_whole() -> None:
+    """Let torch.compile make one graph of a block within DDP, where it would make one for every 25 MB of parameters, so that
+    their gradients are reduced sooner. A version without this setting may divide blocks, which only costs launches."""
+    with suppress(AttributeError):
+        torch._dynamo.config.optimize_ddp = False
 
 
 def size_may_change(x: Tensor, dim: int) -> None:

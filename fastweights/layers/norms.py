@@ -28,7 +28,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's RMSNorm, in the dtype of its input: under autocast the weight follows, which keeps the fused kernel."""
+    """torch's RMSNorm in the dtype of its input. Under autocast the weight is cast to it, so that the fused kernel is used."""
 
     eps: float
 
@@ -37,8 +37,8 @@ class RMSNorm(nn.RMSNorm):
 
 
 def normalize_sum(norm: RMSNorm | LayerNorm, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The residual stream x plus a branch (x itself without one), and its norm for projections: under autocast in autocast's
-    dtype, so that not every one of them casts it."""
+    """The residual stream x plus a branch (x itself without one), and the norm of this sum. Under autocast the norm has
+    autocast's dtype, so that it is cast once and not by every projection."""
     if not is_bare(norm, RMSNorm):
         s = x if branch is None else x + branch
         return s, norm(s)
@@ -104,7 +104,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class HeadsLayerNorm(LayerNorm):
-    """LayerNorm over the channels of all heads of a layer, those of its other parts too."""
+    """LayerNorm over the channels of all heads of a layer, including those of its other parts."""
 
     part = HeadPart()
 

@@ -26,7 +26,7 @@ from ..layers.heads import head_width
 from .causal_lm import FastWeightsForCausalLM
 from .configuration import FastWeightsConfig
 
-__all__ = ["Division", "check_parts", "divided_dims", "find_divisions", "part_of_config", "take_parts"]
+__all__ = ["Division", "check_parts", "find_divisions", "part_of_config", "take_parts"]
 
 WIDTH, TOKENS = 32, 70  # of the trial; more tokens than a chunk has
 CLOSE = 1e-6  # in float64, relative to the largest output
@@ -59,7 +59,7 @@ def count_heads(config: FastWeightsConfig, name: str, options: dict[str, Any]) -
     spec = MIXERS[name]
     defaults = {key: one.default for key, one in inspect.signature(spec.layer).parameters.items()}
     given = {**defaults, **spec.options, **options, "num_heads": config.num_heads}
-    return {key: given[key] for key in spec.layer.head_counts if given.get(key) is not None}
+    return {key: given[key] for key in (*spec.layer.head_counts, "num_heads") if given.get(key) is not None}
 
 
 def divide_counts(counts: dict[str, int], parts: int) -> dict[str, int]:
@@ -115,14 +115,6 @@ class Division:
         ]
         return taken[0] if len(taken) == 1 else torch.cat(taken, self.dim)
 
-    def join(self, taken: Sequence[Tensor]) -> Tensor:
-        """The whole parameter, of what all processes have of it in the order of their ranks."""
-        if self.dim is None:
-            return taken[0]
-        parts = [x.split([own for _, own in self.sections], self.dim) for x in taken]
-        owners = zip(self._sharing, zip(*parts, strict=True), strict=True)
-        return torch.cat([piece for sharing, pieces in owners for piece in pieces[::sharing]], self.dim)
-
 
 def find_division(name: str, whole: Tensor, part: Tensor, sections: Sequence[Sequence[int]], parts: int) -> Division:
     """How `part` is a part of the parameter `whole`. sections: the sizes that the whole layer and the part declare, or none."""
@@ -168,11 +160,6 @@ def find_divisions(config: FastWeightsConfig, parts: int) -> dict[str, Division]
     return divide_module(whole, part, parts)
 
 
-def divided_dims(config: FastWeightsConfig, parts: int) -> dict[str, int | None]:
-    """Which dimension of each parameter the processes divide, None where every process has the whole parameter."""
-    return {name: division.dim for name, division in find_divisions(config, parts).items()}
-
-
 def take_parts(
     mixers: Iterable[Mixer], config: FastWeightsConfig, rank: int, parts: int, gather: Callable[[Tensor], Tensor]
 ) -> None:
@@ -192,7 +179,9 @@ def check_parts(config: FastWeightsConfig, parts: int) -> None:
         except (TypeError, ValueError) as problem:
             raise ValueError(f"{refusal}: {problem}") from problem
         if not error < CLOSE:
-            raise ValueError(f"{refusal}: the outputs of the parts do not add up to those of the layer")
+            raise ValueError(
+                f"{refusal}: the outputs of the parts do not add up to those of the layer; use one process"
+            )
 
 
 @torch.no_grad()

@@ -21,6 +21,8 @@ precision = "{precision}"
 compile = {compile}
 fsdp = {fsdp}
 batch_size = {batch_size}
+accumulation = {accumulation}
+graphs = {graphs}
 length = 256
 max_steps = 30
 learning_rate = 2e-3
@@ -32,7 +34,7 @@ context_lengths = []
 hidden_size = 128
 num_hidden_layers = 3
 num_heads = 2
-mixer = ["gdn", "softmax", "gka"]
+mixer = {mixers}
 tie_word_embeddings = true
 [tokenizer]
 vocab_size = 1024
@@ -49,10 +51,19 @@ def train(
     precision: str = "no",
     fsdp: bool = False,
     compiled: str = "false",
+    graphs: bool = False,
+    accumulation: int = 1,
+    mixers: tuple[str, ...] = ("gdn", "softmax", "gka"),
 ) -> list[float]:
     """The losses of a run of a batch of 8 rows in all, in one process per GPU. A start takes far longer with torch.compile."""
     file = folder / f"{name}.toml"
-    fields = {"precision": precision, "compile": compiled, "fsdp": str(fsdp).lower(), "batch_size": 8 // gpus}
+    fields = {
+        "precision": precision,
+        "compile": compiled,
+        "fsdp": str(fsdp).lower(),
+        "batch_size": 8 // gpus // accumulation,
+    }
+    fields |= {"graphs": str(graphs).lower(), "accumulation": accumulation, "mixers": json.dumps(mixers)}
     file.write_text(RUN.format(output=folder / name, cache=folder / "tokens", **fields))
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
     command = [sys.executable, *launch, "-m", "fastweights", "train", str(file), *options]
@@ -91,3 +102,15 @@ def test_half_precision(folder: Path, alone: torch.Tensor) -> None:
     """The loss scale begins too large, and the first steps are skipped."""
     losses = train(folder, "fp16", 1, precision="fp16", compiled='"blocks"')
     assert losses[-1] < losses[0] - 0.5
+
+
+@several
+@pytest.mark.parametrize(
+    ("fsdp", "accumulation"), [(False, 1), (False, 2), (True, 1)], ids=["copied", "copied-passes", "sharded"]
+)
+def test_steps_of_two_gpus_are_replayed_with_their_exchange(folder: Path, fsdp: bool, accumulation: int) -> None:
+    """Bit for bit the losses of steps that the host launches, in a training that is stopped and continued."""
+    how = {"fsdp": fsdp, "accumulation": accumulation, "mixers": ("gdn", "pgdn", "gka")}
+    launched = train(folder, f"launched-{fsdp}-{accumulation}", 2, **how)
+    train(folder, f"replayed-{fsdp}-{accumulation}", 2, "--stop-at", "20", graphs=True, **how)
+    assert train(folder, f"replayed-{fsdp}-{accumulation}", 2, graphs=True, **how) == launched

@@ -15,7 +15,6 @@ from fastweights.models.parts import (
     Division,
     Meeting,
     check_parts,
-    divided_dims,
     find_divisions,
     measure_error,
     part_of_config,
@@ -137,18 +136,18 @@ def test_a_wrong_part_of_the_weights_is_found(monkeypatch):
         check_parts(config("gdn"), 2)
 
 
-def test_sections_are_divided_one_by_one_and_joined_again():
+def test_sections_are_divided_one_by_one():
     weight, division = torch.arange(16).view(8, 2), Division(0, ((4, 1), (2, 1), (2, 2)), 4)
     taken = [division.take(weight, rank) for rank in range(4)]
     assert [x[:, 0].tolist() for x in taken] == [[0, 8, 12, 14], [2, 8, 12, 14], [4, 10, 12, 14], [6, 10, 12, 14]]
-    assert torch.equal(division.join(taken), weight)
     assert not division.is_contiguous and not Division(0, ((2, 1),), 4).is_contiguous
     assert Division(0, ((4, 1),), 4).is_contiguous
     assert Division(None, (), 2).take(weight, 1) is weight
 
 
 def test_dimensions_of_parameters():
-    dims = divided_dims(config(["gdn", {"name": "softmax", "num_kv_heads": 1}]), 2)
+    divisions = find_divisions(config(["gdn", {"name": "softmax", "num_kv_heads": 1}]), 2)
+    dims = {name: division.dim for name, division in divisions.items()}
     first, second = ({name[21:]: dim for name, dim in dims.items() if name[13] == number} for number in "01")
     assert {first[f"qkv.{name}"] for name in ("q_proj.weight", "k_conv.weight", "v_proj.weight")} == {0}
     assert first["decay.A_log"] == 0 and first["output.norm.weight"] is None and first["output.o_proj.weight"] == 1

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...checks import error_prefix
@@ -18,7 +16,7 @@ from ...files import open_to_append, write_bytes, writing
 from ...stopping import StopSignals
 from ...untrusted import check_file
 from ..checkpoints import checkpoints_in
-from .processes import world_size
+from .processes import largest_of_processes
 from .schedule import StepPlan
 
 __all__ = [
@@ -115,20 +113,11 @@ class StopOnSignal(TrainerCallback):
 
     def __init__(self, signals: StopSignals, report: Callable[[str], None]) -> None:
         self._signals, self._report = signals, report
-        self._group: Any = None
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if world_size() > 1 and torch.distributed.get_backend() != "gloo":
-            self._group = torch.distributed.new_group(backend="gloo")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        number = torch.tensor(self._signals.received or 0)
-        if world_size() > 1:
-            torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX, group=self._group)
+        number = largest_of_processes(self._signals.received or 0)
         if number:
-            self._signals.received = int(number)
+            self._signals.received = number
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...models import FastWeightsForCausalLM
-from ...private_torch import allow_compilations, import_compiler, size_may_change
+from ...private_torch import allow_compilations, import_compiler, keep_blocks_whole, size_may_change
 from .run import LanguageRun
 
 __all__ = ["compile_model", "compiler_loading", "what_to_compile", "mark_document_count_dynamic"]
@@ -63,6 +63,8 @@ def compile_model(model: FastWeightsForCausalLM, what: bool | str, cache: str) -
     torch.compiler.reset()
     kinds = {repr(mixer) for mixer in model.config.mixers()}
     allow_compilations(len(kinds))
+    if what == "blocks":
+        keep_blocks_whole()
     for module in model.model.layers if what == "blocks" else [model]:
         module.compile(backend=BACKEND)
 

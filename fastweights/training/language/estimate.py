@@ -127,7 +127,8 @@ def memory_parts(run: LanguageRun, model: FastWeightsForCausalLM, processes: int
     """Bytes per process: weights and gradients in float32, the optimizer's state, and activations."""
     weights = 4 * model.num_parameters(only_trainable=True)
     shared = processes if run.fsdp else 1
-    copies = 2 if processes > 1 and not run.fsdp else 1  # DDP keeps gradients in buckets too
+    # Where gradients are added up over several passes, DDP keeps them in buckets too.
+    copies = 2 if processes > 1 and not run.fsdp and run.accumulation > 1 else 1
     return {
         "weights": weights / shared,
         "gradients": copies * weights / shared,

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from ...cuda_graphs import captured, refusing_waits
-from .processes import world_size
+from .processes import largest_of_processes
 from .run import LanguageRun
 
 __all__ = ["GraphedGradients", "what_to_graph", "append_empty_documents"]
 
 WARM = 3  # passes of a shape before it is captured, in which kernels are compiled and libraries make their workspaces
+WARM_DDP = 11  # with DDP, which waits for the GPU in its first ten, to note how long its parts take
 STEP = 16  # edges of documents are filled up to a multiple of this
 
 Inputs = Mapping[str, Tensor]
@@ -31,9 +32,9 @@ def what_to_graph(run: LanguageRun) -> bool:
     """`run.graphs`; where it is None, whether a graph can be made."""
     if run.graphs is not None:
         return run.graphs
-    return (
-        torch.cuda.is_available() and world_size() == 1 and run.precision != "fp16" and not run.gradient_checkpointing
-    )
+    # Between the passes of a step FSDP2 keeps gradients where no graph finds them.
+    sums_shards = run.fsdp and run.accumulation > 1
+    return torch.cuda.is_available() and run.precision != "fp16" and not run.gradient_checkpointing and not sums_shards
 
 
 def append_empty_documents(cu_seqlens: Tensor, edges: int) -> Tensor:
@@ -45,7 +46,12 @@ class Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: dict[str, Tensor]
     loss: Tensor
-    gradients: list[Tensor | None]  # of the parameters: every replay overwrites them
+    gradients: list[
+        Tensor | None
+    ]  # of the parameters: a replay overwrites them, or adds to them where a step has several passes
+
+    def takes(self, inputs: Inputs) -> bool:
+        return all(inputs[name].shape == fixed.shape for name, fixed in self.inputs.items())
 
     def replay(self, inputs: Inputs) -> Tensor:
         for name, fixed in self.inputs.items():
@@ -57,14 +63,19 @@ class Captured(NamedTuple):
 class GraphedGradients:
     """Adds the gradients of a batch to those of the parameters, by a graph from the fourth batch of its shape on.
 
-    One graph is kept, that of the most documents so far: a graph keeps the memory of a step. Where the work cannot be captured,
-    as where the host waits for the GPU within it, a warning says why, and every batch from then on is taken without a graph.
+    Graphs are those of the most documents so far: a graph keeps the memory of a step. Where the work cannot be captured, as where
+    the host waits for the GPU within it, a warning says why, and every batch from then on is taken without a graph.
+
+    In several processes the collectives of the work become part of the graph. All processes make theirs with the same batch.
 
     Args:
         parameters: those with gradients.
         work: forward and backward of a batch of tensors on the GPU; returns the loss.
         passes: batches per step. Gradients of the only one are left in the memory of the graph.
         required: ValueError in place of the warning, if the first graph cannot be made.
+        warm: batches of a shape before it is captured.
+        reduces: whether the next batch is the last of its step, after which processes add up their gradients. Such batches have
+            a graph of their own.
     """
 
     def __init__(
@@ -74,36 +85,49 @@ class GraphedGradients:
         *,
         passes: int = 1,
         required: bool = False,
+        warm: int = WARM,
+        reduces: Callable[[], bool] = lambda: True,
     ) -> None:
         self.parameters, self.work, self.passes, self.required = parameters, work, passes, required
+        self.warm, self.reduces = warm, reduces
         self.edges = 0
         self.seen: Counter[Any] = Counter()
-        self.graph: Captured | None = None
+        self.graphs: dict[bool, Captured] = {}
         self.possible = True
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """The loss of a batch."""
         if not self.possible:
             return self.work(inputs)
-        inputs = self._fix_shape(inputs)
-        shape = {name: x.shape for name, x in inputs.items()}
-        if self.graph is not None and shape == {name: x.shape for name, x in self.graph.inputs.items()}:
-            return self._replay(self.graph, inputs)
-        key = tuple(sorted(shape.items()))
+        inputs, reduces = self._fix_shape(inputs), self.reduces()
+        graph = self.graphs.get(reduces)
+        if graph is not None and graph.takes(inputs):
+            return self._replay(graph, inputs)
+        key = reduces, *sorted((name, x.shape) for name, x in inputs.items())
         self.seen[key] += 1
-        if self.seen[key] > WARM:
-            self.graph = None  # before the next one is made: both would not fit
+        if self.seen[key] > self.warm:
+            self.graphs.pop(reduces, None)  # before the next one is made: both would not fit
+            failed: RuntimeError | None = None
             try:
-                self.graph = self._capture(inputs)
+                graph = self._capture(inputs)
             except RuntimeError as error:  # one of the work itself comes again below
-                self._give_up(error)
+                failed = error
+            if largest_of_processes(failed is not None):
+                self._give_up(failed or RuntimeError("it failed in another process"))
             else:
+                assert graph is not None
+                self.graphs[reduces] = graph
                 self.required = False  # no error where a larger one does not fit in the middle of a training
-                return self._replay(self.graph, inputs)
+                return self._replay(graph, inputs)
         return self.work(inputs)
+
+    def release(self) -> None:
+        """Forget all graphs. NCCL waits for them when its processes end."""
+        self.graphs.clear()
 
     def _give_up(self, error: RuntimeError) -> None:
         self.possible = False
+        self.graphs.clear()
         why = f"a step cannot be captured as a CUDA graph: {error.__context__ or error}"  # first the error within the capture
         if self.required:
             raise ValueError(f"graphs must be False or None where {why}; leave it out to train without one") from error
@@ -113,21 +137,28 @@ class GraphedGradients:
         cu_seqlens = inputs.get("cu_seqlens")
         if cu_seqlens is None:
             return dict(inputs)
-        if len(cu_seqlens) > self.edges:  # a quarter more, for the batches to come
-            self.edges = -(-5 * len(cu_seqlens) // (4 * STEP)) * STEP
-            self.graph = None  # never matches again, and would keep the memory of a step beside the batches without one
+        edges = largest_of_processes(len(cu_seqlens))
+        if edges > self.edges:  # a quarter more, for the batches to come
+            self.edges = -(-5 * edges // (4 * STEP)) * STEP
+            self.graphs.clear()  # never match again, and would keep the memory of a step beside the batches without one
         return {**inputs, "cu_seqlens": append_empty_documents(cu_seqlens, self.edges)}
 
     def _replay(self, graph: Captured, inputs: Inputs) -> Tensor:
+        if self.passes > 1:
+            self._sum_into(graph.gradients)
         loss = graph.replay(inputs)
-        for parameter, gradient in zip(self.parameters, graph.gradients, strict=True):
-            if gradient is None:
-                continue
-            if parameter.grad is not None:
-                parameter.grad += gradient
-            else:
-                parameter.grad = gradient if self.passes == 1 else gradient.clone()
+        self._set(graph.gradients)
         return loss
+
+    def _sum_into(self, sums: list[Tensor | None]) -> None:
+        """Give these tensors the gradients of the passes before, which a replay adds to."""
+        for parameter, total in zip(self.parameters, sums, strict=True):
+            if total is None or total is parameter.grad:
+                continue
+            if parameter.grad is None:
+                total.zero_()
+            else:
+                total.copy_(parameter.grad)
 
     def _capture(self, inputs: Inputs) -> Captured:
         """The graph of forward and backward; `Waits` where the host waits for the GPU within them. Gradients stay as they are."""
@@ -137,7 +168,11 @@ class GraphedGradients:
         try:
             with refusing_waits():
                 self.work(fixed)  # as a trial: nothing uses the gradients
-            self._set([None] * len(before))
+            if self.passes == 1:
+                self._set([None] * len(before))
+            else:  # both graphs of a step add to the same tensors
+                kept = next((graph.gradients for graph in self.graphs.values()), None)
+                self._set(kept or [parameter.grad for parameter in self.parameters])
             graph, loss = captured(partial(self.work, fixed), self.parameters[0].device)
             return Captured(graph, fixed, loss, [parameter.grad for parameter in self.parameters])
         finally:

@@ -135,10 +135,8 @@ def _check_device(run: LanguageRun, processes: int, has_gpu: bool) -> None:
     """Refuses a run that the hardware cannot carry out: accelerate would fail later, or silently leave out the sharding."""
     if run.precision == "fp16" and not has_gpu:
         raise ValueError('precision "fp16" needs a GPU, and there is none; choose "bf16" or "no"')
-    if run.graphs and (processes > 1 or not has_gpu):
-        raise ValueError(
-            f"graphs need one process with a GPU, got {processes} with {torch.cuda.device_count()} GPUs; set graphs = false"
-        )
+    if run.graphs and not has_gpu:
+        raise ValueError("graphs need a GPU, and there is none; set graphs = false")
     if run.fsdp and (processes == 1 or not has_gpu):
         raise ValueError(
             f"fsdp needs several processes with a GPU each, got {processes} with {torch.cuda.device_count()} GPUs; start them "

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
+import torch
+import torch.distributed
 from accelerate.utils import broadcast_object_list
 
 from .run import LanguageRun
@@ -15,6 +18,7 @@ __all__ = [
     "check_launch",
     "from_main_process",
     "is_main_process",
+    "largest_of_processes",
     "on_main_process",
     "process_index",
     "step_size",
@@ -56,6 +60,21 @@ def on_main_process(work: Callable[[], Any]) -> Any:
     if refusal is not None:
         raise ValueError(refusal)
     return value
+
+
+def largest_of_processes(number: int) -> int:
+    """The largest `number` of all processes. They agree between their processors: no GPU waits for it."""
+    if world_size() == 1:
+        return int(number)
+    found = torch.tensor(int(number))
+    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=_between_processors())
+    return int(found)
+
+
+@cache
+def _between_processors() -> Any:
+    """A group of all processes for tensors on the CPU. The first call is made by all of them."""
+    return None if torch.distributed.get_backend() == "gloo" else torch.distributed.new_group(backend="gloo")
 
 
 def check_launch(environment: Mapping[str, str] = os.environ) -> None:

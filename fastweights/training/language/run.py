@@ -96,10 +96,11 @@ class LanguageRun(Schedule):
             nothing. None is "blocks" on a GPU and False without one. With fsdp it must not be True. Losses differ by rounding.
             The held-out loss is computed without compiled code: its rows, fewer in their last batch, would be compiled for
             themselves.
-        graphs: replay forward and backward as a CUDA graph: launching their kernels takes the host longer than they run. The
-            graph keeps the memory of a step. True ends the training with a ValueError where its fourth batch cannot be captured,
-            as where a layer waits for the GPU to read the lengths of documents. None captures with one process, a GPU, no fp16
-            and no gradient_checkpointing; where that fails, a warning says why, and the training continues without.
+        graphs: replay forward and backward as a CUDA graph: launching their kernels takes the host longer than they run. In several
+            processes the exchange of gradients and of sharded parameters is part of the graph. The graph keeps the memory of a
+            step. True ends the training with a ValueError where its first graph cannot be made, as where a layer waits for the GPU
+            to read the lengths of documents. None captures with a GPU, no fp16, no gradient_checkpointing, and with fsdp one pass
+            per step; where that fails, a warning says why, and the training continues without.
         fsdp: shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP).
         reshard_after_forward: with fsdp, free the gathered parameters of a block after its forward, and gather them again for its
             backward. False keeps them: parameters are gathered once per pass, and the GPU holds all of them between the two.
@@ -242,7 +243,7 @@ class LanguageRun(Schedule):
         if self.graphs is not None:
             check_flag("graphs", self.graphs)
         refused = {
-            "fsdp": self.fsdp,
+            "fsdp and an accumulation above 1": self.fsdp and self.accumulation > 1,
             "fp16": self.precision == "fp16",
             "gradient_checkpointing": self.gradient_checkpointing,
         }

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from ...cuda_graphs import capturing_stream
 from ...data.text import PackedRows, PreparedText, TokenShards, pack_rows
 from ...data.text.packing import ShuffledRows
 from ...evaluation.reading import evaluating
@@ -27,7 +28,7 @@ from ..optimization import WeightDecayMixin
 from .callbacks import BeforeTraining, check_finite
 from .compiling import compile_model, mark_document_count_dynamic, what_to_compile
 from .folder import LanguageFolder
-from .graphs import GraphedGradients, what_to_graph
+from .graphs import WARM_DDP, GraphedGradients, what_to_graph
 from .optimizers import build_optimizer, settings_kept
 from .processes import from_main_process, world_size
 from .rows import find_start, load_rows, save_rows, training_rows
@@ -38,6 +39,7 @@ __all__ = ["LanguageTrainer", "held_out_rows"]
 
 HELD_OUT_SEED = 0  # which held-out rows are read does not depend on the run
 COUNTED = "num_items_in_batch"  # predicted tokens of a step, by which transformers' Trainer divides its losses
+BUCKET = 100  # MB of gradients that DDP reduces at a time: fewer kernels of NCCL beside those of the backward
 OPEN_LOSS = "open_loss.json"  # in a checkpoint: the losses since the last point of the loss curve
 
 
@@ -73,6 +75,8 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
             processing_class=text.tokenizer,
             callbacks=callbacks,
         )
+        # Gradients are then once in memory. Over several passes a graph adds them up elsewhere.
+        self.accelerator.ddp_handler.gradient_as_bucket_view = run.accumulation == 1
         self.remove_callback(PrinterCallback)
         if earlier is not None:
             self.add_callback(BeforeTraining(partial(self.load_moments, earlier)))
@@ -88,13 +92,27 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         self._graphed: GraphedGradients | None = None
         if what_to_graph(run):
             parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            ddp = {"warm": WARM_DDP} if world_size() > 1 and not run.fsdp else {}
             self._graphed = GraphedGradients(
-                parameters, self._gradients, passes=run.accumulation, required=run.graphs is True
-            )
+                parameters, self._gradients, passes=run.accumulation, required=run.graphs is True,
+                reduces=lambda: self.accelerator.sync_gradients, **ddp,
+            )  # fmt: skip
 
         # transformers forgets its own sum of losses at every checkpoint; a point of the curve would depend on where it is.
         self._losses = torch.zeros((), dtype=torch.float64, device=self.args.device)
         self._last_point = 0  # step
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers. With graphs and several processes all of it is on the stream of the captures, where DDP must have
+        been made whose steps are captured."""
+        if self._graphed is None:
+            return super().train(*args, **kwargs)
+        several = world_size() > 1
+        try:
+            with capturing_stream(self.args.device) if several else nullcontext():
+                return super().train(*args, **kwargs)
+        finally:
+            self._graphed.release()
 
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
@@ -301,6 +319,7 @@ def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:
         # A copy from pinned memory does not wait for the step before.
         accelerator_config={"non_blocking": torch.cuda.is_available(), "even_batches": False},
         ddp_find_unused_parameters=False,
+        ddp_bucket_cap_mb=BUCKET,
         **extra,
     )
     use_one_gpu(arguments)

@@ -58,7 +58,7 @@ def test_a_training_that_fails_or_exceeds_its_limit_costs_no_other(
         def train(limit: float) -> dict[str, Any]:
             if processes > 1 and "fsdp" not in fields:
                 raise subprocess.TimeoutExpired("torchrun", limit)
-            found = {"step_ms": 1.0, "memory_bytes": 1, "first_step_s": 1.0}
+            found = {"step_ms": 1.0, "memory_bytes": 1, "first_step_s": 1.0, "lanes": {}}
             return {**found, "tokens_per_step": 16 * processes, "tokens_per_second": 3.0 * processes}
 
         yield train
@@ -66,14 +66,16 @@ def test_a_training_that_fails_or_exceeds_its_limit_costs_no_other(
     monkeypatch.setattr(scaling, "launched", launched)
     monkeypatch.setattr(scaling, "find_gpu", lambda: "a GPU")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    options = ["--preset", "gdn-340m", "--length", "16", "--limit", "7", "--results", str(tmp_path)]
+    options = ["--presets", "gdn-340m", "--length", "16", "--limit", "7", "--results", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["scaling.py", *options])
-    with pytest.raises(SystemExit, match="1 of 6 trainings failed: 2 GPUs, DDP"):
+    with pytest.raises(
+        SystemExit, match="2 of 8 trainings failed: gdn-340m, 2 GPUs, DDP; gdn-340m, 2 GPUs, DDP-launched"
+    ):
         scaling.main()
     assert "timed out after 7.0 seconds" in capsys.readouterr().out
     speeds = select(read_rows(file), measure="tokens_per_second")
     by_way = {row.column["way"]: row for row in speeds}
-    assert len(speeds) == 6 and by_way["DDP"].value == 1.0
+    assert len(speeds) == 7 and by_way["DDP"].value == 1.0
     assert by_way["FSDP2-kept"].options == {"fsdp": True, "reshard_after_forward": False}
     shares = {way: scaling.share_of_one_gpu(speeds, row.column) for way, row in by_way.items()}
     assert shares.pop("DDP") == 1.0 / (2 * 3.0) and set(shares.values()) == {1.0}
@@ -99,7 +101,7 @@ def test_every_number_of_gpus_is_trained_in_every_way() -> None:
     [
         (["--gpus", "1,2"], 1, "--gpus must be numbers from 1 to 1, the GPUs of this machine, got 1,2"),
         (["--gpus", "0"], 2, "--gpus must be numbers from 1 to 2"),
-        (["--ways", "ddp"], 2, "--ways must name some of DDP, FSDP2, .*got ddp"),
+        (["--ways", "ddp"], 2, "--ways must name some of DDP, DDP-launched, .*got ddp"),
         ([], 0, "needs an NVIDIA GPU, and torch sees none"),
     ],
 )

@@ -32,23 +32,29 @@ def test_empty_documents_change_nothing(mixer: str) -> None:
 
 
 class Replayed:
-    """In the place of a CUDA graph: work that is done again, into the tensors of its capture."""
+    """In the place of a CUDA graph: work that is done again, on the tensors of its capture."""
 
     def __init__(self, work: Callable[[], torch.Tensor], parameters: list[torch.nn.Parameter]) -> None:
         self.work, self.parameters = work, parameters
+        self.adds = parameters[0].grad is not None  # to the gradients that there are at its capture
+        before = [(parameter.grad, parameter.grad.clone()) for parameter in parameters] if self.adds else []
         self.loss = work()
         self.gradients = [parameter.grad for parameter in parameters]
         for x in (self.loss, *self.gradients):
             assert x is not None
             x.fill_(float("nan"))  # a capture runs nothing
+        for (x, value), gradient in zip(before, self.gradients, strict=False):
+            assert x is gradient
+            x.copy_(value)
 
     def replay(self) -> None:
         before = [parameter.grad for parameter in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = None
+        for parameter, fixed in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = fixed if self.adds else None
         self.loss.copy_(self.work())
         for parameter, fixed, grad in zip(self.parameters, self.gradients, before, strict=True):
-            fixed.copy_(parameter.grad)
+            if not self.adds:
+                fixed.copy_(parameter.grad)
             parameter.grad = grad
 
 
@@ -99,6 +105,46 @@ def test_every_step_has_the_gradients_of_its_batches(captures: list[Replayed], p
     assert len(captures) == 1
 
 
+def test_the_last_pass_of_a_step_has_a_graph_of_its_own(captures: list[Replayed]) -> None:
+    """In several processes gradients are reduced with the last pass. Both graphs add to the same tensors."""
+    passes: list[bool] = []
+
+    def reduce(inputs: Any) -> torch.Tensor:
+        loss = work(inputs)
+        if passes[-1]:
+            for weight in WEIGHTS:
+                assert weight.grad is not None
+                weight.grad.mul_(10)
+        return loss
+
+    def take(call: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
+        def counted(inputs: Any) -> torch.Tensor:
+            passes.append(len(passes) % 3 == 2)
+            return call(inputs)
+
+        return counted
+
+    graphed = GraphedGradients(WEIGHTS, reduce, passes=3, reduces=lambda: passes[-1])
+    for number in range(8):
+        batches = [batch(3 * number + i, 3) for i in range(3)]
+        passes.clear()
+        found = gradients_of(take(graphed), batches)
+        passes.clear()
+        assert found == gradients_of(take(reduce), batches)
+    first, second = captures
+    assert all(x is y for x, y in zip(first.gradients, second.gradients, strict=True))
+
+
+def test_graphs_are_made_later_where_work_waits_at_first(captures: list[Replayed]) -> None:
+    graphed = GraphedGradients(WEIGHTS, work, warm=5)
+    for number in range(6):
+        assert len(captures) == 0
+        gradients_of(graphed, [batch(number, 3)])
+    assert len(captures) == 1
+    graphed.release()
+    assert not graphed.graphs
+
+
 def test_more_documents_than_before_take_a_graph_of_their_own(captures: list[Replayed]) -> None:
     graphed = GraphedGradients(WEIGHTS, work)
     for number in range(WARM + 1):
@@ -106,7 +152,7 @@ def test_more_documents_than_before_take_a_graph_of_their_own(captures: list[Rep
     assert len(captures) == 1 and graphed.edges == 16
     for number in range(WARM + 2):
         assert gradients_of(graphed, [batch(number, 40)]) == gradients_of(work, [batch(number, 40)])
-        assert (graphed.graph is None) == (number < WARM)  # the first graph's memory is free again
+        assert (not graphed.graphs) == (number < WARM)  # the first graph's memory is free again
     assert len(captures) == 2 and graphed.edges == 64
     assert gradients_of(graphed, [batch(7, 3)]) == gradients_of(work, [batch(7, 3)])
     assert len(captures) == 2
@@ -146,7 +192,7 @@ def test_a_training_continues_where_no_graph_can_be_made(
         for number in range(WARM + 2):
             batches = [batch(number + i, 3) for i in range(passes)]
             assert gradients_of(graphed, batches) == gradients_of(work, batches)
-    assert len(seen) == 1 and graphed.graph is None and not captures
+    assert len(seen) == 1 and not graphed.graphs and not captures
 
 
 @pytest.mark.parametrize("fail", [refuse_waits, fail_half_way])
@@ -210,13 +256,16 @@ def test_a_gpu_decides_where_the_run_does_not(make_run: Any, monkeypatch: pytest
     assert what_to_graph(make_run()) and not what_to_graph(make_run(graphs=False))
     assert not what_to_graph(make_run(gradient_checkpointing=True)) and not what_to_graph(make_run(precision="fp16"))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert not what_to_graph(make_run())
+    assert what_to_graph(make_run()) and what_to_graph(make_run(fsdp=True, accumulation=1))
+    assert not what_to_graph(make_run(fsdp=True, accumulation=2))
 
 
 def test_graphs_are_refused_where_none_can_be_made(make_run: Any) -> None:
     with pytest.raises(ValueError, match="graphs must be False or None with gradient_checkpointing"):
         make_run(graphs=True, gradient_checkpointing=True)
+    with pytest.raises(ValueError, match="graphs must be False or None with fsdp and an accumulation above 1"):
+        make_run(graphs=True, fsdp=True, accumulation=2)
     with pytest.raises(TypeError, match="graphs"):
         make_run(graphs=1)
-    with pytest.raises(ValueError, match="graphs need one process with a GPU"):
+    with pytest.raises(ValueError, match="graphs need a GPU"):
         train_language(make_run(graphs=True))

@@ -1,18 +1,22 @@
 """Tokens per second of a training on one GPU and on several, by DDP and by FSDP2.
 
     python -m fastweights_studies.measure.scaling                    the 1B model of gdn on 1 and 2 GPUs
-    python -m fastweights_studies.measure.scaling --gpus 1,2,4 --preset gdn-340m --ways DDP
+    python -m fastweights_studies.measure.scaling --gpus 1,4 --presets gdn-340m,pgdn-340m --ways DDP,FSDP2
+    python -m fastweights_studies.measure.scaling --gpus 1,4 --presets gdn-340m --timeline step.png
 
-Each training runs in processes of its own, which torchrun starts. They use the trainer of `fastweights train`, in bfloat16,
-with blocks compiled, on documents of random tokens packed into rows; checkpoints are left out. The processes of all trainings
-import at the same time, then train one after another. The first twelve steps, which compile and in which DDP waits for the GPU,
-do not count. Writes studies/results/scaling-<device>.json after each training. Earlier rows stay in the file where a training
-is not run again, fails or exceeds the limit.
+Each training runs in processes of its own, which torchrun starts. They use the trainer of `fastweights train`, in bfloat16, with
+blocks compiled and steps replayed as CUDA graphs, on documents of random tokens packed into rows; checkpoints are left out. The
+processes of all trainings import at the same time, then train one after another. The first steps, which compile, in which DDP
+waits for the GPU and after which graphs are captured, do not count. Writes studies/results/scaling-<device>.json after each
+training. Earlier rows stay in the file where a training is not run again, fails or exceeds the limit. --timeline draws one step
+of each training, and measures what it consists of.
 
 Ways to train on several GPUs:
     DDP                   parameters are copied to every GPU
+    DDP-launched          ... and the host launches every kernel
     FSDP2                 parameters are sharded, and gathered in the forward and again in the backward
-    FSDP2-kept            ... gathered in the forward and kept for the backward
+    FSDP2-launched        ... and the host launches every kernel
+    FSDP2-kept            gathered in the forward and kept for the backward
     FSDP2-prefetch        ... each block starts to gather the parameters of the next before it computes
     FSDP2-kept-prefetch   both
 """
@@ -46,31 +50,35 @@ from fastweights.training.language.processes import is_main_process, world_size
 from fastweights.training.language.trainer import LanguageTrainer
 from fastweights_studies.measure.environment import describe, find_gpu
 from fastweights_studies.measure.rows import Value, find_rows, make_rows, name_file, replace_rows
+from fastweights_studies.measure.step_timeline import ENDS, StepProfile, draw, summarize
 from fastweights_studies.places import RESULTS
 from fastweights_studies.record import Origin, Plain, Row, select
 
 TASK = "scaling"
 WAYS: dict[str, dict[str, Any]] = {
     "DDP": {},
+    "DDP-launched": {"graphs": False},
     "FSDP2": {"fsdp": True},
+    "FSDP2-launched": {"fsdp": True, "graphs": False},
     "FSDP2-kept": {"fsdp": True, "reshard_after_forward": False},
     "FSDP2-prefetch": {"fsdp": True, "forward_prefetch": 1},
     "FSDP2-kept-prefetch": {"fsdp": True, "reshard_after_forward": False, "forward_prefetch": 1},
 }
-WARM = 12  # steps: in the first ten DDP waits for the GPU, to note how long its parts take
+WARM = 14  # steps: two after the last one that captures a graph
 LONGEST_DOCUMENT = 4096  # tokens
 FOUND = "found.json"  # in the folder of a training: what was measured
 
 
 class StepTimes(TrainerCallback):
-    """When the first step began and ended, and the seconds of all steps after WARM. Nothing is saved at the end."""
+    """When the first step began and ended, and the seconds of all steps after WARM up to `last`. Nothing is saved at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: int) -> None:
+        self.last = last
         self.began = time.perf_counter()
         self.first = self.warm = self.ended = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step in (1, WARM, state.max_steps):
+        if state.global_step in (1, WARM, self.last):
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             now = time.perf_counter()
@@ -78,8 +86,6 @@ class StepTimes(TrainerCallback):
                 self.first = now - self.began
             elif state.global_step == WARM:
                 self.warm = now
-                if torch.cuda.is_available():
-                    torch.cuda.reset_peak_memory_stats()
             else:
                 self.ended = now
         control.should_save = False
@@ -99,8 +105,8 @@ def write_text(folder: Path, vocabulary: int, tokens: int) -> None:
     write_manifest(folder, dtype=dtype, splits=splits, text="random")
 
 
-def train(run: LanguageRun, text: Path) -> dict[str, float | None] | None:
-    """One process of a training; what was measured in the main process."""
+def train(run: LanguageRun, text: Path, timeline: bool = False) -> dict[str, Any] | None:
+    """One process of a training; what was measured in the main process. timeline: profile a step too, the last but one."""
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -108,11 +114,12 @@ def train(run: LanguageRun, text: Path) -> dict[str, float | None] | None:
         model = build_model(run, model_config(run))
     parameters = sum(p.numel() for p in model.parameters())
     prepared = PreparedText(None, TokenShards(text, "train"), TokenShards(text, "held_out"), {})
-    times = StepTimes()
-    LanguageTrainer(run, model, prepared, LanguageFolder(Path(run.output)), [times]).train()
+    times, profile = StepTimes(run.max_steps - (ENDS if timeline else 0)), StepProfile()
+    callbacks = [times, profile] if timeline else [times]
+    LanguageTrainer(run, model, prepared, LanguageFolder(Path(run.output)), callbacks).train()
     if not is_main_process():
         return None
-    steps, tokens = run.max_steps - WARM, world_size() * run.batch_size * run.length
+    steps, tokens = times.last - WARM, world_size() * run.batch_size * run.length
     seconds = times.ended - times.warm
     return {
         "parameters": parameters,
@@ -121,7 +128,8 @@ def train(run: LanguageRun, text: Path) -> dict[str, float | None] | None:
         "step_ms": 1e3 * seconds / steps,
         "tokens_per_second": steps * tokens / seconds,
         "first_step_s": times.first,
-        "memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+        "memory_bytes": torch.cuda.max_memory_reserved() if on_gpu else None,  # with the memory of graphs
+        "lanes": profile.lanes,
     }
 
 
@@ -162,8 +170,10 @@ def work(settings: Path, text: Path) -> None:
     import_compiler()
     if not os.read(sys.stdin.fileno(), 1):  # waits for a byte: each process takes one
         raise SystemExit("the benchmark ended before this training began")
-    run = LanguageRun(**json.loads(settings.read_text()))
-    row = train(run, text)
+    fields = json.loads(settings.read_text())
+    timeline = fields.pop("timeline", False)
+    run = LanguageRun(**fields)
+    row = train(run, text, timeline)
     if row is not None:
         Path(run.output, FOUND).write_text(json.dumps(row))
     if torch.distributed.is_initialized():
@@ -205,13 +215,14 @@ def check_gpus(gpus: Sequence[int], there: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="gdn-1b")
+    parser.add_argument("--presets", default="gdn-1b")
     parser.add_argument("--gpus", default="1,2", help="how many GPUs, one training for each number and way")
     parser.add_argument("--ways", default=",".join(WAYS), help="how several GPUs train, of " + ", ".join(WAYS))
     parser.add_argument("--batch", type=int, default=8, help="rows per GPU and step")
     parser.add_argument("--length", type=int, default=2048, help="tokens per row")
     parser.add_argument("--steps", type=int, default=20, help=f"that count, after {WARM} that do not")
     parser.add_argument("--limit", type=float, default=150, help="seconds of a training, from its turn to its end")
+    parser.add_argument("--timeline", type=Path, help="picture of one step of each training")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--worker", type=Path, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -221,40 +232,49 @@ def main() -> None:
     if not set(ways) <= set(WAYS):
         raise SystemExit(f"--ways must name some of {', '.join(WAYS)}, got {arguments.ways}")
     check_gpus(gpus, torch.cuda.device_count())
-    steps = WARM + arguments.steps
+    steps = WARM + arguments.steps + (ENDS if arguments.timeline else 0)
     device = find_gpu()
     path = name_file(arguments.results, "scaling", device)
-    failed = []
+    failed, pictured = [], {}
     with tempfile.TemporaryDirectory() as text, ExitStack() as trained:
         per_process = arguments.batch * (arguments.length + 1)
-        write_text(Path(text), preset(arguments.preset).vocab_size, 16 * per_process)
+        presets = arguments.presets.split(",")
+        write_text(Path(text), min(preset(name).vocab_size for name in presets), 16 * per_process)
         fields = {
-            "model": {"preset": arguments.preset}, "length": arguments.length, "batch_size": arguments.batch,
-            "max_steps": steps, "checkpoint_every": steps, "log_every": steps, "precision": "bf16",
+            "length": arguments.length, "batch_size": arguments.batch, "max_steps": steps, "checkpoint_every": steps,
+            "log_every": steps, "precision": "bf16", "timeline": arguments.timeline is not None,
         }  # fmt: skip
-        chosen = trainings(gpus, ways)
+        chosen = [(name, *one) for name in presets for one in trainings(gpus, ways)]
         begun = {
-            (count, way): trained.enter_context(launched(count, {**fields, **(WAYS[way] if way else {})}, Path(text)))
-            for count, way in chosen
+            (name, count, way): trained.enter_context(
+                launched(count, {**fields, "model": {"preset": name}, **(WAYS[way] if way else {})}, Path(text))
+            )
+            for name, count, way in chosen
         }
-        for count, way in chosen:
-            name = f"{count} GPUs, {way}" if way else "1 GPU"
+        for name, count, way in chosen:
+            title = f"{name}, {count} GPUs, {way}" if way else f"{name}, 1 GPU"
             try:
-                found = begun[count, way](arguments.limit)
+                found = begun[name, count, way](arguments.limit)
             except subprocess.SubprocessError as error:
-                print(f"{name:27} failed: {error}", flush=True)
-                failed.append(name)
+                print(f"{title:40} failed: {error}", flush=True)
+                failed.append(title)
                 continue
+            lanes = found.pop("lanes")
+            if lanes:
+                pictured[title] = lanes
+                found |= summarize(lanes)
             size = arguments.batch, arguments.length
-            rows = make_training_rows(arguments.preset, count, way, *size, found, describe(device))
+            rows = make_training_rows(name, count, way, *size, found, describe(device))
             replace_rows(path, rows)
             share = share_of_one_gpu(find_rows(path), rows[0].column)
             print(
-                f"{name:27} {found['step_ms']:7.1f} ms  {found['tokens_per_second'] / 1e3:7.1f} k tokens/s  "
+                f"{title:40} {found['step_ms']:7.1f} ms  {found['tokens_per_second'] / 1e3:7.1f} k tokens/s  "
                 f"{found['memory_bytes'] / 2**30:5.1f} GiB  first step {found['first_step_s']:.1f} s"
-                + (f"  {share:.2f} of one GPU each" if share else ""),
+                + (f"  {share:.3f} of one GPU each" if share else ""),
                 flush=True,
             )
+    if pictured:
+        draw(pictured, arguments.timeline)
     if failed:
         raise SystemExit(f"{len(failed)} of {len(chosen)} trainings failed: {'; '.join(failed)}")
 
