@@ -21,16 +21,17 @@ from fastweights.distributed import context_parallel
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 MODELS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "gdn": ("gdn", ("heads", "state")),
-    "pgdn": ("pgdn", ("heads", "state")),
-    "kda": ("kda", ("heads", "state")),
-    "gla": ("gla", ("heads", "state")),
-    "gka": ("gka", ("heads", "state")),
+    "gdn": ("gdn", ("state", "heads")),
+    "gka": ("gka", ("state", "heads")),
+    "hybrid": (["gdn", {"name": "softmax", "num_kv_heads": 2}, "gka"], ("heads",)),
+    "pgdn": ("pgdn", ("state",)),
     "palimpsa-d": ("palimpsa-d", ("heads",)),
+    "kda": ("kda", ("state",)),
+    "gla": ("gla", ("state",)),
     "lattice": ("lattice", ("heads",)),
     "vla": ("vla", ("heads",)),
-    "hybrid": (["gdn", {"name": "softmax", "num_kv_heads": 2}, "gka"], ("heads",)),
 }
+COMPILED = "gdn"  # by blocks too
 LENGTH = 4096
 DOCUMENTS = (0, 700, 1024, 3300, 4096)
 
@@ -74,31 +75,27 @@ def work(path: Path) -> None:
     for name, (mixer, ways) in MODELS.items():
         whole = build(mixer)
         exact_loss, exact = read(whole, given, half=False)
-        loss, gradients = read(whole, given, half=True)
-        alone = {"loss": float((loss - exact_loss).abs() / exact_loss), "gradients": distance(gradients, exact)}
+
+        def errors(loss: Tensor, gradients: dict[str, Tensor], loss_0: Tensor = exact_loss, exact: Any = exact) -> Any:
+            return {"loss": float((loss - loss_0).abs() / loss_0), "gradients": distance(gradients, exact)}
+
+        alone = errors(*read(whole, given, half=True))
         for way in ways:
-            for compiled in (False, True) if name == "gdn" else (False,):
+            for compiled in (False, True) if name == COMPILED else (False,):
                 model = context_parallel(deepcopy(whole), dist.group.WORLD, way)  # type: ignore[arg-type]
                 if compiled:
                     for block in model.model.layers:
                         block.compile(fullgraph=True)
-                loss, gradients = read(model, given, True, ranks)
-                again_loss, again = read(model, given, True, ranks)
-                same = torch.equal(loss, again_loss) and all(torch.equal(x, again[key]) for key, x in gradients.items())
-                single_loss, single = read(model, given, False, ranks)
+                found, again = read(model, given, True, ranks), read(model, given, True, ranks)
                 rows[f"{name} {way}{' compiled' if compiled else ''}"] = {
                     "alone": alone,
-                    "divided": {
-                        "loss": float((loss - exact_loss).abs() / exact_loss), "gradients": distance(gradients, exact)
-                    },
-                    "float32": {
-                        "loss": float((single_loss - exact_loss).abs() / exact_loss),
-                        "gradients": distance(single, exact),
-                    },
-                    "same_bits": same,
-                }  # fmt: skip
-    if dist.get_rank() == 0:
-        path.write_text(json.dumps(rows))
+                    "divided": errors(*found),
+                    "float32": errors(*read(model, given, False, ranks)),
+                    "same_bits": torch.equal(found[0], again[0])
+                    and all(torch.equal(x, again[1][key]) for key, x in found[1].items()),
+                }
+                if dist.get_rank() == 0:
+                    path.write_text(json.dumps(rows))
     dist.destroy_process_group()
 
 
