@@ -34,7 +34,7 @@ def test_one_graph(name: str) -> None:
 
 
 def read_kinds() -> dict[str, Tensor]:
-    """16-bit inputs with gates in float32, laid out as parts of a joint projection; a NaN; few tokens without gradients."""
+    """16-bit inputs with gates in float32, laid out as parts of a joint projection; a NaN; no numbers at all."""
     cp = world()
     case = CASES["delta_rule-head"]
     inputs = case.draw(time=8, heads=2, dtype=torch.bfloat16).tokens
@@ -52,6 +52,10 @@ def read_kinds() -> dict[str, Tensor]:
     torch.testing.assert_close(o, own(whole, cp), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(S, S_whole, rtol=0, atol=0, equal_nan=True)
     assert S.isnan().any() and not S.isnan().all()
+    shapes, S_shape = delta_rule(
+        **{name: own(x, cp).to("meta") for name, x in inputs.items()}, output_final_state=True, cp_group=cp
+    )
+    assert shapes.is_meta and (shapes.shape, S_shape.shape) == (o.shape, S.shape)
 
 
 def test_kinds_of_numbers() -> None:
