@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def start(*command, processes=2):
-    """A command in several processes, which report on standard error the graphs that torch compiles, and what it compiles again."""
+    """A command in several processes, which report on standard error what torch compiles, and what it compiles again."""
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     return subprocess.Popen(
         [sys.executable, "-m", *launcher, *map(str, command)],
