@@ -40,7 +40,7 @@ held_out_fraction = 0.2
 
 
 def start(*command, processes=2):
-    """A command in several processes, which report on standard error the graphs that torch compiles, the repeated ones too."""
+    """A command in several processes, which report on standard error what torch compiles, and what it compiles again."""
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     return subprocess.Popen(
         [sys.executable, "-m", *launcher, *map(str, command)],
