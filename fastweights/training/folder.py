@@ -26,6 +26,7 @@ from ..untrusted import one_line, read_json_object
 
 __all__ = ["OwnedFolder", "as_stored"]
 
+MOMENT = 1.0  # seconds, in which the other processes of one training check the folder too
 DELETED = "deleted"  # in the marker of work that is gone
 
 
@@ -66,7 +67,7 @@ class OwnedFolder:
         """ValueError where the folder would be refused for `work`, as far as that is known before it begins. Writes nothing."""
         self._refuse_other_files()
         if what_stands(self._lock) is not None:
-            with hold_lock("output", self.path, self._lock):
+            with hold_lock("output", self.path, self._lock, wait=MOMENT):
                 pass
         if self.marker.exists() and not overwrite:
             wanted = self.describe(work)

@@ -74,7 +74,12 @@ def test_four_processes_in_two_groups_continue_as_two_and_as_one(make_run, mixer
 def test_stages_and_streams_with_other_groups(make_run):
     """The second stage divides rows of twice the length, over more processes than the first."""
     stages = ({"max_steps": 2, "batch_size": 2}, {"max_steps": 3, "length": 62, "context_parallel": 4})
-    settings = {**RUN, "max_steps": 2, "corpus": dataclasses.replace(make_run().corpus, streaming=True, parts=2)}
+    settings = {
+        **RUN,
+        "model": {**HYBRID, "num_heads": 4},
+        "max_steps": 2,
+        "corpus": dataclasses.replace(make_run().corpus, streaming=True, parts=2),
+    }
     wanted = train_language(
         make_run("alone", **settings, stages=({**stages[0], "batch_size": 4}, {**stages[1], "context_parallel": 1}))
     )
