@@ -9,7 +9,7 @@ from types import ModuleType
 
 from ._version import __version__
 
-__all__ = ["__version__", "analysis", "data", "evaluation", "layers", "models", "ops", "training"]
+__all__ = ["__version__", "analysis", "data", "distributed", "evaluation", "layers", "models", "ops", "training"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -58,6 +58,13 @@ WITHOUT: dict[str, str] = {
     "layers.RuleCall": "made by MemoryLayer.forward, which checks its arguments",
     "layers.Seen": "made by probe, which checks its arguments",
     "layers.option": "writes a field of a dataclass: its mistakes end the import of the layer",
+    **dict.fromkeys(
+        (
+            f"distributed.{name}"
+            for name in ("ContextParallel", "context_parallel", "gather_tokens", "own_tokens", "sum_over_ranks")
+        ),
+        "needs a process group; tests/distributed calls it with wrong values there",
+    ),
     "testing.OpCase": "the declaration of an op for the tests",
     "testing.OpInputs": "the inputs of an op for the tests",
 }
@@ -177,6 +184,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "conversion.check_logits": lambda: {"source": model(), "converted": other(), "tokens_BT": ids()},
     "conversion.condition": lambda: {"conversion": conversion.CONVERSIONS["gdn", "pgdn"]},
     "conversion.convert": lambda: {"model": model(), "to": "pgdn"},
+    "distributed.whole_sequences": lambda: {"model": other()},
     "conversion.convert_layer": mamba_layer,
     "conversion.convert_folder": lambda: {"source": saved(), "output": "new", "to": "pgdn", "tokens": 8, "options": {}},
     "data.register_task": lambda: {"task": MQAR},

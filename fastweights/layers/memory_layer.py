@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from ..ops.authoring import InPlace, Op, State, count_numbers, read_rows, spec_of
+from ..ops.authoring import ContextParallel, InPlace, Op, State, count_numbers, read_rows, spec_of
 from .cache import LayerCache, check_memory
 from .heads import HeadSizes
 from .mixer import ConfiguredMixer, check_input
@@ -25,7 +25,7 @@ Answer = tuple[Tensor, dict[str, Tensor | None]]
 
 
 class RuleCall:
-    """One call of a layer: passes cache, lengths and backend on to the ops that the layer's rule calls.
+    """One call of a layer: passes cache, lengths, backend and ranks on to the ops that the layer's rule calls.
 
     Attributes:
         memory: what the cache holds from earlier calls, by name; empty at the start of the sequences.
@@ -42,6 +42,7 @@ class RuleCall:
         cu_seqlens: Tensor | None,
         backend: str,
         conv_states: dict[str, Tensor] | None = None,
+        cp_group: ContextParallel | None = None,
     ) -> None:
         self.memory: dict[str, Tensor] = {} if cache is None else cache.memory
         self.rows = None if cache is None else cache.rows
@@ -53,6 +54,8 @@ class RuleCall:
             "cu_seqlens": cu_seqlens,
             "backend": backend,
         }
+        if cp_group is not None:
+            self.keywords["cp_group"] = cp_group
 
     def cache_before(self) -> LayerCache | None:
         """A cache of the memory and context before this call; None at the start of the sequences."""
@@ -135,6 +138,7 @@ class MemoryLayer(OpLayer):
     """
 
     Options: ClassVar[type[ProjectionOptions]] = MemoryOptions
+    serves_context_parallel = True
     probes = {"q": "", "k": "", "v": "", "o": "", "output_gate": "options.output_gate", "state": ""}
     options: ProjectionOptions
 
@@ -178,9 +182,9 @@ class MemoryLayer(OpLayer):
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(self, x_BTD, cache, cu_seqlens)
-        q_BTHK, k_BTHK, v_BTGV, conv_states = self.qkv(x_BTD, cache, cu_seqlens)
+        q_BTHK, k_BTHK, v_BTGV, conv_states = self.qkv(x_BTD, cache, cu_seqlens, **self.cp_keywords)
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV)
-        run = RuleCall(cache, cu_seqlens, self.options.backend, conv_states)
+        run = RuleCall(cache, cu_seqlens, self.options.backend, conv_states, self.cp_group)
         o_BTGV, memory = self.rule(x_BTD, q_BTHK, k_BTHK, v_BTGV, run)
         self.probe(o=o_BTGV)
         if cache is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import FLOATS, check_dense, check_dtype, check_size, check_whole_number, shape_of
-from ..ops.authoring import check_cu_seqlens
+from ..ops.authoring import ContextParallel, check_cu_seqlens
 from ..private_huggingface import execution_device, is_placed, placement_hooks, remove_placement
 from .cache import LayerCache
 from .options import MixerOptions
@@ -32,16 +32,24 @@ class Mixer(nn.Module):
         gives_values, takes_first_values: whether the method `values` gives what layers behind this one take as the keyword
             `first_values` of their forward, and whether this layer's forward takes it.
         decodes_in_pool: whether forward can read a few tokens with a cache whose memory is a pool (`LayerCache.rows`).
+        serves_context_parallel: whether forward may get one rank's part of the tokens: it passes `cp_keywords` on to every op,
+            convolution and `RuleCall`, and nothing else of it looks across tokens. A class that defines forward says it anew.
+        cp_group: the ranks that each have a part of the tokens, set by `fastweights.distributed.context_parallel`; None where
+            forward gets whole sequences. cu_seqlens are always those of the whole row.
     """
 
     probes: ClassVar[Mapping[str, str]] = {"state": ""}
     gives_values: bool = False
     takes_first_values: bool = False
     decodes_in_pool: bool = False
+    serves_context_parallel: bool = False
+    cp_group: ContextParallel | None = None
     _listener: Callable[[dict[str, Any]], None] | None = None
 
     def __init_subclass__(cls, **extra: Any) -> None:
         super().__init_subclass__(**extra)
+        if "forward" in vars(cls) and "serves_context_parallel" not in vars(cls):
+            cls.serves_context_parallel = False
         if "state_size" in vars(cls):
             cls.state_size = _with_checked_length(cls.state_size)  # type: ignore[method-assign, assignment]  # one check for all
 
@@ -67,6 +75,11 @@ class Mixer(nn.Module):
     def values(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """`first_values` for the layers behind this one, before forward has brought the cache up to date."""
         raise NotImplementedError
+
+    @property
+    def cp_keywords(self) -> dict[str, Any]:
+        """Keywords for ops, convolutions and `RuleCall`: `cp_group` where each rank has a part of the tokens, else nothing."""
+        return {} if self.cp_group is None else {"cp_group": self.cp_group}
 
     def fixed_cache(self, cache: LayerCache, tokens: int) -> LayerCache:
         """A copy of a cache for `tokens` calls of one token per sequence. Its tensors keep their addresses and sizes, so that a
@@ -107,6 +120,7 @@ class Mixer(nn.Module):
         bare |= {id(hook): hook for hook in placement_hooks(self)}  # they hold weights
         layer, cache = copy.deepcopy(self, bare).to(dtype=dtype), LayerCache()
         remove_placement(layer)
+        layer.cp_group = None
         with torch.no_grad():
             layer(_token(layer), cache)
         return cache
@@ -177,9 +191,15 @@ def check_input(layer: ConfiguredMixer, x_BTD: object, cache: LayerCache | None,
         raise ValueError(f"{wanted}, got {shape_of(x_BTD)}")
     if not torch.compiler.is_compiling():  # a graph is traced with fake tensors, which torch checks
         check_like_parameters("x", x_BTD, layer)
-    count = check_cu_seqlens(cu_seqlens, *x_BTD.shape[:2], like=x_BTD).count
+    ranks = 1 if layer.cp_group is None else layer.cp_group.size
+    count = check_cu_seqlens(cu_seqlens, len(x_BTD), ranks * x_BTD.shape[1], like=x_BTD).count
     if cache is None:
         return
+    if layer.cp_group is not None:
+        raise ValueError(
+            "cache must be None with context parallelism, where no rank has whole sequences; call "
+            "fastweights.distributed.whole_sequences(model) before decoding"
+        )
     if not isinstance(cache, LayerCache):
         raise TypeError(f"cache must be a fastweights.layers.LayerCache or None, got {type(cache).__name__}")
     if cache.count not in (None, count):

@@ -281,6 +281,7 @@ class PalimpsaM(PosteriorLayer):
     """
 
     Options = PalimpsaMOptions
+    serves_context_parallel = True
     decodes_in_pool = True
     options: PalimpsaMOptions
     probes = {
@@ -307,11 +308,11 @@ class PalimpsaM(PosteriorLayer):
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(self, x_BTD, cache, cu_seqlens)
         gate, backend = self.options.output_gate, self.options.backend
-        run = RuleCall(cache, cu_seqlens, backend)
+        run = RuleCall(cache, cu_seqlens, backend, cp_group=self.cp_group)
         z, vkq, step_BTG = self.in_proj(x_BTD).split(self.widths, 2)
         (vkq,), (conv_state,) = convolve_together(
             [self.conv], [vkq], [run.context.get("vkq")], cu_seqlens, norms=[None], activation="silu", keep=cache is not None,
-            backend=choose_layer_backend(backend), rows=run.rows,
+            backend=choose_layer_backend(backend), rows=run.rows, cp_group=self.cp_group,
         )  # fmt: skip
         v_BTGV, k_BTHK, q_BTHK = self._split(vkq)
         dt_BTG, g_BTG = self.decay(step_BTG)

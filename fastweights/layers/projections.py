@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..checks import check_size
 from ..ops.authoring import (
     GATES,
+    ContextParallel,
     TokenConvolution,
     convolve_token,
     needs_gradient,
@@ -83,15 +84,16 @@ class ShortConvolution(OwnInitialMatrices):
         normalize: int | None = None,
         output_final_state: bool = True,
         backend: str = "auto",
+        cp_group: ContextParallel | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Convolve sequences, then apply the activation and the norm of heads of `normalize` channels.
 
         conv_state_NWD holds the W-1 inputs before those in x, zeros when None. Returns y [B, T, D] and the last W-1 inputs
-        [N, W-1, D] of each sequence for the next call, None where `output_final_state` is False.
+        [N, W-1, D] of each sequence for the next call, None where `output_final_state` is False. cp_group: of the mixer.
         """
         return short_convolution(
             x_BTD, self.weight, self.bias, activation=activation, normalize=normalize, initial_state=conv_state_NWD,
-            output_final_state=output_final_state, cu_seqlens=cu_seqlens, backend=backend,
+            output_final_state=output_final_state, cu_seqlens=cu_seqlens, backend=backend, cp_group=cp_group,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
@@ -109,10 +111,11 @@ def convolve_together(
     keep: bool,
     backend: str,
     rows: Tensor | None = None,
+    cp_group: ContextParallel | None = None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """What up to three `ShortConvolution` give for their inputs [B, T, D], and with `keep` the last inputs of each for the next
     call, else None. One kernel serves them where there is one token per sequence. Convolutions with one window must have one
-    input. rows: as in `LayerCache`; the windows are then pools and are brought up to date."""
+    input. rows: as in `LayerCache`; the windows are then pools and are brought up to date. cp_group: of the mixer."""
     if rows is not None:
         parameters = [given for one in convolutions for given in one.parameters()]
         if needs_gradient({str(i): x for i, x in enumerate([*inputs, *parameters])}):
@@ -142,6 +145,7 @@ def convolve_together(
     results = [
         one(
             x, window, cu_seqlens, activation=activation, normalize=norm, output_final_state=keep, backend=backend,
+            cp_group=cp_group,
         )
         for x, one, window, norm in zip(inputs, convolutions, windows, norms, strict=True)
     ]  # fmt: skip
@@ -195,10 +199,14 @@ class QKVProjection(nn.Module):
         self.has_convolution = conv_size is not None
 
     def forward(
-        self, x_BTD: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None
+        self,
+        x_BTD: Tensor,
+        cache: LayerCache | None,
+        cu_seqlens: Tensor | None,
+        cp_group: ContextParallel | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new states of the convolutions by name: their last
-        inputs [N, W-1, channels]."""
+        inputs [N, W-1, channels]. cp_group: of the mixer."""
         projections = [self.get_submodule(f"{name}_proj") for name in self.widths]
         flat = project_together(x_BTD, *projections, backend=self.backend)
         norms = [width if self.normalize_qk and name != "v" else None for name, width in self.widths.items()]
@@ -208,7 +216,7 @@ class QKVProjection(nn.Module):
                 [self.get_submodule(f"{name}_conv") for name in self.widths], flat,
                 [None if cache is None else cache.context.get(name) for name in self.widths], cu_seqlens, norms=norms,
                 activation=ACTIVATIONS[self.activation], keep=cache is not None, backend=self.backend,
-                rows=None if cache is None else cache.rows,
+                rows=None if cache is None else cache.rows, cp_group=cp_group,
             )  # fmt: skip
         q, k, v = (y.unflatten(2, (-1, width)) for y, width in zip(flat, self.widths.values(), strict=True))
         if not self.has_convolution:
@@ -230,7 +238,11 @@ class SharedQKProjection(QKVProjection):
         self.k_conv = ShortConvolution(channels, conv_size, first_filters=first_filters)
 
     def forward(
-        self, x_BTD: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None
+        self,
+        x_BTD: Tensor,
+        cache: LayerCache | None,
+        cu_seqlens: Tensor | None,
+        cp_group: ContextParallel | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new state of both convolutions: their last inputs
         [N, W-1, channels]."""
@@ -240,7 +252,7 @@ class SharedQKProjection(QKVProjection):
         (q, k), (conv_state, _) = convolve_together(
             [self.q_conv, self.k_conv], [y, y], [before, before], cu_seqlens, norms=[norm, norm],
             activation=ACTIVATIONS[self.activation], keep=cache is not None, backend=self.backend,
-            rows=None if cache is None else cache.rows,
+            rows=None if cache is None else cache.rows, cp_group=cp_group,
         )  # fmt: skip
         q, k, v = (z.unflatten(2, (-1, width)) for z, width in zip((q, k, v), self.widths.values()))
         return q, k, v, {} if conv_state is None else {"qk": conv_state}

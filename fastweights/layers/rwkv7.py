@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..checks import LARGEST_WIDTH, check_flag, check_positive, check_tensor, shape_of
 from ..ops import dplr_delta_rule
-from ..ops.authoring import BACKENDS, short_convolution
+from ..ops.authoring import BACKENDS, ContextParallel, short_convolution
 from .cache import LayerCache
 from .heads import HeadSizes
 from .initialization import OwnInitialValues, ResidualProjection
@@ -46,13 +46,25 @@ class TokenShift(OwnInitialValues):
         return {"mix": torch.stack([1 - channel**power for power in STREAMS.values()])}
 
     def forward(
-        self, x_BTD: Tensor, before_N1D: Tensor | None, cu_seqlens: Tensor | None, keep: bool, backend: str
+        self,
+        x_BTD: Tensor,
+        before_N1D: Tensor | None,
+        cu_seqlens: Tensor | None,
+        keep: bool,
+        backend: str,
+        cp_group: ContextParallel | None = None,
     ) -> tuple[list[Tensor], Tensor | None]:
-        """The streams [B, T, D], and with `keep` the last token of each sequence [N, 1, D]."""
+        """The streams [B, T, D], and with `keep` the last token of each sequence [N, 1, D]. cp_group: of the mixer."""
         one_D1 = x_BTD.new_ones(x_BTD.shape[2], 1)
         shift_D2 = torch.cat([one_D1, 0 * one_D1], 1)  # a filter that answers with the token before
         earlier_BTD, last_N1D = short_convolution(
-            x_BTD, shift_D2, initial_state=before_N1D, output_final_state=keep, cu_seqlens=cu_seqlens, backend=backend
+            x_BTD,
+            shift_D2,
+            initial_state=before_N1D,
+            output_final_state=keep,
+            cu_seqlens=cu_seqlens,
+            backend=backend,
+            cp_group=cp_group,
         )
         change_BTD = earlier_BTD - x_BTD
         return [torch.addcmul(x_BTD, change_BTD, mix.to(x_BTD.dtype)) for mix in self.mix], last_N1D
@@ -184,6 +196,7 @@ class RWKV7(OpLayer):
     """
 
     Options = RWKV7Options
+    serves_context_parallel = True
     op = dplr_delta_rule
     options: RWKV7Options
     probes = dict.fromkeys(("q", "k", "v", "o", "g", "beta", "read_key", "output_gate", "state"), "")
@@ -224,9 +237,14 @@ class RWKV7(OpLayer):
         """
         check_input(self, x_BTD, cache, cu_seqlens)
         backend = self.options.backend
-        run = RuleCall(cache, cu_seqlens, backend)
+        run = RuleCall(cache, cu_seqlens, backend, cp_group=self.cp_group)
         streams, last_N1D = self.shift(
-            x_BTD, run.context.get("shift"), cu_seqlens, cache is not None, choose_layer_backend(backend)
+            x_BTD,
+            run.context.get("shift"),
+            cu_seqlens,
+            cache is not None,
+            choose_layer_backend(backend),
+            cp_group=self.cp_group,
         )
         x_q, x_decay, x_k, x_v, x_rate, x_gate = streams
         v = self._mix_values(self.v_proj(x_v), x_v, first_values)
@@ -251,7 +269,7 @@ class RWKV7(OpLayer):
             None if cache is None else cache.context.get("shift"),
             choose_layer_backend(self.options.backend),
         )
-        streams, _ = self.shift(x_BTD, before, cu_seqlens, False, backend)
+        streams, _ = self.shift(x_BTD, before, cu_seqlens, False, backend, cp_group=self.cp_group)
         return self.v_proj(streams[list(STREAMS).index("v")])
 
     def _mix_values(self, v_BTD: Tensor, x_BTD: Tensor, first_BTD: Tensor | None) -> Tensor:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
+from ..ops.authoring import on_heads, takes_ring, token_positions
 from ..ops.authoring import ring_attention as fused_ring_attention
-from ..ops.authoring import takes_ring, token_positions
 from .attention import (
     Rectangle,
     causal_attention,
@@ -82,6 +83,7 @@ class SoftmaxAttention(ConfiguredMixer):
     """
 
     Options = SoftmaxAttentionOptions
+    serves_context_parallel = True
     options: SoftmaxAttentionOptions
     probes = {"q": "", "k": "", "v": "", "o": ""}  # the state grows with every token
 
@@ -107,14 +109,26 @@ class SoftmaxAttention(ConfiguredMixer):
         q_BTHK, k_BTHK, v_BTHK = (y.unflatten(2, (-1, self.head_dim)) for y in flat)
         q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTHK)
-        if cu_seqlens is None:
-            o_BTHK = self._attend(q_BTHK, k_BTHK, v_BTHK, None, cache)
-        elif cache is None or (torch.compiler.is_compiling() and not cache.memory):
-            o_BTHK = self._attend_documents(q_BTHK, k_BTHK, v_BTHK, cu_seqlens.to(x_BTD.device), cache)
-        else:
-            o_BTHK = self._attend_packed(q_BTHK, k_BTHK, v_BTHK, cu_seqlens.to(x_BTD.device), cache)
+        answer = partial(self._answer, cu_seqlens=cu_seqlens, cache=cache)
+        o_BTHK = on_heads(answer, q_BTHK, k_BTHK, v_BTHK, cp_group=self.cp_group)
         self.probe(o=o_BTHK)
         return self.o_proj(o_BTHK.flatten(2))
+
+    def _answer(
+        self,
+        q_BTHK: Tensor,
+        k_BTHK: Tensor,
+        v_BTHK: Tensor,
+        cu_seqlens: Tensor | None,
+        cache: LayerCache | None,
+    ) -> Tensor:
+        """Answers [B, T, H, K] of all heads or of some."""
+        if cu_seqlens is None:
+            return self._attend(q_BTHK, k_BTHK, v_BTHK, None, cache)
+        cu_seqlens = cu_seqlens.to(q_BTHK.device)
+        if cache is None or (torch.compiler.is_compiling() and not cache.memory):
+            return self._attend_documents(q_BTHK, k_BTHK, v_BTHK, cu_seqlens, cache)
+        return self._attend_packed(q_BTHK, k_BTHK, v_BTHK, cu_seqlens, cache)
 
     def _attend_documents(
         self, q_1THK: Tensor, k_1THK: Tensor, v_1THK: Tensor, cu_seqlens: Tensor, cache: LayerCache | None

@@ -17,8 +17,9 @@ from .heads import (
     FastWeightsForSequenceClassification,
     FastWeightsForTokenClassification,
 )
-from .modeling import FastWeightsModel, VectorModel
+from .modeling import FastWeightsModel
 from .presets import PRESETS, preset
+from .vector_model import VectorModel
 
 __all__ = [
     "PRESETS",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -10,6 +12,7 @@ from transformers.utils import can_return_tuple
 from ..checks import check_number
 from .cache import CACHE_NAME, FastWeightsCache, given_cache, named_cache
 from .configuration import FastWeightsConfig
+from .divided_rows import DividedRows, sum_over_ranks
 from .generation import CachedGenerationMixin
 from .inputs import check_labels, is_batch, kept_positions
 from .loss import OutputLayer
@@ -60,6 +63,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         With labels, config.chunked_loss (the default) and an ordinary output layer and loss function, the loss is computed
         from the hidden states, a chunk of tokens at a time: the logits of all tokens, which with a large vocabulary outweigh
         everything else, are never stored. A model in training mode then returns logits None, unless logits_to_keep is given.
+        With context parallelism (`fastweights.distributed.context_parallel`) the loss is that of all ranks. Logits are those of
+        this rank's part of the tokens, none beside a loss; with logits_to_keep they are the same on every rank.
+
         An output layer that was replaced or hooked (PEFT on lm_head, quantised) or a custom `loss_function` gets the logits of
         all tokens, as everywhere in transformers.
 
@@ -89,7 +95,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         documents = dict(
             attention_mask=attention_mask, position_ids=position_ids, cu_seqlens=cu_seqlens, seq_idx=seq_idx
         )
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        tokens: Any = input_ids if inputs_embeds is None else inputs_embeds
         if is_batch(tokens):
             kept = kept_positions(logits_to_keep, tokens.shape[1])
             if labels is not None:
@@ -107,24 +113,31 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             return_dict=True,
             **documents,
         )
-        hidden_BTD = outputs.last_hidden_state
+        hidden_BTD = whole_BTD = outputs.last_hidden_state
+        cp, rows = self.model.cp_group, None
+        if cp is not None:
+            rows = DividedRows(cp, tokens.shape, tokens.device, **documents)
+            if logits_to_keep is not None:
+                whole_BTD = rows.unpack(hidden_BTD)
+        kept_BPD = whole_BTD[:, kept]
         loss = logits = None
         if labels is not None:
             labels = predicted_labels(labels, **documents)
+            given = {"labels": labels, "num_items_in_batch": num_items_in_batch}
+            if rows is not None:
+                given = rows.divide_loss(labels, num_items_in_batch)
             if self._can_chunk_loss():
-                no_logits = self.training and logits_to_keep is None
-                loss, logits = self.lm_head(hidden_BTD, labels, num_items_in_batch, None if no_logits else kept)
+                if logits_to_keep is None and (self.training or rows is not None):
+                    kept_BPD = None
+                loss, logits = self.lm_head(hidden_BTD, kept_BPD=kept_BPD, **given)
             else:
                 every_logit = self.lm_head(hidden_BTD)
-                loss = self.loss_function(
-                    logits=every_logit,
-                    labels=labels,
-                    vocab_size=self.config.vocab_size,
-                    num_items_in_batch=num_items_in_batch,
-                )
-                logits = every_logit[:, kept]
+                loss = self.loss_function(logits=every_logit, vocab_size=self.config.vocab_size, **given)
+                logits = every_logit[:, kept] if whole_BTD is hidden_BTD else self.lm_head(kept_BPD)
+            if cp is not None:
+                loss = sum_over_ranks(loss, cp)
         else:
-            logits = self.lm_head(hidden_BTD[:, kept])
+            logits = self.lm_head(kept_BPD)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

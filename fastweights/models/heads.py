@@ -24,6 +24,7 @@ from transformers.utils import can_return_tuple
 
 from ..checks import check_dense, shape_of, values_are_checked, values_can_be_read
 from .cache import CACHE_NAME, FastWeightsCache, given_cache, named_cache
+from .configuration import FastWeightsConfig
 from .inputs import check_classes, check_label_tensor, is_batch
 from .modeling import FastWeightsPreTrainedModel
 from .rows import Rows, check_mask, own_columns
@@ -35,7 +36,16 @@ __all__ = [
 ]
 
 
-class FastWeightsForSequenceClassification(GenericForSequenceClassification, FastWeightsPreTrainedModel):
+class SeesAllRanks:
+    """In front of a head: with context parallelism every rank gets the hidden states of all, as a text's label may need any."""
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.model: Any
+        self.model.gathers = True
+
+
+class FastWeightsForSequenceClassification(SeesAllRanks, GenericForSequenceClassification, FastWeightsPreTrainedModel):
     """One row of logits per text, from its last token: a classifier, a regression, or a reward model (num_labels=1)."""
 
     _accepts_loss_kwargs = False  # the loss is a mean over texts, also where Trainer accumulates gradients
@@ -117,7 +127,7 @@ class FastWeightsForSequenceClassification(GenericForSequenceClassification, Fas
         return (torch.arange(time, device=is_token.device) * is_token).argmax(-1)
 
 
-class FastWeightsForTokenClassification(GenericForTokenClassification, FastWeightsPreTrainedModel):
+class FastWeightsForTokenClassification(SeesAllRanks, GenericForTokenClassification, FastWeightsPreTrainedModel):
     """One row of logits per token, which sees the tokens before it. Documents may be packed."""
 
     _accepts_loss_kwargs = False
@@ -153,7 +163,7 @@ class FastWeightsForTokenClassification(GenericForTokenClassification, FastWeigh
         )
 
 
-class FastWeightsForQuestionAnswering(GenericForQuestionAnswering, FastWeightsPreTrainedModel):
+class FastWeightsForQuestionAnswering(SeesAllRanks, GenericForQuestionAnswering, FastWeightsPreTrainedModel):
     """How likely the answer to a question begins and ends at each token of its row."""
 
     _accepts_loss_kwargs = False

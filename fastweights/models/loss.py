@@ -12,23 +12,33 @@ from ..layers.wrapped import is_bare
 from ..ops.cross_entropy import cross_entropy_errors, cross_entropy_rows
 from ..private_torch import count_forward_hooks
 
-__all__ = ["IGNORED", "OutputLayer", "causal_lm_loss", "summed_cross_entropy"]
+__all__ = ["IGNORED", "OutputLayer", "causal_lm_loss", "next_labels", "summed_cross_entropy"]
 
 IGNORED = -100
 CHUNK_NUMBERS = {"cpu": 2**25, "other": 2**27}  # logits of a chunk: 128 MiB in float32, 256 MiB in 16 bits on a GPU
 SMALLEST_CHUNK = 256  # tokens, below which the matrix products become too thin
 
 
+def next_labels(labels_BT: Tensor) -> Tensor:
+    """For each token the label of the next one, -100 for the last of a row."""
+    return F.pad(labels_BT, (0, 1), value=IGNORED)[:, 1:]
+
+
 def causal_lm_loss(
-    hidden_BTD: Tensor, weight_VD: Tensor, labels_BT: Tensor, num_items_in_batch: int | Tensor | None = None
+    hidden_BTD: Tensor,
+    weight_VD: Tensor,
+    labels_BT: Tensor,
+    num_items_in_batch: int | Tensor | None = None,
+    shift_labels: Tensor | None = None,
 ) -> Tensor:
     """Mean cross-entropy of the next token, the number transformers' `ForCausalLMLoss` gives for logits = hidden weight^T.
 
     Args:
         labels_BT: int64, the input ids, shifted here; -100 is left out.
         num_items_in_batch: what the sum is divided by; the number of labels that count when None.
+        shift_labels: labels that are shifted already, in place of labels_BT.
     """
-    target_BT = F.pad(labels_BT, (0, 1), value=IGNORED)[:, 1:].to(hidden_BTD.device)
+    target_BT = (next_labels(labels_BT) if shift_labels is None else shift_labels).to(hidden_BTD.device)
     total = summed_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, target_BT.flatten())
     count = (target_BT != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
     return total / (count.to(total.device) if isinstance(count, Tensor) else count)
@@ -92,15 +102,17 @@ class OutputLayer(nn.Linear):
     def forward(  # type: ignore[override]
         self,
         hidden_BTD: Tensor,
-        labels_BT: Tensor | None = None,
+        labels: Tensor | None = None,
         num_items_in_batch: int | Tensor | None = None,
-        kept: slice | Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        kept_BPD: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Logits. With labels the loss (see `causal_lm_loss`), and the logits of the positions `kept`, None where it is None."""
-        if labels_BT is None:
+        """Logits. With labels the loss (see `causal_lm_loss`), and the logits of the hidden states `kept`, None where it is
+        None."""
+        if labels is None:
             return super().forward(hidden_BTD)
-        loss = causal_lm_loss(hidden_BTD, self.weight, labels_BT, num_items_in_batch)
-        return loss, None if kept is None else super().forward(hidden_BTD[:, kept])
+        loss = causal_lm_loss(hidden_BTD, self.weight, labels, num_items_in_batch, shift_labels)
+        return loss, None if kept_BPD is None else super().forward(kept_BPD)
 
     @classmethod
     def from_linear(cls, linear: Any) -> nn.Module:

@@ -1,5 +1,5 @@
 """The body of the language models, as a transformers model: token ids to hidden states, through blocks of a sequence mixer and an
-MLP; and the same between two linear layers, vectors to vectors."""
+MLP."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
-from ..checks import LARGEST_WIDTH, check_flag, check_size, check_whole_number, describe_value, shape_of
-from ..kinds import checked
+from ..checks import check_flag, check_whole_number, describe_value, shape_of
 from ..layers import LayerCache, build_mixer
 from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from ..layers.norms import LayerNorm, RMSNorm, normalize_sum
 from ..layers.shared_input import joins, project_together
 from ..layers.weight_decay import undecayed_parameters
+from ..ops.context_parallel.group import ContextParallel
 from ..ops.framework.sequences import check_cu_seqlens
 from ..ops.linear_rows import linear_rows
 from ..ops.silu_product import silu_product
@@ -30,10 +30,11 @@ from ..private_huggingface import adapt_trainer
 from .cache import CACHE_NAMES, FastWeightsCache, check_cache, given_cache, named_cache
 from .card import find_use, write_card
 from .configuration import FastWeightsConfig, how_to_load
+from .divided_rows import DividedRows, check_same_batch
 from .inputs import check_cache_position, check_embeddings, check_ids
 from .rows import Rows, check_mask, cumulative_lengths, leave_out_unpredicted
 
-__all__ = ["FastWeightsBlock", "FastWeightsModel", "FastWeightsPreTrainedModel", "VectorModel", "make_norm"]
+__all__ = ["FastWeightsBlock", "FastWeightsModel", "FastWeightsPreTrainedModel", "make_norm"]
 
 
 def make_norm(config: FastWeightsConfig) -> RMSNorm | LayerNorm:
@@ -192,7 +193,17 @@ def _undecayed(model: nn.Module) -> set[str]:
 
 
 class FastWeightsModel(FastWeightsPreTrainedModel):
-    """Embedding, blocks and a final norm: token ids to hidden states."""
+    """Embedding, blocks and a final norm: token ids to hidden states.
+
+    Attributes:
+        cp_group: the ranks that each compute a part of the tokens, set by `fastweights.distributed.context_parallel`; None where
+            each process has sequences of its own. All ranks are called with the same whole batch.
+        gathers: whether the output is then that of all ranks, on every rank, and not of this rank's part alone.
+    """
+
+    cp_group: ContextParallel | None = None
+    gathers = False
+    _compared: ContextParallel | None = None  # the ranks whose batches have been compared, once: it waits for a GPU
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__(config)
@@ -223,7 +234,8 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         cache: FastWeightsCache | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPast:
-        """Hidden states [B, T, D] after the final norm.
+        """Hidden states [B, T, D] after the final norm; with context parallelism those of this rank's part of the tokens,
+        [1, part, D] (`fastweights.distributed.gather_tokens` has all of them).
 
         Args:
             input_ids: int64 [B, T], or inputs_embeds [B, T, D] in their place.
@@ -232,7 +244,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
                 The values are read, which waits for a GPU once and breaks a compiled graph; cu_seqlens avoid both.
             past_key_values: cache of an earlier call, updated in place; the input continues the sequences that it has read.
             use_cache: whether to create a cache where none is given. When None: config.use_cache in evaluation mode, False in
-                training mode.
+                training mode and with context parallelism.
             cu_seqlens: int [N+1], cumulative lengths of sequences packed into one row (B = 1).
             output_hidden_states: whether to return the embeddings and every block's output too.
             position_ids: int [B, T] or [1, T], positions within documents, as packing collators send them. Within a document they
@@ -261,9 +273,16 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         check_cu_seqlens(cu_seqlens, batch, time)
         if attention_mask is not None:
             _check_columns(attention_mask, past_key_values, batch, time)
-        rows = Rows(batch, time, attention_mask, position_ids, cu_seqlens, seq_idx)
+        documents = dict(
+            attention_mask=attention_mask, position_ids=position_ids, cu_seqlens=cu_seqlens, seq_idx=seq_idx
+        )
+        tokens: Any = input_ids if inputs_embeds is None else inputs_embeds
+        cp = self.cp_group
+        rows = (
+            Rows(batch, time, **documents) if cp is None else DividedRows(cp, tokens.shape, tokens.device, **documents)
+        )
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training
+            use_cache = self.config.use_cache and not self.training and cp is None
         if use_cache and past_key_values is None:
             past_key_values = FastWeightsCache.empty(len(self.layers))
         if output_hidden_states is None:
@@ -276,7 +295,16 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         if past_key_values is not None:
             past_key_values.check_positions(rows.first_position, rows.lengths)
         check_cache_position(cache_position, 0 if past_key_values is None else past_key_values.columns, time)
-        x_BTD = rows.pack(self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)
+        if cp != self._compared and not torch.compiler.is_compiling():
+            if cp is not None:
+                check_same_batch(cp, tokens)
+            self._compared = cp
+        if inputs_embeds is not None:
+            x_BTD = rows.pack(inputs_embeds)
+        elif cp is None:
+            x_BTD = rows.pack(self.embed_tokens(tokens))
+        else:  # a rank embeds its own tokens alone
+            x_BTD = self.embed_tokens(rows.pack(tokens))
 
         hidden_states: tuple[Tensor, ...] = ()
         first_values = None
@@ -290,9 +318,11 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         if past_key_values is not None:
             past_key_values.advance(rows.time, rows.first_position, rows.lengths)
         hidden_states += (x_BTD,) if output_hidden_states else ()
+        if cp is None or self.gathers:
+            x_BTD, hidden_states = rows.unpack(x_BTD), tuple(map(rows.unpack, hidden_states))
         return BaseModelOutputWithPast(
-            last_hidden_state=rows.unpack(x_BTD),
-            hidden_states=tuple(map(rows.unpack, hidden_states)) or None,
+            last_hidden_state=x_BTD,
+            hidden_states=hidden_states or None,
             **named_cache(past_key_values),
         )
 
@@ -316,6 +346,11 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
 
     def _layer_caches(self, past_key_values: FastWeightsCache, sequences: int) -> list[LayerCache]:
         check_cache(past_key_values, len(self.layers))
+        if self.cp_group is not None:
+            raise ValueError(
+                "past_key_values must be None and use_cache False with context parallelism, where no rank has whole sequences; "
+                "call fastweights.distributed.whole_sequences(model) before generating"
+            )
         if past_key_values.batch_size not in (-1, sequences):
             raise ValueError(
                 f"past_key_values must hold as many sequences as the input, {sequences}, got {past_key_values.batch_size}; "
@@ -338,35 +373,3 @@ def _check_columns(attention_mask: Tensor, cache: object, batch: int, time: int)
             f"attention_mask must be [{batch}, {time}] without the cache of earlier columns, got shape "
             f"{shape_of(attention_mask)}; leave out what the input does not hold"
         )
-
-
-@checked
-class VectorModel(nn.Module):
-    """y = W_out body(W_in x), causal: tasks whose tokens are vectors read and answer through linear layers.
-
-    Args:
-        config: of the body; its vocab_size plays no part.
-        inputs: channels of the input vectors.
-        outputs: channels of the output vectors.
-    """
-
-    def __init__(self, config: FastWeightsConfig, *, inputs: int, outputs: int) -> None:
-        super().__init__()
-        check_size("inputs", inputs, high=LARGEST_WIDTH)
-        check_size("outputs", outputs, high=LARGEST_WIDTH)
-        self.read_in = nn.Linear(inputs, config.hidden_size)
-        self.model = FastWeightsModel(config)
-        del self.model.embed_tokens
-        self.read_out = nn.Linear(config.hidden_size, outputs)
-
-    def forward(self, x_BTI: Tensor) -> Tensor:
-        """[B, T, inputs] to [B, T, outputs]"""
-        embedded = self.read_in(x_BTI)
-        return self.read_out(self.model(inputs_embeds=embedded, use_cache=False).last_hidden_state)
-
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
-
-    def state_size(self, length: int = 1) -> int:
-        """How many numbers the memories of all layers hold per sequence after `length` tokens."""
-        return self.model.state_size(length)

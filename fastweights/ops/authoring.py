@@ -14,6 +14,8 @@ import typing as _typing
 
 from ..kernels.runtime.launch_plan import Recorder as Recorder
 from ..kernels.runtime.launch_plan import Rule as Rule
+from .context_parallel.group import ContextParallel as ContextParallel
+from .context_parallel.heads import on_heads as on_heads
 from .delta_rule import forms as _delta_rule
 from .framework import roles as roles
 from .framework.call import InPlace as InPlace

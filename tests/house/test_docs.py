@@ -25,8 +25,8 @@ from ..public_signatures import DECODING, MEMORIES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
-# Whose examples tests/test_readme.py, tests/layers/test_docs.py and tests/documentation run.
-OWN_TESTS = ("README.md", "layers.md", "own_rule.md", "tasks.md")
+# Whose examples tests/test_readme.py, tests/distributed, tests/layers/test_docs.py and tests/documentation run.
+OWN_TESTS = ("README.md", "context_parallel.md", "layers.md", "own_rule.md", "tasks.md")
 IMAGE_BYTES = 100_000
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

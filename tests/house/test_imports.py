@@ -33,7 +33,7 @@ ORDER = (
     ("ops",),
     ("layers", "integrations"),
     ("models", "testing"),
-    ("analysis", "conversion", "evaluation", "serving"),
+    ("analysis", "conversion", "distributed", "evaluation", "serving"),
     ("training",),
     ("cli",),
     ("__main__",),

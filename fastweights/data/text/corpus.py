@@ -37,25 +37,28 @@ PYTHON_SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "
 @dataclass(frozen=True, kw_only=True)
 class TextCorpus(TextSource):
     """The text of a training: one source (see `TextSource`), or several with weights. Without paths, dataset and sources, it is
-    text that every machine has: the source and documentation of its Python installation (the standard library without its tests).
+    text that every machine has: the source and documentation of its Python installation (the standard library without its
+    tests).
 
-    Train and held-out text are split by file, rows of JSON lines, Parquet and datasets by row; which side a file or row is on
-    depends on its name or number alone. Where no file or row falls to one side, as is usual with ten files, one of them is put
-    there. The only file or row of a corpus is cut in two, the end is held out. With `streaming` a hash of a document's text
-    decides, wherever it stands.
+    Plain files are assigned to train or held-out text as a whole; JSON lines, Parquet files and datasets are divided row by
+    row. The name of a file, or the number of a row, decides its side. Where one side would stay empty, as is usual with ten
+    files, one file or row is moved there. A corpus of a single file or row is cut in two, and its end is held out. With
+    `streaming` a hash of each document's text decides.
 
     Attributes:
-        sources: several sources. Each row of training is of one of them; their shares are those of their `weight`, in every 1000
-            rows. All settings of text are then theirs, but for `excluded`, which goes for all.
-        streaming: read the text while the training goes on: nothing is tokenized or fetched as a whole beforehand.
-        parts: with streaming, in how many parts the text is read, each by one process; None for the number of processes. A
-            multiple of that number lets a training continue with more processes. Each part has files of its own where their
-            number is a multiple of `parts`, and every `parts`-th row otherwise.
+        sources: several sources. Each row of training comes from one of them. In every 1000 rows their shares are those of
+            their `weight`. Settings of text then belong to the sources; only `excluded` may be given here, and holds for all of
+            them.
+        streaming: read the text during the training: nothing is tokenized or fetched as a whole beforehand.
+        parts: with streaming, number of parts that the text is read in, each by one process; None for the number of processes.
+            A multiple of that number lets a training continue with more processes. Each part has files of its own where the
+            number of files is a multiple of `parts`, and every `parts`-th row otherwise.
         shuffle_megabytes: with streaming, documents are shuffled within windows of this many million characters.
-        held_out_megabytes: with streaming, about how many million characters of held-out text are measured: the first ones.
+        held_out_megabytes: with streaming, the first held-out documents are measured, about this many million characters.
         epochs: how often text may be read at most; None for as often as the training needs.
-        skip_tokens: how many tokens to leave out at the start, of the order in which a training with this length and seed reads.
-        continue_from: folder of a training on the same text, whose last checkpoint says where to start: after all that it read.
+        skip_tokens: number of tokens to leave out at the start, in the order that a training with this length and seed reads.
+        continue_from: folder of a training on the same text. This one starts after all the text that the last checkpoint there
+            has read.
 
     Raises:
         ValueError: a value that does not fit.
@@ -126,26 +129,26 @@ class TextCorpus(TextSource):
 
     @property
     def weights(self) -> list[float]:
-        """Of `singles`."""
+        """The weights of `singles`."""
         return [source.weight for source in self.sources] or [1.0]
 
     def from_start(self) -> TextCorpus:
-        """The same text, of which nothing is left out at the start."""
+        """The same corpus without `skip_tokens` and `continue_from`."""
         return replace(self, skip_tokens=0, continue_from=None)
 
     def record(self) -> dict[str, Any]:
-        """The settings that the rows of a training depend on, as a run folder keeps them: the newer ones only where they are not
-        at their default."""
+        """The settings that the rows of a training depend on, as a run folder keeps them. Settings that were added later are
+        left out where they have their defaults."""
         sources = [write_record(source, TextSource) for source in self.sources]
         return {**write_record(self, TextCorpus), **({"sources": sources} if sources else {})}
 
     @property
     def lengths(self) -> Lengths:
-        """Of the documents that are read."""
+        """How many tokens a document must have to be read."""
         return Lengths(self.min_tokens, self.max_tokens)
 
     def documents(self) -> Iterator[Document]:
-        """All documents in a fixed order, empty ones left out. Their number of tokens is not looked at.
+        """All documents in a fixed order, without empty ones. `min_tokens` and `max_tokens` are not applied here.
 
         Raises:
             ValueError: a path that does not exist, a binary or damaged file, no text, a dataset that cannot be loaded.
@@ -160,7 +163,7 @@ class TextCorpus(TextSource):
                 yield document
 
     def held_out_documents(self) -> Iterator[Document]:
-        """The documents that are held out, as `documents` gives them. Where files are named for that, only these are read.
+        """The held-out documents, as `documents` gives them. Where `held_out` names files, only these are read.
 
         Raises:
             ValueError: as `documents`.
@@ -170,7 +173,7 @@ class TextCorpus(TextSource):
             yield from named or (document for document in single.documents() if document.held_out)
 
     def texts(self) -> Iterator[str]:
-        """The documents of `paths` or of the dataset, none of them cut in two to hold out its end.
+        """The texts of `paths` or of the dataset before the split: none of them is cut in two.
 
         Raises:
             ValueError: as `documents`.
@@ -182,8 +185,8 @@ class TextCorpus(TextSource):
         return (piece.text for piece in self._pieces())
 
     def stream(self, part: int = 0, parts: int = 1) -> Any:
-        """An IterableDataset of the `datasets` library: the rows of one of `parts` parts of a single source, without an end of
-        text or a split. `stream_texts` makes documents of them.
+        """An IterableDataset of the `datasets` library: the rows of one of `parts` parts of a single source, train and held-out
+        text together. `stream_texts` makes documents of them.
 
         Raises:
             ValueError: as `documents`; or no `datasets` library.
@@ -217,7 +220,7 @@ class TextCorpus(TextSource):
         return float("inf") if self.max_megabytes is None else self.max_megabytes * 1e6
 
     def _pieces(self) -> Iterator[Piece]:
-        """Of every file or row to read, those that are not empty."""
+        """The pieces of all files and rows up to `max_megabytes`, without empty ones."""
         left = self._characters
         for number, (name, texts) in enumerate(self._named_texts()):
             for part in chain.from_iterable(map(cut_long, texts)):
@@ -227,15 +230,15 @@ class TextCorpus(TextSource):
                     return
 
     def _named_texts(self) -> Iterator[tuple[str, Iterable[str]]]:
-        """The text of every file or row, with the name that decides on which side of the split it is."""
+        """Every file or row: the name whose hash decides its side of the split, and its text."""
         if self.dataset is not None:
             return ((f"row {number}", [row_text(row, self.text_field)]) for number, row in enumerate(self._dataset))
         return chain.from_iterable(_named_texts(file, self.text_field) for file in self._files)
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever the documents may: with the settings, and with the name, place, size or time of a file. Of a dataset
-        that is streamed it knows the settings alone."""
+        """A hash that changes whenever the documents may have changed: with the settings, and with the name, place, size or
+        time of a file. For a streamed dataset it changes with the settings alone."""
         if self.sources:
             return _hash([single.fingerprint for single in self.singles])
         files = [(file.name, *_stamp(file)) for file in [*self._files, *self._held_out_files]]
@@ -250,13 +253,14 @@ class TextCorpus(TextSource):
 
     @property
     def content(self) -> list[Any]:
-        """With streaming, what stands for the text in the record of a training: names and sizes of local files."""
+        """With streaming, names and sizes of the local files, which the record of a training keeps in place of a hash of the
+        text."""
         return [[file.name, file.path.stat().st_size] for file in self._files]
 
     @property
     def size(self) -> int | None:
-        """About how many characters its documents have, by the size of the files; None where files are compressed, and for a
-        dataset."""
+        """About how many characters the documents have, estimated from the sizes of the files; None for compressed files and
+        for a dataset."""
         if self.sources:
             sizes = [single.size for single in self.singles]
             return None if None in sizes else sum(size for size in sizes if size is not None)
@@ -267,21 +271,21 @@ class TextCorpus(TextSource):
 
     @property
     def is_local(self) -> bool:
-        """Whether all of it is in files, and no dataset."""
+        """Whether all text is in local files."""
         return all(single.dataset is None for single in self.singles)
 
     def find(self) -> None:
-        """Look for the files, of which those of folders are opened to see whether they are text.
+        """Find the files. Those in folders are opened to see whether they are text.
 
         Raises:
-            ValueError: one does not exist or is no file.
+            ValueError: a path that does not exist or is no file.
         """
         for single in self.singles:
             _ = single._found, single._found_held_out
 
     @property
     def unreadable_files(self) -> int:
-        """How many files of the folders are left out as they are binary or not UTF-8."""
+        """Number of files in the folders that are left out because they are binary or not UTF-8."""
         return sum(single._found[1] + single._found_held_out[1] for single in self.singles)
 
     @property
@@ -311,7 +315,7 @@ class TextCorpus(TextSource):
 
 
 def pytorch_source(max_megabytes: float | None = None) -> TextCorpus:
-    """The source text of the installed PyTorch: several times as much as the default corpus, Python's own."""
+    """The source text of the installed PyTorch, which is several times as long as Python's own, the default corpus."""
     import torch
 
     return TextCorpus(paths=(str(Path(torch.__file__).parent),), max_megabytes=max_megabytes)
@@ -325,7 +329,7 @@ def _named_texts(file: TextFile, text_field: str) -> Iterator[tuple[str, Iterabl
 
 
 def _in_two(file: TextFile, fraction: float, most: float) -> Iterator[Document]:
-    """The first `most` characters of a single file, their end held out."""
+    """The first `most` characters of a single file, with their end as held-out text."""
 
     def pieces() -> Iterator[str]:
         left = most

@@ -12,8 +12,8 @@ __all__ = ["load_rows", "row_text", "rows_of_files", "split_rows", "stream_texts
 
 
 def load_rows(source: Any, *, streaming: bool = False, shards: int = 1) -> Any:
-    """The dataset of a `TextSource`. With `streaming` an IterableDataset, of which nothing is fetched yet but its list of files.
-    shards: into how many a folder of `save_to_disk` is then divided.
+    """The dataset of a `TextSource`. With `streaming` it is an IterableDataset, for which only the list of files is fetched
+    now. shards: number of shards that a folder of `save_to_disk` is then divided into.
 
     Raises:
         ValueError: it cannot be loaded.
@@ -35,8 +35,8 @@ def load_rows(source: Any, *, streaming: bool = False, shards: int = 1) -> Any:
 
 
 def rows_of_files(files: list[TextFile], text_field: str) -> Any:
-    """Local files as an IterableDataset with one shard per file. Its rows have their text in `text_field`; of a plain file a row
-    is a piece."""
+    """Local files as an IterableDataset with one shard per file. Rows have their text in `text_field`; a row of a plain file is
+    one of its pieces."""
     datasets = _import_datasets("streaming")
     return datasets.IterableDataset.from_generator(_read_files, gen_kwargs={"files": files, "text_field": text_field})
 
@@ -48,8 +48,8 @@ def _read_files(files: list[TextFile], text_field: str) -> Iterator[dict[str, st
 
 
 def split_rows(dataset: Any, part: int, parts: int) -> Any:
-    """One of `parts` parts of an IterableDataset: whole shards where their number is a multiple of `parts`, else every
-    `parts`-th row."""
+    """One of `parts` parts of an IterableDataset: whole shards where the number of shards is a multiple of `parts`, otherwise
+    every `parts`-th row."""
     if parts == 1:
         return dataset
     from datasets.distributed import split_dataset_by_node
@@ -64,7 +64,7 @@ def stream_texts(dataset: Iterable[Any], text_field: str) -> Iterator[str]:
 
 
 def row_text(row: Any, text_field: str) -> str:
-    """The text of a row; a ValueError says that it is one of a dataset."""
+    """The text of a row of a dataset; the message of a ValueError names the dataset as its place."""
     try:
         return field_text(row, text_field)
     except ValueError as error:

@@ -40,22 +40,22 @@ class TextFile:
 
     @property
     def suffix(self) -> str:
-        """The suffix, without that of gzip."""
+        """The suffix without .gz."""
         plain = self.path.name.lower().removesuffix(".gz")
         return Path(plain).suffix
 
     @property
     def has_rows(self) -> bool:
-        """Whether each row is a document, and not the whole file."""
+        """Whether the file has one document per row, as JSON lines and Parquet have."""
         return self.suffix in ROW_SUFFIXES
 
     @property
     def is_compressed(self) -> bool:
-        """Whether its text is longer than the file."""
+        """Whether the text is longer than the file, which gzip or Parquet compresses."""
         return self.suffix == ".parquet" or self.path.name.lower().endswith(".gz")
 
     def is_text(self) -> bool:
-        """Whether its first 64 KiB are UTF-8 without NUL bytes."""
+        """Whether the first 64 KiB are UTF-8 without NUL bytes."""
         with opened(self) as file:
             start = file.read(SNIFFED_BYTES)
         try:
@@ -68,9 +68,9 @@ class TextFile:
 def text_files(
     paths: Sequence[str | Path], *, skipped: frozenset[str] = frozenset(), excluded: Sequence[str | Path] = ()
 ) -> tuple[list[TextFile], int]:
-    """The files given, and those in the folders given, each once, sorted by name; and how many files of folders are left out as
-    they are binary or not UTF-8. Hidden files, `__pycache__`, folders of a name in `skipped` and the folders `excluded` are not
-    looked at.
+    """The given files and the text files in the given folders, each once, sorted by name; and the number of files in folders
+    that are left out because they are binary or not UTF-8. Hidden files, `__pycache__`, folders whose name is in `skipped` and
+    the folders `excluded` are not looked at.
 
     Raises:
         ValueError: a path that does not exist, a binary or JSON file that is named itself, or no text file at all.
@@ -122,8 +122,8 @@ def _files_in(given: Path, skipped: frozenset[str], excluded: set[Path]) -> Iter
 
 
 def plain_pieces(file: TextFile) -> Iterator[str]:
-    """A plain text file, whole or in pieces of a million characters and what is left of the line, up to a million more. Single
-    bytes that are not UTF-8 become U+FFFD."""
+    """The text of a plain file in pieces: a million characters and the rest of the line, at most a million more. Single bytes
+    that are not UTF-8 become U+FFFD."""
     with opened(file) as binary:
         text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace")
         while piece := text.read(PIECE_CHARACTERS):
@@ -131,7 +131,7 @@ def plain_pieces(file: TextFile) -> Iterator[str]:
 
 
 def cut_long(text: str) -> Iterator[str]:
-    """The documents that a text is cut into, those without letters left out."""
+    """The documents that a long text is cut into, without those that have no letter."""
     parts = (text[start : start + LONGEST_DOCUMENT] for start in range(0, len(text), LONGEST_DOCUMENT))
     return (part for part in parts if part.strip())
 

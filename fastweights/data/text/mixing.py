@@ -1,4 +1,4 @@
-"""Rows of several sources in the shares of their weights: which source each row is of is a function of seed and position."""
+"""Rows of several sources in proportion to their weights. Seed and position decide which source a row comes from."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BLOCK = 1000  # rows in which the shares are exact
 
 
 class Mixture:
-    """Of which source every row of a training is. In each block of 1000 rows every source has the same number of them, in an
-    order of its own.
+    """The source of every row of a training. Each source has the same number of rows in every block of 1000 rows; their order
+    differs from block to block.
 
     Raises:
-        ValueError: a weight of less than a thousandth of all, which would have no row.
+        ValueError: a weight of less than a thousandth of all, which would give no row.
     """
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:
@@ -36,7 +36,7 @@ class Mixture:
         self._order = self._rank = np.zeros(0, np.int64)
 
     def place(self, row: int) -> tuple[int, int]:
-        """The source of a row, and how many rows before it are of this source."""
+        """The source of a row, and the number of earlier rows from this source."""
         block, within = divmod(row, BLOCK)
         if block != self._block:
             order = np.repeat(np.arange(len(self.counts)), self.counts)
@@ -49,7 +49,7 @@ class Mixture:
         return source, block * int(self.counts[source]) + int(self._rank[within])
 
     def rows_before(self, row: int) -> list[int]:
-        """How many of the rows before this one are of each source."""
+        """For each source, the number of its rows before this row."""
         block, within = divmod(row, BLOCK)
         self.place(row)
         inside = np.bincount(self._order[:within], minlength=len(self.counts))
@@ -57,7 +57,7 @@ class Mixture:
 
 
 class MixedRows(torch.utils.data.Dataset[Row]):
-    """`count` rows of shuffled sources, from row `first` of the mixture on."""
+    """`count` rows of shuffled sources, beginning with row `first` of the mixture."""
 
     def __init__(self, sources: Sequence[ShuffledRows], mixture: Mixture, *, first: int, count: int) -> None:
         self.sources, self.mixture, self.first, self.count = sources, mixture, first, count

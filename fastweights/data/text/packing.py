@@ -21,9 +21,10 @@ Row = tuple[np.ndarray, np.ndarray]
 
 @checked
 class PackedRows:
-    """A stream of tokens cut into rows of `length` tokens; the last, shorter one is left out.
+    """A stream of tokens cut into rows of `length` tokens. Tokens after the last whole row are left out.
 
-    Row i is its tokens, int64 [length], and the places in it where a document starts, int64; the row's own start is the first.
+    Row i has two parts: its tokens, int64 [length], and the positions in the row where a document starts, int64. The first
+    position is always 0, the start of the row.
     """
 
     def __init__(self, shards: TokenShards, length: int) -> None:
@@ -47,7 +48,7 @@ class PackedRows:
 
 
 class ShuffledRows(torch.utils.data.Dataset[Row]):
-    """`count` rows in an order that is a pure function of the seed: every pass over the rows is another permutation.
+    """`count` rows in an order that depends on the seed alone: every pass over the rows has another permutation.
 
     Step s of a training with n rows per step reads rows s n ... (s + 1) n - 1, also after a restart.
     """
@@ -71,12 +72,12 @@ class ShuffledRows(torch.utils.data.Dataset[Row]):
 
 @checked
 def pack_rows(rows: Sequence[Row]) -> dict[str, Tensor]:
-    """B rows of T tokens as one packed row, as the model takes it.
+    """B rows of T tokens as one packed row, the form that the models take.
 
     Returns:
         input_ids: int64 [1, B T].
-        labels: int64 [1, B T], the tokens again, -100 at the first token of every sequence, which follows on nothing.
-        cu_seqlens: int32 [N+1], where sequences (documents, or the parts of them in a row) start and end.
+        labels: int64 [1, B T], the same tokens, with -100 at the first token of every sequence, which no token predicts.
+        cu_seqlens: int32 [N+1], where sequences start and end. A sequence is a document, or the part of it in a row.
     """
     if not rows:
         raise ValueError("rows must hold at least one row, got none")

@@ -51,11 +51,12 @@ class PreparedText:
     """A tokenizer, and the tokens of train and held-out text.
 
     Attributes:
-        train, held_out: of all sources, one after the other. Of a corpus that is streamed no train text is here.
-        fingerprints: of the documents (`corpus_text`) and of the tokenizer (`tokenizer_content`), by content alone. Of a corpus
-            that is streamed: of the held-out documents, and of names and sizes of local files.
-        sources: the train text of each source; () for that of `train` alone.
-        corpus: where the text is from; None where tokens alone are known.
+        train, held_out: tokens of all sources, one source after the other. `train` is empty for a streamed corpus.
+        fingerprints: hashes of the documents (`corpus_text`) and of the tokenizer (`tokenizer_content`), which depend on the
+            content alone. For a streamed corpus `corpus_text` is of the held-out documents and of the names and sizes of local
+            files.
+        sources: the train text of each source; () where `train` is the only one.
+        corpus: the corpus that the tokens come from; None where it is not known.
     """
 
     tokenizer: Any
@@ -78,17 +79,17 @@ def prepare_text(
 ) -> PreparedText:
     """Train or load the tokenizer and tokenize the corpus, unless the folder `cache` has the result already.
 
-    Each document ends with the tokenizer's end of text, if it has one. Of a corpus that is streamed held-out text alone is
-    tokenized, and train text is read by the training. A tokenization that was killed is continued. Several processes may call
-    this at once: one works, the others wait for it. What is made appears in the cache whole or not at all. Checksums are kept
-    with it; a cache that has changed since is reported and made again.
+    Each document ends with the tokenizer's end of text, if it has one. Of a streamed corpus only held-out text is tokenized
+    here; the training reads the train text. A call continues what a killed one has begun. Several processes may call this at
+    once: one works, the others wait. Results appear in the cache whole or not at all. Checksums are kept with them: a result
+    that has changed since is reported and made again.
 
     Args:
-        report: receives one line for each slow step, and for what was damaged.
-        read_all: compare the checksums of all tokens, which reads them once; without it only the sizes of the files. For all
-            processes but one of a training.
-        progress: receives what a slow step does ("tokenizing the text"), how many characters it has read, 0 as it begins, and
-            about how many there are, None where nobody knows.
+        report: receives one line for each slow step, and for each damaged result.
+        read_all: whether all tokens are read once to compare their checksums; otherwise only the sizes of files are compared.
+            One process of a training needs it, the others do not.
+        progress: receives the name of a slow step ("tokenizing the text"), the number of characters it has read (0 at its
+            start), and about how many there are (None where this is not known).
 
     Raises:
         ValueError: a corpus or a tokenizer that cannot be used; see `TextCorpus.documents` and `TextTokenizer.load`.
@@ -143,7 +144,7 @@ def prepare_text(
 
 
 def _make_tokens(corpus: TextCorpus, tokenizer: Any, tokens: Path, processes: int, progress: Progress) -> None:
-    """Make the folder `tokens`. What a killed process has begun is continued. Of a corpus that is streamed it has held-out text
+    """Make the folder `tokens`, or continue what a killed process has begun. For a streamed corpus it holds held-out text
     alone."""
     begun = tokens.with_name(f".{tokens.name}.unfinished")
     check_own("cache", tokens.parent, {tokens.name: SHARDS, begun.name: SHARDS, note_path(begun).name: any_file})
@@ -162,7 +163,7 @@ def _make_tokens(corpus: TextCorpus, tokenizer: Any, tokens: Path, processes: in
 
 
 def _measured(corpus: TextCorpus, encoder: Encoder) -> Iterator[Document]:
-    """The first held-out documents of a corpus that is streamed, until there are enough of those whose length is admitted.
+    """The first held-out documents of a streamed corpus, about `held_out_megabytes` of those that have an admitted length.
 
     Raises:
         ValueError: there are none.
@@ -208,8 +209,8 @@ def _trained(
 
 
 def _train_texts(corpus: TextCorpus, settings: TextTokenizer, progress: Progress) -> Iterator[str]:
-    """What a tokenizer learns from, with the progress of reading it; what it does afterwards nobody can tell. Several sources
-    have the shares of their weights in it."""
+    """The texts that a tokenizer learns from. Sources have shares in proportion to their weights. `progress` follows the
+    reading only: the tokenizers library reports nothing of the learning after it."""
     work, read, sample, size = "training a tokenizer", 0, int(settings.sample_megabytes * 1e6), corpus.size
     total = None if size is None else min(sample, size)
     progress(work, read, total)
@@ -227,7 +228,7 @@ def _train_texts(corpus: TextCorpus, settings: TextTokenizer, progress: Progress
 
 @contextmanager
 def _alone(path: Path, own: Own) -> Iterator[None]:
-    """Lets one process at a time make `path`, and deletes what a killed one left."""
+    """Let one process at a time make `path`, and delete what a killed one has left."""
     with hold_lock("cache", path, path.with_name(f".{path.name}.lock"), wait=True):
         drop_partials(path.parent, {path.name: own})
         yield

@@ -33,8 +33,8 @@ def token_dtype(vocab_size: int) -> str:
 
 
 class ShardWriter:
-    """Appends documents to the shards of one split. begun: what `finished` returned of those that are there, without which they
-    are deleted, as is what was written after it."""
+    """Appends documents to the shards of one split. begun: what `finished` returned when the folder was written before; tokens
+    that were written after that call are deleted, without `begun` all tokens."""
 
     def __init__(
         self,
@@ -63,7 +63,8 @@ class ShardWriter:
                 os.truncate(file, size)
 
     def append(self, ids: Sequence[int] | np.ndarray) -> None:
-        """Append one document; an empty one is ignored. A shard ends with a document, after at least `shard_tokens` tokens."""
+        """Append one document; an empty one is ignored. Documents are never cut: a shard ends with the document that brings it
+        to at least `shard_tokens` tokens."""
         if not len(ids):
             return
         self._starts.append(sum(self._shards))
@@ -75,7 +76,7 @@ class ShardWriter:
         self._shards[-1] += len(ids)
 
     def finished(self) -> dict[str, Any]:
-        """Writes where documents start, once all tokens are on the disk; the split's entry in the manifest."""
+        """Write where the documents start, once all tokens are on the disk. Returns the split's entry in the manifest."""
         for number in range(len(self._shards)):
             with shard_file(self._folder, self._split, number).open("rb") as file:
                 os.fsync(file.fileno())
@@ -86,7 +87,7 @@ class ShardWriter:
 
 
 def write_manifest(folder: Path, *, dtype: str, splits: dict[str, Any], text: str) -> None:
-    """The last files of a folder of shards: what is in it, and checksums of it all. text: hash of the documents."""
+    """Write the manifest and the checksums, the last files of a folder of shards. text: hash of the documents."""
     write_json(folder / MANIFEST, {"format": FORMAT, "dtype": dtype, "splits": splits, "text": text})
     write_checksums(folder)
 
@@ -97,7 +98,7 @@ def text_hash(folder: Path) -> str:
 
 
 def shards_damage(folder: Path, *, content: bool = True) -> str | None:
-    """Why the shards of a folder cannot be used, in words; None if they can. content: as for `damage`."""
+    """Why the shards of a folder cannot be used, in words; None if they can be. content: as for `damage`."""
     why = damage(folder, content=content)
     if why is None and read_json_object(folder / MANIFEST)["format"] != FORMAT:
         why = "another version of fastweights wrote it"
@@ -105,7 +106,7 @@ def shards_damage(folder: Path, *, content: bool = True) -> str | None:
 
 
 class TokenShards:
-    """The tokens of one split as one long stream, read from disk where they are asked for.
+    """The tokens of one split as one long stream. They stay on disk until they are asked for.
 
     Attributes:
         starts: int64 [documents], the position of every document's first token.
@@ -127,7 +128,7 @@ class TokenShards:
 
     @classmethod
     def joined(cls, several: Sequence[TokenShards]) -> TokenShards:
-        """The tokens of several folders, of one split and one tokenizer, as one stream."""
+        """The tokens of several folders as one stream. All must have one split and one tokenizer."""
         first, *others = several
         if not others:
             return first
@@ -143,7 +144,7 @@ class TokenShards:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def tokens(self, start: int, end: int) -> np.ndarray:
-        """int64 [end - start]"""
+        """The tokens from position `start` to `end`, int64 [end - start]."""
         first = int(np.searchsorted(self._ends, start, side="right"))
         parts = []
         for number in range(first, len(self._ends)):
@@ -154,7 +155,7 @@ class TokenShards:
         return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
 
     def document(self, number: int) -> np.ndarray:
-        """int64 [tokens]"""
+        """The tokens of one document, int64 [tokens]."""
         end = self.starts[number + 1] if number + 1 < len(self.starts) else len(self)
         return self.tokens(int(self.starts[number]), int(end))
 

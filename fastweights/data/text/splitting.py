@@ -23,7 +23,7 @@ class Document:
 
 
 class Lengths(NamedTuple):
-    """How many tokens a document must have at least and may have at most, without an end of text; most: None for no bound."""
+    """The least and the largest number of tokens of a document, without its end of text. most: None for no limit."""
 
     least: int = 0
     most: int | None = None
@@ -33,7 +33,7 @@ class Lengths(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Text of a file or row. number: its place among them. name: the same on every machine."""
+    """Text of a file or row. number: position of the file or row. name: the same on every machine."""
 
     number: int
     name: str
@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 
 class Length(NamedTuple):
-    """Characters of a text, all of them and those up to the last one that is no space."""
+    """Characters of a text: all of them, and those up to the last that is no whitespace."""
 
     whole: int
     written: int
@@ -65,13 +65,13 @@ class _Unit(NamedTuple):
 
 
 def split(pieces: Callable[[], Iterable[Piece]], fraction: float) -> Iterator[Document]:
-    """The documents of `pieces`, which gives the same ones at each call. The files and rows whose hash is below `fraction` are
-    held out, whatever others there are.
+    """The documents of `pieces`, which must return the same pieces at each call. Files and rows whose hash is below `fraction`
+    are held out, independently of all others.
 
-    Where that leaves one side without text, as with a few files, one file or row changes sides. It is the one of the lowest hash
-    that joins the held-out side, or of the highest that joins the other: one more file then moves none of the earlier ones to
-    another side but this one. A file of most of the text, or much shorter than the others, is not held out whole. Where
-    there is no other, the end of the longest is held out.
+    Where one side would stay empty, as with a few files, one file or row changes sides: the one with the lowest hash becomes
+    held-out text, or the one with the highest hash becomes train text. One more file then moves no earlier file but this one. A
+    file that has most of the text, or is much shorter than the others, does not become held-out text. Where there is no other
+    file, the end of the longest one is held out.
     """
     one_sided = _one_sided(pieces(), fraction)
     moved = _moved(one_sided, fraction)
@@ -85,7 +85,7 @@ def split(pieces: Callable[[], Iterable[Piece]], fraction: float) -> Iterator[Do
 
 
 def cut(pieces: Iterable[str], length: Length, fraction: float) -> Iterator[Document]:
-    """A text as train text, and its end as held-out text: cut at the next line end if it is near."""
+    """The text as train text, and its end as held-out text. The cut is at the next end of a line if one is near."""
     train, written = min(round((1 - fraction) * length.whole), length.written - 1), length.written
     for piece in pieces:
         near = min((train + len(piece)) // 2, written - 1)
@@ -97,8 +97,8 @@ def cut(pieces: Iterable[str], length: Length, fraction: float) -> Iterator[Docu
 
 
 def _one_sided(pieces: Iterable[Piece], fraction: float) -> list[_Unit]:
-    """All files and rows, where the hash puts all of them on the same side; else none. Most texts are read no further than to
-    their first held-out document."""
+    """All files and rows where the hash puts all of them on one side; otherwise an empty list. Reading stops at the first file
+    or row on the other side."""
     found: list[_Unit] = []
     for number, own in itertools.groupby(pieces, key=lambda piece: piece.number):
         first = next(own)
@@ -110,7 +110,7 @@ def _one_sided(pieces: Iterable[Piece], fraction: float) -> list[_Unit]:
 
 
 def _moved(units: list[_Unit], fraction: float) -> int | None:
-    """The number of the file or row that changes sides; None where none does."""
+    """The number of the file or row that changes sides; None without one."""
     if len(units) < 2:
         return None
     if units[0].draw < fraction:
@@ -122,5 +122,5 @@ def _moved(units: list[_Unit], fraction: float) -> int | None:
 
 
 def hash_fraction(name: str) -> float:
-    """A number from 0 to 1 that the text decides."""
+    """A number from 0 to 1 that depends on the text alone."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64

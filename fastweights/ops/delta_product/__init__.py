@@ -8,6 +8,7 @@ from ...kernels.common.delta_rule.steps import outputs_of_tokens, unroll_lengths
 from ..delta_rule import delta_rule
 from ..framework import roles
 from ..framework.call import Results, call, composed, defer_decode, op, recurrent, sequential
+from ..framework.passing import Passing, Transition
 from ..framework.spec import Case, OpSpec, Output, State
 from .forms import reference
 
@@ -43,6 +44,7 @@ SPEC = OpSpec(
     cases={
         "none": Case(), "head": Case(given={"g": "G"}), "channel-write": Case(given={"g": "GK", "write_key": "HRK"}),
     },
+    passing=Passing(states={"S": Transition()}),
     equation="S' = a S; R times S' = S' + beta_i w_i (v_i - S'^T k_i)^T; S = S'; o = S^T q",
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
+from ..framework.passing import Passing, Transition
 from ..framework.spec import Case, OpSpec, Output, State
 from ..shared.memory_kernels import MEMORY_DECODE, MEMORY_KERNELS
 from .forms import chunked, reference
@@ -35,6 +36,7 @@ SPEC = OpSpec(
     },
     equation="S' = a S; S = S' + beta w (v - S'^T k)^T; o = S^T q",
     macs=delta_macs,
+    passing=Passing(states={"S": Transition()}),
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from ...kernels.common.delta_rule.steps import erase_and_write
 from ..delta_product import delta_product
 from ..framework import roles
 from ..framework.call import Results, call, chunkwise, composed, defer_decode, op, recurrent, sequential
+from ..framework.passing import Passing, Transition
 from ..framework.spec import Case, OpSpec, Output, State
 from .forms import chunked, reference
 
@@ -44,6 +45,7 @@ SPEC = OpSpec(
     cases={"none": Case(), "channel": Case(given={"g": "GK"})},
     equation="S = (Diag(exp(g)) + b a^T) S + k v^T; o = S^T q",
     macs=dplr_macs,
+    passing=Passing(states={"S": Transition()}),
 )  # fmt: skip
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from ...checks import check_flag, check_size
 from ...kernels.availability import takes_kernels
+from ..context_parallel.agreement import check_on_all_ranks
+from ..context_parallel.ways import Divided, divide, run_divided
 from . import checks
-from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short
+from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short, unwrap
 from .few_tokens import defer_decode, needs_gradient, recurrent
 from .in_place import InPlace, update_state
 from .in_place_form import OF_STATE, make_in_place
@@ -21,6 +23,11 @@ from .in_torch import Arguments, Results, chunkwise, composed, expand_heads, fir
 from .kernel_backend import defer_family, kernels
 from .sequences import check_cu_seqlens
 from .spec import BACKENDS, OpSpec, count_numbers
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from ..context_parallel.group import ContextParallel
 
 __all__ = [
     "Arguments",
@@ -64,7 +71,8 @@ _passed: dict[Any, Checked] = {}
 
 
 class Op(Generic[P, R]):
-    """A memory rule. It is called as the function that it is made of, and has the name, the signature and the docstring of that.
+    """A memory rule. It is called as the function that it is made of, and has the name, the signature and the docstring of that,
+    with one more keyword, `cp_group`.
 
     Attributes:
         spec: the declaration.
@@ -77,11 +85,21 @@ class Op(Generic[P, R]):
 
     def __init__(self, function: Callable[P, R], spec: OpSpec) -> None:
         functools.update_wrapper(self, function)
+        self.__signature__ = add_group(inspect.signature(function))
+        self.__doc__ = describe_group(function.__doc__)
         self.function = function
         self.spec = spec
         self.in_place = make_in_place(self)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, cp_group: ContextParallel | ProcessGroup, **kwargs: Any) -> R: ...
+
+    def __call__(self, *args: Any, cp_group: Any = None, **kwargs: Any) -> Any:
+        if cp_group is not None:
+            kwargs["initial_state"] = divide(kwargs.get("initial_state"), cp_group)
         return self.function(*args, **kwargs)
 
     def state_size(self, heads: int, key: int, value: int) -> int:
@@ -103,6 +121,29 @@ class Op(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<op {self.__module__}.{self.__qualname__}>"
+
+
+OF_GROUP = """\
+        cp_group: where one sequence is divided over several processes, all of which make this call: the
+            `torch.distributed.ProcessGroup` or the `ContextParallel` that they form. In order of their ranks they hold parts of
+            equal length, and get theirs of o. cu_seqlens and both states are those of whole sequences, the same on every rank.
+"""
+
+
+def add_group(signature: inspect.Signature) -> inspect.Signature:
+    """The signature of an op, of which the function takes all but the group."""
+    parameters = list(signature.parameters.values())
+    group = inspect.Parameter(
+        "cp_group", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="ProcessGroup | ContextParallel | None"
+    )
+    last = next((i for i, p in enumerate(parameters) if p.kind == p.VAR_KEYWORD), len(parameters))
+    return signature.replace(parameters=[*parameters[:last], group, *parameters[last:]])
+
+
+def describe_group(doc: str | None) -> str | None:
+    """A docstring with the group as the last argument, where it has a section of arguments."""
+    before, returns, rest = (doc or "").partition("\n\n    Returns:\n")
+    return f"{before}\n{OF_GROUP.rstrip()}{returns}{rest}" if returns and "    Args:\n" in before else doc
 
 
 def op(spec: OpSpec) -> Callable[[Callable[P, R]], Op[P, R]]:
@@ -143,23 +184,10 @@ def call(
     state the final state overwrites the one that it holds, and the second result is None."""
     if initial_state.__class__ is InPlace:
         return unwrap(update_state(call, spec, inputs, options, initial_state, cu_seqlens, backend)), None
-    given = (inputs, options, initial_state, output_final_state, cu_seqlens, backend)
-    key = None if torch.compiler.is_compiling() else call_key(spec, given)
-    checked = None
-    if key is not None:
-        try:
-            checked = _passed.get(key)
-        except TypeError:  # some argument cannot be hashed
-            key = None
-    if checked is None:
-        checked = check_call(spec, given)
-        by_kernels = checked.recurrent or isinstance(checked.implementation, kernels)
-        if key is not None and by_kernels and not checks.values_can_be_read(inputs[0]):
-            if len(_passed) >= MAX_REMEMBERED:
-                _passed.clear()
-            _passed[key] = checked
-    elif cu_seqlens is not None:
-        check_cu_seqlens(cu_seqlens, checked.sizes.B, checked.sizes.T)
+    if initial_state.__class__ is Divided:
+        initial_state, cp = initial_state
+        return call_divided(spec, cp, (inputs, options, initial_state, output_final_state, cu_seqlens, backend))
+    checked = check_once(spec, (inputs, options, initial_state, output_final_state, cu_seqlens, backend))
     named = dict(zip(spec.inputs, inputs))
     if initial_state is None:
         states = dict.fromkeys(spec.states)
@@ -182,6 +210,39 @@ def call(
     return unwrap(outputs), unwrap(final) if output_final_state else None
 
 
+def call_divided(spec: OpSpec, cp: ContextParallel, given: Given) -> tuple[Any, Any]:
+    """As `call` on this process's part of the tokens; the states are those of whole sequences."""
+    inputs, options, initial_state, final, cu_seqlens, backend = given
+    named = {**dict(zip(spec.inputs, inputs)), **options, "initial_state": initial_state, "output_final_state": final}
+    named |= {"op": spec.name, "cu_seqlens": cu_seqlens, "backend": backend, "way": cp.way}
+    sizes = check_on_all_ranks(cp, lambda: check_once(spec, given, cp.size), named).sizes
+    outputs, states = run_divided(call, spec, cp, sizes, given)
+    return unwrap(outputs), None if states is None else unwrap(states)
+
+
+def check_once(spec: OpSpec, given: Given, parts: int = 1) -> Checked:
+    """What `check_call` finds out, from an earlier call where that is the same."""
+    inputs, *_, cu_seqlens, _ = given
+    key = None if torch.compiler.is_compiling() else call_key(spec, given)
+    checked = None
+    if key is not None:
+        key = (parts, *key)
+        try:
+            checked = _passed.get(key)
+        except TypeError:  # some argument cannot be hashed
+            key = None
+    if checked is None:
+        checked = check_call(spec, given, parts)
+        by_kernels = checked.recurrent or isinstance(checked.implementation, kernels)
+        if key is not None and by_kernels and not checks.values_can_be_read(inputs[0]):
+            if len(_passed) >= MAX_REMEMBERED:
+                _passed.clear()
+            _passed[key] = checked
+    elif cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, checked.sizes.B, parts * checked.sizes.T)
+    return checked
+
+
 def call_key(spec: OpSpec, given: Given) -> Any:
     """All that the checks look at when they read no numbers; None where a tensor has no shape."""
     inputs, options, initial_state, final, cu_seqlens, backend = given
@@ -197,12 +258,15 @@ def call_key(spec: OpSpec, given: Given) -> Any:
     return spec, isinstance(initial_state, tuple), *tensors, *plain
 
 
-def check_call(spec: OpSpec, given: Given) -> Checked:
+def check_call(spec: OpSpec, given: Given, parts: int = 1) -> Checked:
+    """parts: number of processes that a sequence is divided over."""
     inputs, options, initial_state, final, cu_seqlens, backend = given
     sizes = checks.check_inputs(spec, inputs)
     values = checks.check_options(spec, options, sizes)
     check_flag("output_final_state", final)
-    count = sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, like=inputs[0]).count
+    count = (
+        sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, parts * sizes.T, like=inputs[0]).count
+    )
     like = inputs[0]
     implementation = spec.backends[choose_backend(spec, backend, like, values, max(sizes.K, sizes.V))]
     recurs = (
@@ -254,8 +318,3 @@ def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, 
             )
         takes_kernels("triton", x)
     return backend
-
-
-def unwrap(results: Sequence[Any]) -> Any:
-    """One result by itself, several as a tuple."""
-    return results[0] if len(results) == 1 else tuple(results)

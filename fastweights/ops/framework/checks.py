@@ -247,6 +247,11 @@ def as_tuple(x: Any) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
 
+def unwrap(results: Sequence[Any]) -> Any:
+    """One result by itself, several as a tuple."""
+    return results[0] if len(results) == 1 else tuple(results)
+
+
 def first_state(spec: OpSpec, name: str, sizes: Sizes, count: int, like: Tensor) -> Tensor:
     """The state before the first token of `count` sequences."""
     state = spec.states[name]

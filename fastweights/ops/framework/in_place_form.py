@@ -29,6 +29,11 @@ def make_in_place(op: Any) -> Callable[..., Any]:
         backend: str = "auto",
         **options: Any,
     ) -> Any:
+        if options.pop("cp_group", None) is not None:
+            raise ValueError(
+                f"cp_group must be None for {op.__name__}_, whose few tokens are not divided over processes, got one; use "
+                f"{op.__name__} for long sequences"
+            )
         *outputs, _ = function(
             *inputs,
             **options,

@@ -18,7 +18,16 @@ from torch.autograd.function import once_differentiable
 from ...private_torch import autograd_inside_op
 from .spec import OpSpec, Role
 
-__all__ = ["KernelRule", "Node", "NodeRule", "copy_aliases", "declare_node", "load_module"]
+__all__ = [
+    "KernelRule",
+    "Node",
+    "NodeRule",
+    "copy_aliases",
+    "declare_node",
+    "define_op",
+    "load_module",
+    "register_gradient",
+]
 
 LIBRARY = torch.library.Library("fastweights", "FRAGMENT")
 Tensors = Sequence[Tensor | None]
@@ -83,10 +92,10 @@ class Node:
         self.rule, self.width, self.outputs = rule, len(tensors), outputs
         typed = {**{x: "Tensor?" if may_be_none else "Tensor" for x, may_be_none in tensors.items()}, **options}
         arguments = ", ".join(f"{kind} {x}" for x, kind in typed.items())
-        self.op = _define(name, f"({arguments}) -> Tensor[]", self._forward, self._fake)
-        torch.library.register_autograd(f"fastweights::{name}", self._autograd, setup_context=self._save, lib=LIBRARY)
+        self.op = define_op(name, f"({arguments}) -> Tensor[]", self._forward, self._fake)
+        register_gradient(name, self._autograd, self._save)
         of_backward = "Tensor[] saved, Tensor?[] output_grads, bool[] needed"
-        self.backward_op = _define(
+        self.backward_op = define_op(
             f"{name}_backward", f"({arguments}, {of_backward}) -> Tensor[]", self._backward, self._fake_backward
         )
 
@@ -176,11 +185,17 @@ class _Eager(torch.autograd.Function):
         return None, None, *node.rule.backward(tensors, ctx.options, saved, output_grads, needed)
 
 
-def _define(name: str, signature: str, function: Any, fake: Any) -> Any:
+def define_op(name: str, signature: str, function: Any, fake: Any) -> Any:
+    """An op of torch.library in the namespace fastweights, for any device."""
     LIBRARY.define(name + signature, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fastweights::{name}", fake, lib=LIBRARY)
     return getattr(torch.ops.fastweights, name).default
+
+
+def register_gradient(name: str, gradient: Any, keep: Any) -> None:
+    """Give the op `name` a gradient: keep(ctx, inputs, output) runs after its forward, gradient(ctx, output_grads) later."""
+    torch.library.register_autograd(f"fastweights::{name}", gradient, setup_context=keep, lib=LIBRARY)
 
 
 # An op returns tensors only: an empty vector stands for None.

@@ -15,6 +15,8 @@ from functools import reduce
 from operator import and_
 from typing import Any, Literal
 
+from .passing import Passing
+
 BACKENDS = ("auto", "reference", "torch", "triton")
 
 
@@ -175,6 +177,7 @@ class OpSpec:
         cases: the forms in which the op is tested, by name; "" is the form that has the name of the op alone.
         equation: the update and the answer, in plain text.
         macs: function of (K, V): multiply-adds of the chunkwise form per token and head.
+        passing: how its states pass from one part of a sequence to the next, where that is affine.
     """
 
     name: str
@@ -187,6 +190,7 @@ class OpSpec:
     cases: Mapping[str, Case] = field(default_factory=dict)
     equation: str = ""
     macs: Callable[[int, int], float] | None = None
+    passing: Passing | None = None
     parameters: Mapping[str, Parameter] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
+from ..framework.passing import Passing, Sum
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output
 from ..shared.ridge import ITERATIONS, KERNEL_SOLVERS, RIDGE_DECODE, RIDGE_KERNELS, STATES, WIDEST, iteration_macs
 from ..shared.ridge.forms import chunked, reference
@@ -58,6 +59,9 @@ SPEC = OpSpec(
     },
     equation="H = a H + k k^T; U = a U + k v^T; o = U^T (m (H + ridge |H| I)^-1 q + (1 - m) q)",
     macs=iteration_macs,
+    passing=Passing(
+        states={"H": Sum(x="k", y="k", decay="g"), "U": Sum(x="k", y="v", decay="g")}
+    ),
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
+from ..framework.passing import Passing, Sum
 from ..framework.spec import Case, OpSpec, Output, State
 from ..shared.memory_kernels import MEMORY_DECODE, MEMORY_KERNELS
 from .forms import chunked, reference
@@ -28,6 +29,7 @@ SPEC = OpSpec(
     cases={name: Case(given=g) for name, g in roles.DECAY_FORMS.items()},
     equation="S = a S + k v^T; o = S^T q",
     macs=linear_macs,
+    passing=Passing(states={"S": Sum(x="k", y="v", decay="g")}),
 )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
+from ..framework.passing import Passing, Sum
 from ..framework.spec import Case, OpSpec, Output
 from ..shared.ridge import ITERATIONS, RIDGE_DECODE, RIDGE_KERNELS, STATES, WIDEST, iteration_macs
 from ..shared.ridge.forms import chunked, reference
@@ -32,6 +33,9 @@ SPEC = OpSpec(
     cases={"": Case(options={"iterations": 16}, measured={"iterations": 30})},
     equation="H = a H + beta k k^T; U = a U + beta k v^T; o = U^T (H + Diag(ridge))^-1 q",
     macs=iteration_macs,
+    passing=Passing(
+        states={"H": Sum(x="k", y="k", decay="g", gain="beta"), "U": Sum(x="k", y="v", decay="g", gain="beta")}
+    ),
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from ..framework.call import (
     sequential,
 )
 from ..framework.checks import compute_dtype
+from ..framework.passing import Passing, Sum
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
 from .forms import chunked, reference
 
@@ -32,6 +33,7 @@ __all__ = ["precondition_keys", "precondition_queries"]
 
 GATES = {"g": roles.LOG_DECAY, "beta": roles.GAIN}
 STATES = {"A": State("GK", by_column=True)}
+PASSING = Passing(states={"A": Sum(x="k", y="k", gain="beta", decay="g", diagonal=True)})
 KERNELS = defer_family(
     "chunk.memory", "PRECONDITIONER", "PreconditionerInputs", squash="softsign", bound=1.5, eps=1e-6, ridge=0.1
 )
@@ -101,6 +103,7 @@ KEYS_SPEC = OpSpec(
     },
     equation="A = a A + beta k^2; r = log(A + eps) - center; w = bound^(-r / (1 + |r|)) k",
     macs=gram_macs,
+    passing=PASSING,
 )
 QUERIES_SPEC = OpSpec(
     name="precondition_queries",
@@ -112,6 +115,7 @@ QUERIES_SPEC = OpSpec(
     cases={"": Case()},
     equation="A = a A + beta k^2; q~ = q / (A + ridge)",
     macs=gram_macs,
+    passing=PASSING,
 )
 
 

@@ -10,6 +10,7 @@ from ..delta_rule import SPEC as DELTA_RULE
 from ..delta_rule import delta_rule
 from ..framework import roles
 from ..framework.call import Results, call, composed, expand_heads, kernels, op, recurrent
+from ..framework.passing import Passing, Sum, Transition
 from ..framework.spec import Case, OpSpec, Output, State
 from ..precondition import BOUNDED, precondition_keys
 from ..shared.memory_kernels import MEMORY_DECODE, MEMORY_KERNELS
@@ -43,6 +44,9 @@ SPEC = OpSpec(
     cases={name: Case(given=g) for name, g in roles.DECAY_FORMS.items()},
     equation="w as precondition_keys; S' = a S; S = S' + beta w (v - S'^T k)^T; o = S^T q",
     macs=DELTA_RULE.macs,
+    passing=Passing(
+        states={"S": Transition(), "A": Sum(x="k", y="k", gain="precond_beta", decay="precond_g", diagonal=True)}
+    ),
 )  # fmt: skip
 
 

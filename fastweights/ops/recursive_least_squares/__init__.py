@@ -11,8 +11,9 @@ from ..delta_rule import delta_rule
 from ..framework import roles
 from ..framework.call import Results, call, composed, defer_decode, op, recurrent
 from ..framework.checks import compute_dtype
+from ..framework.passing import Passing, Transition
 from ..framework.spec import Case, Number, OpSpec, Output, State
-from ..shared.inverse_gram import WIDEST, apply_inverse_gram, exact_macs
+from ..shared.inverse_gram import WIDEST, InverseSum, apply_inverse_gram, exact_macs
 
 __all__ = ["recursive_least_squares"]
 
@@ -51,6 +52,7 @@ SPEC = OpSpec(
     recurrent=recurrent(defer_decode("inverse_gram", "decode_least_squares"), widest=WIDEST, without=("g",), starts=False),
     cases={"none": Case(), "head": Case(given={"g": "G"})},
     macs=exact_macs,
+    passing=Passing(states={"S": Transition(), "P": InverseSum(x="k", y="k", gain="beta")}, without=("g",)),
     equation="P = (P^-1 a + beta k k^T)^-1; S = S + beta (P k) (v - S^T k)^T; o = S^T q",
 )  # fmt: skip
 

@@ -8,6 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from ...kernels.availability import takes_kernels
+from ..context_parallel.agreement import check_on_all_ranks
+from ..context_parallel.group import as_context_parallel
+from ..context_parallel.halo import last_inputs, own_edges, read_halo
 from ..framework.checks import LARGEST_HEAD, check_flag, check_number, check_tensor, shape_of
 from ..framework.node import KernelRule, Node, Tensors
 from ..framework.sequences import check_cu_seqlens
@@ -47,6 +50,48 @@ NODE = Node(
 )
 
 
+def check_convolution(
+    x: Any, weight: Any, bias: Any, activation: Any, normalize: Any, eps: Any, initial_state: Any, output_final_state: Any,
+    cu_seqlens: Any, backend: Any, parts: int = 1,
+) -> None:  # fmt: skip
+    """parts: number of processes that a sequence is divided over."""
+    check_tensor("x", x)
+    if x.ndim != 3 or x.shape[2] < 1:
+        raise ValueError(f"x must be [B, T, D], got shape {shape_of(x)}")
+    channels = x.shape[2]
+    check_tensor("weight", weight, x)
+    if weight.ndim != 2 or weight.shape[0] != channels or weight.shape[1] < 1:
+        raise ValueError(f"weight must be [{channels}, W] with W >= 1, got shape {shape_of(weight)}")
+    if bias is not None and check_tensor("bias", bias, x).shape != (channels,):
+        raise ValueError(f"bias must be [{channels}], got shape {shape_of(bias)}")
+    if activation not in (None, "silu"):
+        raise ValueError(f"activation must be None or 'silu', got {activation!r}")
+    if normalize is not None and (
+        isinstance(normalize, bool) or not isinstance(normalize, int) or not 1 <= normalize <= LARGEST_HEAD
+        or channels % normalize
+    ):  # fmt: skip
+        raise ValueError(
+            f"normalize must be the width of a head, a divisor of {channels} up to {LARGEST_HEAD}, or None, got {normalize!r}"
+        )
+    check_number("eps", eps, low=0.0)
+    check_flag("output_final_state", output_final_state)
+    width, count = weight.shape[1], check_cu_seqlens(cu_seqlens, len(x), parts * x.shape[1], like=x).count
+    if initial_state is not None:
+        check_tensor("initial_state", initial_state, x)
+        if initial_state.shape != (count, width - 1, channels):
+            raise ValueError(
+                f"initial_state must be [{count}, {width - 1}, {channels}], got shape {shape_of(initial_state)}; "
+                "pass a call's final state"
+            )
+    if takes_kernels(backend, x) and backend == "triton" and width > WIDEST:
+        raise ValueError(f"backend 'triton' takes filters up to {WIDEST} wide, got {width}; use 'torch' or 'auto'")
+    if parts > 1 and x.shape[1] < width - 1:
+        raise ValueError(
+            f"x must have at least W-1 = {width - 1} tokens on each process with cp_group, got {x.shape[1]}; use fewer "
+            "processes or longer sequences"
+        )
+
+
 def short_convolution(
     x: Tensor,
     weight: Tensor,
@@ -59,6 +104,7 @@ def short_convolution(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
+    cp_group: Any = None,
 ) -> tuple[Tensor, Tensor | None]:
     r"""Each channel of a token as a weighted sum of its last W values, then an activation and a norm of each head.
 
@@ -82,6 +128,8 @@ def short_convolution(
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1). The sequences do not
             see each other. Its values are checked on a CPU, and on a GPU only with FASTWEIGHTS_CHECK_VALUES=1.
         backend: "torch", "triton" (not in float64; W up to 8) or "auto": "triton" on CUDA where it serves, else "torch".
+        cp_group: where one sequence is divided over several processes, as for the memory rules: x and y are this process's part
+            of at least W-1 tokens, all else is of whole sequences. Each process sends its last W-1 inputs to the next one.
 
     Returns:
         y [B, T, D] in x's dtype, and the last W-1 inputs [N, W-1, D] in the same dtype, or None.
@@ -90,42 +138,28 @@ def short_convolution(
         ValueError: a shape, dtype, device, option or backend that does not fit; the message says which.
         TypeError: an argument of the wrong kind.
     """
-    check_tensor("x", x)
-    if x.ndim != 3 or x.shape[2] < 1:
-        raise ValueError(f"x must be [B, T, D], got shape {shape_of(x)}")
-    channels = x.shape[2]
-    check_tensor("weight", weight, x)
-    if weight.ndim != 2 or weight.shape[0] != channels or weight.shape[1] < 1:
-        raise ValueError(f"weight must be [{channels}, W] with W >= 1, got shape {shape_of(weight)}")
-    if bias is not None and check_tensor("bias", bias, x).shape != (channels,):
-        raise ValueError(f"bias must be [{channels}], got shape {shape_of(bias)}")
-    if activation not in (None, "silu"):
-        raise ValueError(f"activation must be None or 'silu', got {activation!r}")
-    if normalize is not None and (
-        isinstance(normalize, bool) or not isinstance(normalize, int) or not 1 <= normalize <= LARGEST_HEAD
-        or channels % normalize
-    ):  # fmt: skip
-        raise ValueError(
-            f"normalize must be the width of a head, a divisor of {channels} up to {LARGEST_HEAD}, or None, got {normalize!r}"
-        )
-    check_number("eps", eps, low=0.0)
-    check_flag("output_final_state", output_final_state)
-    width, count = weight.shape[1], check_cu_seqlens(cu_seqlens, len(x), x.shape[1], like=x).count
-    edges = None if cu_seqlens is None else cu_seqlens.to(x.device)
-    if initial_state is not None:
-        check_tensor("initial_state", initial_state, x)
-        if initial_state.shape != (count, width - 1, channels):
-            raise ValueError(
-                f"initial_state must be [{count}, {width - 1}, {channels}], got shape {shape_of(initial_state)}; "
-                "pass a call's final state"
-            )
-        initial_state = initial_state.to(x.dtype)
-    silu = activation is not None
-    if takes_kernels(backend, x) and (backend == "triton" or width <= WIDEST):
-        if width > WIDEST:
-            raise ValueError(f"backend 'triton' takes filters up to {WIDEST} wide, got {width}; use 'torch' or 'auto'")
-        tensors = (x, weight, bias, initial_state, edges)
-        y, final = NODE(tensors, (silu, normalize, eps, output_final_state))
+    given: dict[str, Any] = {
+        "x": x, "weight": weight, "bias": bias, "activation": activation, "normalize": normalize, "eps": eps,
+        "initial_state": initial_state, "output_final_state": output_final_state, "cu_seqlens": cu_seqlens, "backend": backend,
+    }  # fmt: skip
+    cp = as_context_parallel(cp_group)
+    if cp is None:
+        check_convolution(**given)
     else:
-        y, final = torch_form(x, weight, bias, initial_state, edges, silu, normalize, eps)
-    return y, final if output_final_state else None
+        check_on_all_ranks(cp, lambda: check_convolution(**given, parts=cp.size), given)
+    width, silu = weight.shape[1], activation is not None
+    window = None if initial_state is None else initial_state.to(x.dtype)
+    edges = None if cu_seqlens is None else cu_seqlens.to(x.device)
+    final = None
+    if cp is not None and width > 1:
+        if output_final_state:
+            final = last_inputs(x, width - 1, window, edges, cp)
+        window = read_halo(x, width - 1, window, edges, cp)
+    if cp is not None and edges is not None:
+        edges = own_edges(edges, x.shape[1], cp)
+    if takes_kernels(backend, x) and width <= WIDEST:
+        keep = output_final_state and final is None
+        y, last = NODE((x, weight, bias, window, edges), (silu, normalize, eps, keep))
+    else:
+        y, last = torch_form(x, weight, bias, window, edges, silu, normalize, eps)
+    return y, (last if final is None else final) if output_final_state else None

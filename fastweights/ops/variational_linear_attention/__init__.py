@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..context_parallel.ways import divide
 from ..delta_rule import delta_rule
 from ..framework import roles
 from ..framework.call import Arguments, Results, call, composed, defer_decode, defer_family, kernels, op, recurrent
@@ -189,8 +190,10 @@ def penalized_memory(
     output_final_state: bool,
     cu_seqlens: Tensor | None,
     backend: str,
+    cp_group: Any = None,
 ) -> tuple[Tensor, dict[str, Tensor] | None]:
-    """o [B, T, HV, V] and the state by name or None, as `variational_linear_attention` describes them; options as there.
+    """o [B, T, HV, V] and the state by name or None, as `variational_linear_attention` describes them; options and cp_group as
+    there.
 
     normalize_keys and normalize_writes say whether khat and alpha have length 1, as there; otherwise khat = k and
     alpha = A khat, which diverges where alpha . khat exceeds 2. u None leaves A at I / ridge: the state then has no A.
@@ -200,7 +203,7 @@ def penalized_memory(
         "normalize_keys": normalize_keys, "normalize_writes": normalize_writes,
     }  # fmt: skip
     spec, inputs = (WITHOUT_PENALTY, (q, k, v)) if u is None else (ABLATION, (q, k, v, u))
-    o, state = call(spec, inputs, options, initial_state, output_final_state, cu_seqlens, backend)
+    o, state = call(spec, inputs, options, divide(initial_state, cp_group), output_final_state, cu_seqlens, backend)
     return o, None if state is None else dict(zip(spec.states, state))
 
 

@@ -9,11 +9,12 @@ They need pytest and hypothesis, which the extra `test` installs. Tests that tak
 
 import pytest
 
-_MODULES = ("bad_input", "by_kernels", "compare", "compiling", "equivalence", "gradients", "numbers")
+_MODULES = ("bad_input", "by_kernels", "compare", "compiling", "divided", "equivalence", "gradients", "numbers")
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 
 from .bad_input import *  # noqa: E402, F403
 from .compiling import *  # noqa: E402, F403
+from .divided import *  # noqa: E402, F403
 from .equivalence import *  # noqa: E402, F403
 from .forms import contract_of  # noqa: E402
 from .gradients import *  # noqa: E402, F403

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.context_parallel.group import ContextParallel
 from ..cases import OpCase, OpInputs
 
 
@@ -31,23 +32,33 @@ def assert_close(got: Any, wanted: Any, tolerance: float) -> None:
 
 
 def values_and_gradients(
-    case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...] | None = None, seed: int = 1, **keywords: Any
+    case: OpCase,
+    inputs: OpInputs,
+    states: tuple[Tensor, ...] | None = None,
+    seed: int = 1,
+    part: ContextParallel | None = None,
+    **keywords: Any,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """(o, final states) and the gradients of a random linear function of all of them in every input and state."""
+    """(o, final states) and the gradients of a random linear function of all of them in every input and state. With `part` the
+    o of this process's tokens, and its summands of the gradients."""
     inputs = inputs.map(lambda x: x.detach().clone().requires_grad_())
     leaves = [*inputs.tokens.values(), *inputs.parameters.values()]
     if states is not None:
         states = tuple(s.detach().clone().requires_grad_() if s.is_floating_point() else s for s in states)
         leaves += [s for s in states if s.is_floating_point()]
         keywords["initial_state"] = case.initial_state(states)
-    o, final = case(inputs, **keywords)
+    time = next(iter(inputs.tokens.values())).shape[1]
+    rank, size = (0, 1) if part is None else (part.rank, part.size)
+    own = slice(rank * time // size, (rank + 1) * time // size)
+    o, final = case(inputs.at((slice(None), own)), **keywords)
     results = [o, *final]
     generator = torch.Generator().manual_seed(seed)
-    differentiable = [x for x in results if x.is_floating_point()]
-    terms = [
-        (x.double() * torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)).sum()
-        for x in differentiable
-    ]
+
+    def draw_weights(shape: Sequence[int]) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(o.device)
+
+    terms = [(o.double() * draw_weights((o.shape[0], time, *o.shape[2:]))[:, own]).sum()]
+    terms += [(x.double() * draw_weights(x.shape)).sum() / size for x in final if x.is_floating_point()]
     gradients = torch.autograd.grad(torch.stack(terms).sum(), leaves, materialize_grads=True)
     return [x.detach() for x in results], list(gradients)
 

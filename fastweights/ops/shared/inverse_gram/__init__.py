@@ -3,7 +3,9 @@ share."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +13,12 @@ from torch import Tensor
 from ...delta_rule import delta_macs
 from ...framework import roles
 from ...framework.call import Arguments, choose_backend, chunkwise, defer_family, kernels, sequential
+from ...framework.passing import Sum
 from ...framework.spec import Number, OpSpec, Output, Role, State
 from .forms import CHUNK, chunked, reference
-from .regularization import allowance, inverse
+from .regularization import allowance, diagonal, inverse
 
-__all__ = ["WIDEST", "apply_inverse_gram", "exact_macs"]
+__all__ = ["WIDEST", "InverseSum", "apply_inverse_gram", "exact_macs"]
 
 WIDEST = 128  # channels of the kernels, whose programs hold a matrix in registers
 
@@ -44,6 +47,23 @@ SPEC = OpSpec(
     },
 )
 
+
+@dataclass(frozen=True, kw_only=True)
+class InverseSum(Sum):
+    """A state that is the inverse of a sum, which begins as ridge I. The sum is in float64: its inverse is large where it holds
+    small rests of large numbers."""
+
+    dtype: torch.dtype | None = torch.float64
+
+    def begin(self, shape: Sequence[int], state: Tensor | None, like: Tensor, options: Mapping[str, Any]) -> Tensor:
+        if state is None:
+            return diagonal(like.new_full(shape[:-2], options["ridge"]), like)
+        return invert_state(state)
+
+    def state_of(self, total: Tensor, options: Mapping[str, Any]) -> Tensor:
+        return inverse(total, allowance(total, options["ridge"]))
+
+
 REFRESHED_SPEC = OpSpec(
     name="refreshed_inverse_gram",
     inputs={name: SPEC.inputs[name] for name in ("u", "b", "refresh")},
@@ -51,6 +71,12 @@ REFRESHED_SPEC = OpSpec(
     outputs=SPEC.outputs,
     backends={"triton": kernels(defer_family("inverse_gram.rule", "REFRESHED", "RefreshInputs"), widest=WIDEST)},
 )
+
+
+def invert_state(state: Tensor) -> Tensor:
+    """G, in float64, of A as it is kept between calls, in float32 or float64."""
+    A = 0.5 * (state + state.mT).double()
+    return inverse(A, torch.finfo(state.dtype).eps * torch.linalg.matrix_norm(A.detach()))
 
 
 def apply_inverse_gram(
@@ -104,8 +130,7 @@ def apply_inverse_gram(
         identity = torch.eye(key, dtype=torch.float64, device=u.device)
         G_0 = ridge * identity.expand(count, heads, -1, -1)
     else:
-        A = 0.5 * (initial_state + initial_state.mT).double()
-        G_0 = inverse(A, torch.finfo(dtype).eps * torch.linalg.matrix_norm(A.detach()))
+        G_0 = invert_state(initial_state)
     tokens = {"u": u, "b": b, "gain": gain, "g": g, "refresh": refresh}
     if backend != "triton":
         tokens = {name: None if x is None else x.double() for name, x in tokens.items()}

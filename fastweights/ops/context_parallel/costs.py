@@ -1,0 +1,109 @@
+"""What the two ways cost in which an op works on a sequence that is divided over processes.
+
+What a process sends in a forward, and again in a backward, for T local tokens, N processes, and H key heads, G value heads of K
+and V channels:
+    heads   (N - 1) / N of its inputs and outputs: of linear attention and the delta rules, in 16 bits, about
+            2 T (2 H K + 2 G V) (N - 1) / N bytes, plus the gates
+    state   (N - 1) times the map of its part, whatever T is: 4 G K (V + K) bytes of a delta rule, 4 G K (V + 1) of linear
+            attention, 4 G K (V + K + 1) of gated_kalmanet and mesa
+Way "state" computes more, see `extra_macs`: a delta rule carries K columns besides its V, and adds K V per token and head for
+what the state before the part answers; a sum is formed once more, by one product of K V per token and head.
+
+Both costs grow with T on one side only: way "heads" exchanges more, way "state" computes more. With the rates below, which are
+those of H100 in one host, heads win for the delta rules (at K = V = 128, four processes and 32,768 tokens by about one half), and
+states for linear attention and for solvers that read a sum, as they do wherever links are slower: between hosts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ...checks import LARGEST_HEAD
+from ..framework.checks import Sizes, compute_dtype
+from ..framework.in_torch import first_input
+from ..framework.passing import Transition
+from ..framework.spec import OpSpec
+from .heads import choose_units
+
+__all__ = ["estimate_seconds", "exchanged_bytes", "extra_macs", "most_columns"]
+
+Named = Mapping[str, Any]
+# Of one H100: what an all-to-all over NVLink sends per second, bytes of memory, and multiply-adds that the kernels of the delta
+# rules reach in 16 bits. With wider numbers they reach as many bytes of operands.
+SENT_PER_SECOND = 3e11
+MEMORY_PER_SECOND = 2.5e12
+MACS_PER_SECOND = 2.6e13
+BACKWARD = 1.7  # operations, per operation of the forward
+
+
+def estimate_seconds(
+    spec: OpSpec, inputs: Named, sizes: Sizes, ranks: int, count: int | None, most: int
+) -> dict[str, float]:
+    """What each way adds to a forward and backward of one process, for a rule that has both ways.
+
+    Args:
+        inputs: by name; tensors of the process, or of their shapes on the device "meta".
+        sizes: of the process.
+        ranks: number of processes.
+        count: number of packed sequences; None where none are packed.
+        most: value columns that one call takes, see `most_columns`.
+    """
+    sent = {way: exchanged_bytes(spec, inputs, sizes, ranks, way, count is not None) for way in ("heads", "state")}
+    seconds = {way: 2 * found / SENT_PER_SECOND for way, found in sent.items()}
+    x = first_input(inputs)
+    seconds["state"] += (1 + BACKWARD) * extra_macs(spec, sizes, most) / (MACS_PER_SECOND * 2 / x.itemsize)
+    if count is not None:  # the states of all sequences are written and read, forward and backward
+        states = count * sum(math.prod(sizes.shape(state.dims)) for state in spec.states.values())
+        seconds["state"] += 4 * states * 2 * compute_dtype(x).itemsize / MEMORY_PER_SECOND
+    return seconds
+
+
+def most_columns(spec: OpSpec, x: Tensor, backend: str) -> int:
+    """The value columns that one call takes by its kernels; those of PyTorch's form where it has none."""
+    form = spec.backends.get("triton") if backend in ("auto", "triton") else None
+    return (None if form is None else form.most_channels(x.dtype)) or LARGEST_HEAD
+
+
+def exchanged_bytes(spec: OpSpec, inputs: Named, sizes: Sizes, ranks: int, way: str, packed: bool) -> float:
+    """What each of so many processes sends for one call, in the forward, and as much in the backward.
+
+    Args:
+        inputs, sizes: as for `estimate_seconds`.
+        way: "heads" or "state".
+        packed: whether the row holds several sequences, of which one at most goes on at a border.
+    """
+    tokens = {name: x for name, x in inputs.items() if name not in spec.parameters and x is not None}
+    first = first_input(tokens)
+    if way == "heads":
+        units = choose_units((sizes.H, sizes.G), ranks)
+        widths = [max(x.shape[2], units) * math.prod(x.shape[3:]) * x.itemsize for x in tokens.values()]
+        widths += [math.prod(sizes.shape(output.dims)) * first.itemsize for output in spec.outputs.values()]
+        return sizes.B * sizes.T * sum(widths) * (ranks - 1) / ranks
+    assert spec.passing is not None
+    sent = 0
+    for name, passed in spec.passing.states.items():
+        numbers = math.prod(sizes.shape(spec.states[name].dims))
+        if isinstance(passed, Transition):
+            sent += (numbers + sizes.G * sizes.K**2) * compute_dtype(first).itemsize
+        else:
+            g = None if passed.decay is None else inputs[passed.decay]
+            kept = sizes.G * (sizes.K if g is not None and g.ndim == 4 else 1)
+            sent += (numbers + kept) * (passed.dtype or compute_dtype(first)).itemsize
+    return (ranks - 1) * (1 if packed else sizes.B) * sent
+
+
+def extra_macs(spec: OpSpec, sizes: Sizes, most: int) -> float:
+    """The multiply-adds by which the forward of one process grows in way "state". most: value columns of one call."""
+    assert spec.passing is not None
+    K, V = sizes.K, sizes.V
+    macs = spec.macs or (lambda K, V: sizes.R * (3 * K * V + 64 * (K + V)))
+    per_token = 0.0
+    for name, passed in spec.passing.states.items():
+        per_token += math.prod(sizes.shape(spec.states[name].dims)) / sizes.G
+        if isinstance(passed, Transition):
+            per_token += macs(K, K) if most < V + K else macs(K, V + K) - macs(K, V)
+    return sizes.B * sizes.T * sizes.G * per_token
