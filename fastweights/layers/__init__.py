@@ -27,6 +27,7 @@ from .options import MemoryOptions as MemoryOptions
 from .options import MixerOptions as MixerOptions
 from .options import ProjectionOptions as ProjectionOptions
 from .options import option as option
+from .parts import HeadPart as HeadPart
 from .posterior import PalimpsaD as PalimpsaD
 from .posterior import PalimpsaM as PalimpsaM
 from .probe import Seen as Seen

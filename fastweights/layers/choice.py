@@ -1,5 +1,4 @@
-"""A mixer as somebody chooses it for a comparison: its name, options of its own, and the label that tables and plots show; and
-what its options mean."""
+"""The mixers of a comparison: name, options and the label that tables and plots show. Also what the options of a mixer mean."""
 
 from __future__ import annotations
 
@@ -74,7 +73,7 @@ class MixerChoice:
 
     @classmethod
     def of(cls, given: object) -> MixerChoice:
-        """The choice that is given as such, as a text of `parse_mixers`, or as a table with name, options and label.
+        """The choice that is given as a `MixerChoice`, as a text of `parse_mixers`, or as a table with name, options and label.
 
         Raises:
             ValueError, TypeError: as for a new choice; a text of several, or a table with other keys.
@@ -105,11 +104,11 @@ class MixerChoice:
 
     @property
     def short(self) -> str | MixerChoice:
-        """The choice, or its name where that says all."""
+        """The name alone where the choice has neither options nor a label of its own; otherwise the choice."""
         return self if self.options or self.label != self.name else self.name
 
     def record(self) -> str | dict[str, Any]:
-        """The choice in a result file: its name where that says all."""
+        """The choice in a result file: the name alone where it has neither options nor a label of its own."""
         if self.short is not self:
             return self.name
         return {"name": self.name, "options": dict(self.options), "label": self.label}
@@ -117,9 +116,9 @@ class MixerChoice:
     def in_place_of(self, entry: str | Mapping[str, Any]) -> str | dict[str, Any]:
         """The choice as the `mixer` of a configuration that had `entry`.
 
-        The options of `entry` hold under those of the choice: all of them where both name one mixer. Otherwise those that mean
-        the same in both, as they come from one class of options that both layers extend, but for those that make this mixer what
-        its name says.
+        Options of `entry` are kept where the choice does not set them. Where both name one mixer, all of them are. Otherwise
+        only those are that mean the same in both layers, because both inherit them from one class of options, and that do not
+        define the chosen mixer.
         """
         name, options = split_entry(entry)
         if name != self.name:
@@ -143,13 +142,14 @@ def check_label(label: str) -> str:
 
 
 def _declaring(kind: type | None, name: str) -> type | None:
-    """The class of options that option `name` of the options `kind` comes from; None where they do not have it."""
+    """The class that declares the option `name` of the options class `kind`; None where it has no such option."""
     classes = () if kind is None else reversed(kind.__mro__)
     return next((one for one in classes if name in getattr(one, "__dataclass_fields__", ())), None)
 
 
 def split_entry(entry: object, what: str = "a mixer") -> tuple[str, dict[str, Any]]:
-    """Name and options of an entry of `FastWeightsConfig.mixer`; TypeError where it is none. what: the entry, for messages."""
+    """Name and options of an entry of `FastWeightsConfig.mixer`; TypeError for anything else. what: what messages call the
+    entry."""
     options = dict(entry) if isinstance(entry, Mapping) else {"name": entry}
     name = options.pop("name", None)
     if not isinstance(name, str):
@@ -161,8 +161,8 @@ def split_entry(entry: object, what: str = "a mixer") -> tuple[str, dict[str, An
 def parse_mixers(text: str) -> tuple[MixerChoice, ...]:
     """The choices that a text names: `NAME[:OPTION=VALUE[,OPTION=VALUE...]][@LABEL]`, separated by commas.
 
-    After a colon every OPTION=VALUE belongs to that mixer, until a part without "=" or with a colon before it begins the
-    next. Values are JSON, or else strings, with commas between brackets alone. Without a label the text itself is the label.
+    Every OPTION=VALUE after a colon belongs to that mixer. The next mixer begins at a part without "=", or with a colon before
+    it. Values are JSON, otherwise strings. Commas may stand inside brackets only. Without a label the text itself is the label.
 
         gdn,gdn:conv_size=2,expand_v=2@small,palimpsa-d:b_scale=[0.1,1.0]
 
@@ -186,7 +186,7 @@ def parse_mixers(text: str) -> tuple[MixerChoice, ...]:
 
 
 def _with_none(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options with None for "none" where an option may be None. TOML has no null."""
+    """The options, with None in place of "none" where an option may be None, because TOML has no null."""
     kind = getattr(mixer_spec(name, {}).layer, "Options", None)
     if kind is None:
         return options
@@ -195,7 +195,7 @@ def _with_none(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def option_value(text: str) -> Any:
-    """The value of an option as it is typed: JSON, or else a string."""
+    """The value of an option as users type it: JSON, otherwise a string."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -220,12 +220,12 @@ def _choice(text: str) -> MixerChoice:
 
 
 def format_value(value: object) -> str:
-    """An option's value as it is typed: the inverse of `option_value`, as far as there is one."""
+    """The text that users type for an option's value, where there is one."""
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value, default=repr)
 
 
 def check_backend(name: str, options: Mapping[str, Any], device: str) -> None:
-    """ValueError where the mixer `name` with these options has kernels for its backend that cannot run on the device."""
+    """ValueError where the mixer `name` with these options needs kernels that cannot run on the device."""
     backend = {**MIXERS[name].options, **options}.get("backend")
     reason = why_unavailable(torch.float32, torch.device(device)) if backend == "triton" else None
     if reason is not None:
@@ -248,7 +248,7 @@ class DescribedOption:
 
 
 def described_options(spec: MixerSpec) -> list[DescribedOption]:
-    """The options of a mixer, those of its name over the layer's own defaults."""
+    """The options of a mixer with their defaults. Those that belong to its name replace the layer's."""
     meanings = _meanings(spec.layer)
     found = []
     for name, parameter in inspect.signature(spec.layer).parameters.items():
@@ -261,7 +261,7 @@ def described_options(spec: MixerSpec) -> list[DescribedOption]:
 
 
 def _meanings(layer: type[Mixer]) -> dict[str, str]:
-    """The lines of all Args sections; those of a class come over those of the classes that it extends."""
+    """The lines of all Args sections by option. A class replaces the lines of the classes that it extends."""
     classes = [*layer.__mro__, *getattr(layer, "Options", Mixer).__mro__]
     return {name: text for one in reversed(classes) for name, text in _arguments(vars(one).get("__doc__") or "")}
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..ops.authoring import LARGEST_LOG_RATE, exp_rate, linear_rows, step_decay, takes_step_decay
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
+from .parts import HeadPart
 from .shared_input import ProjectedGate, find_first_part, joins
 
 __all__ = ["RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
@@ -26,7 +27,7 @@ RAMPS = {"paper": (-3.0, -1.0), "release": (-1.0, -3.0), "steps": (-3.0, -1.0)}
 def make_ramps(
     name: str, num_heads: int, rates: tuple[float, float], device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
-    """First A and dt [num_heads] by the name of a ramp. rates: A that is drawn at random is uniform in these."""
+    """First A and dt [num_heads] of the ramp that `name` names. rates: the interval from which random A are drawn."""
     first, last = RAMPS[name]
     rate = torch.linspace(0.01, 0.16, num_heads, device=device)
     if name == "steps":
@@ -37,11 +38,12 @@ def make_ramps(
 class SoftplusDecay(OwnInitialValues):
     """g = -exp(A_log) softplus(projection(x) + dt_bias): the discretised decay of Mamba-2, one rate A per head.
 
-    Where A_log is above `LARGEST_LOG_RATE`, exp(A_log) or its gradient could overflow: the rest of it is added to the argument
-    of softplus. Decays stay the same: they are zero unless that argument is so low that softplus is the exponential function.
+    exp(A_log) or its gradient could overflow where A_log is above `LARGEST_LOG_RATE`. What exceeds this bound is then added to
+    the argument of softplus instead. The decay stays the same: it is zero unless that argument is so low that softplus is the
+    exponential function.
 
-    First values: A uniform in `rates`, dt = softplus(dt_bias) log-uniform in `steps`; with `long_memory` the ramps over
-    the heads that it names. Weight decay would pull every head to the same rate, so neither parameter has any.
+    First values: A uniform in `rates`, and dt = softplus(dt_bias) log-uniform in `steps`. With `long_memory` both follow the
+    ramp that it names. Neither parameter has weight decay, which would pull all heads to one rate.
     """
 
     _no_weight_decay = ("A_log", "dt_bias")
@@ -111,8 +113,8 @@ class HeadDecay(SoftplusDecay, ProjectedGate):
 
 
 class StepDecay(SoftplusDecay):
-    """Step size dt, kept within limits, and decay of Mamba-2 from steps [B, T, num_heads] that the layer has projected. A_log
-    counts up to `LARGEST_LOG_RATE`."""
+    """Step size dt, kept within limits, and decay of Mamba-2, from steps [B, T, num_heads] that the layer has projected. Values
+    of A_log above `LARGEST_LOG_RATE` count as that."""
 
     def __init__(self, num_heads: int, smallest: float, largest: float | None, long_memory: str | None) -> None:
         super().__init__(num_heads, num_heads, long_memory=long_memory)
@@ -151,13 +153,16 @@ class KimiDecay(SoftplusDecay, ProjectedGate):
 class FixedDecay(nn.Module):
     """One decay per head that nothing changes (RetNet): g = log(1 - 2^(-5 - h)) for head h, [B, T, num_heads]."""
 
+    part = HeadPart()
+
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         dtype = torch.promote_types(x_BTD.dtype, torch.float32)
-        head = torch.arange(self.num_heads, device=x_BTD.device, dtype=dtype)
+        first = self.part.rank * self.num_heads
+        head = torch.arange(first, first + self.num_heads, device=x_BTD.device, dtype=dtype)
         return torch.log1p(-(2.0 ** (-5 - head))).expand(*x_BTD.shape[:2], -1)
 
 
@@ -179,8 +184,8 @@ class RampedLinear(OwnInitialMatrices, nn.Linear):
 class GLADecay(ProjectedGate):
     """One decay per key channel (gated linear attention, section 4): g = logsigmoid(W2 W1 x + b) / 16, with rank 16.
 
-    The divisor keeps the first decays near 1, so that memory is long before training shortens it. There is no A and no dt:
-    with `long_memory` the first b give g = -A dt with the A and dt of the ramps that it names.
+    The divisor keeps the first decays near 1, so that the memory is long before training shortens it. There is no A and no dt.
+    With `long_memory` the first b give g = -A dt, with A and dt of the ramp that it names.
     """
 
     def __init__(

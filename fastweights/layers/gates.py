@@ -113,12 +113,13 @@ class ImportanceGain(OwnInitialValues):
 
 
 class WindowThreshold(OwnInitialValues):
-    """The share of its importance that a head keeps: 0 where the mean of log N over the tokens so far is at most a learned
-    threshold, N = 1/(1 - a) the memory window of a token, and tanh of what it is above the threshold by.
+    """The share of its importance that a head keeps: tanh(max(0, m - threshold)). m is the mean of log N over the tokens so
+    far, with the memory window N = 1/(1 - a) of a token. The threshold is learned, one per head.
 
-    Palimpsa (section 3.2) proposes metaplastic heads where the average log N exceeds a learned threshold. The share is continuous
-    so that gradients reach the threshold, and exactly 0 below it, where a head is gated linear attention. The mean is the answer
-    of a Palimpsa memory of one number per head to which every token writes log N with the same key.
+    Palimpsa (section 3.2) proposes metaplastic heads where the average log N exceeds a learned threshold. The share is
+    continuous, so that gradients reach the threshold. Below the threshold it is exactly 0, and the head is gated linear
+    attention. The mean is the answer of a Palimpsa memory of one number per head, to which every token writes log N with the
+    same key.
     """
 
     states: ClassVar[Mapping[str, State]] = {"log_windows": State("G"), "tokens": State("G")}
@@ -134,7 +135,7 @@ class WindowThreshold(OwnInitialValues):
         return {"threshold": torch.full_like(self.threshold, self.first)}
 
     def forward(self, g_BTG: Tensor, run: Any) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """The share [B, T, num_heads] for log decays g, and what the next call needs. run: the layer's `RuleCall`."""
+        """The share [B, T, num_heads] for log decays g, and the state for the next call. run: the layer's `RuleCall`."""
         log_window = -torch.expm1(g_BTG).neg().clamp_min(LEAST_FORGETTING).log()[..., None]
         one, zero = torch.ones_like(log_window), torch.zeros_like(g_BTG)
         no_prior = 1e-30
@@ -145,10 +146,10 @@ class WindowThreshold(OwnInitialValues):
 
 
 class VarianceShift(OwnInitialValues):
-    """c log u, c one learned number per head, 0 at first: what the variance of an answer adds to the projection of its gate.
+    """c log u, with one learned c per head, 0 at first: the variance of an answer shifts the projection of its gate by it.
 
-    u in (0, 1] is the variance as a share of that before any key was written. A head that opens its gate when it knows what it is
-    asked for learns a c below 0. Palimpsa (section 2) proposes the use of the variance and prints no form.
+    u in (0, 1] is the variance, divided by the variance before any key was written. A head with c below 0 opens its gate where
+    it knows the answer. Palimpsa (section 2) proposes the use of the variance and prints no form.
     """
 
     _no_weight_decay = ("c",)
@@ -170,8 +171,8 @@ class VarianceShift(OwnInitialValues):
 
 
 class PreconditionerGates(nn.Module):
-    """Decay and gain of the running key energy A: projections of their own (Preconditioned DeltaNet, section 4.2), or, when
-    `tied`, those of the memory (appendix E.3 finds this worse)."""
+    """Decay and gain of the running key energy A. They have projections of their own (Preconditioned DeltaNet, section 4.2) or,
+    when `tied`, are those of the memory (appendix E.3 finds this worse)."""
 
     def __init__(self, hidden_size: int, num_heads: int, tied: bool) -> None:
         super().__init__()
@@ -182,11 +183,12 @@ class PreconditionerGates(nn.Module):
 
     @property
     def own(self) -> tuple[nn.Module, ...]:
-        """The gates of decay and gain, where they are not tied."""
+        """The gates of decay and gain, () where they are tied."""
         return () if self.tied else (self.decay, self.gain)
 
     def forward(self, own: Sequence[Tensor], g_BTG: Tensor | None, beta_BTG: Tensor | None) -> tuple[Tensor, Tensor]:
-        """g, beta [B, T, num_heads] of A: what its own gates gave, or, where they are tied, the memory's (g None: no decay)."""
+        """g, beta [B, T, num_heads] of A. own: results of the gates in `own`. Tied gates return the memory's g (zeros where it
+        is None) and beta."""
         if not self.tied:
             g, beta = own
             return g, beta

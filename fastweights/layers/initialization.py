@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .parts import HeadPart
 
 __all__ = ["OwnInitialMatrices", "OwnInitialValues", "ResidualProjection", "UniformLinear", "inverse_softplus"]
 
@@ -17,24 +20,30 @@ def inverse_softplus(x: Tensor) -> Tensor:
 
 class ResidualProjection(nn.Linear):
     """A linear map whose result is added to the residual stream. A model with n of them draws their first weights smaller by
-    sqrt(n), so that the stream's variance does not grow with depth (GPT-2). A bias is zero at first."""
+    sqrt(n), so that the stream's variance does not grow with depth (GPT-2). A bias is zero at first; only the first of several
+    parts of a layer adds it."""
+
+    part = HeadPart()
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__(in_features, out_features, bias=bias)
         if bias:
             nn.init.zeros_(self.bias)
 
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight, None if self.part.rank else self.bias)
+
 
 class OwnInitialValues(nn.Module):
-    """A module that knows the first values of its own parameters (its submodules know theirs).
+    """A module that defines the first values of its own parameters. Its submodules define theirs.
 
-    The values are computed without writing the parameters, so that a model that loads a checkpoint can write only the
-    values that the checkpoint lacks.
+    The values are computed without writing the parameters. A model that loads a checkpoint can so write only the values that
+    the checkpoint lacks.
 
     Attributes:
-        _no_weight_decay: names of own parameters that weight decay must leave alone, such as the logarithm of a rate, whose 0 is
-            a rate of 1. Each has the mark `_no_weight_decay = True`, Mamba's convention, also where another tensor takes its
-            place.
+        _no_weight_decay: names of own parameters that weight decay must leave alone, such as the logarithm of a rate, whose 0
+            is a rate of 1. Each has the mark `_no_weight_decay = True`, Mamba's convention. Another tensor that takes its place
+            gets the mark too.
     """
 
     _no_weight_decay: ClassVar[tuple[str, ...]] = ()
@@ -68,7 +77,7 @@ class OwnInitialValues(nn.Module):
 
 
 class OwnInitialMatrices(OwnInitialValues):
-    """A module with first values of its own beside matrices that are drawn as a model draws all of its matrices."""
+    """A module that defines first values and also has matrices, which are drawn like all other matrices of a model."""
 
     def initial_values(self, std: float = 0.02) -> dict[str, Tensor]:
         """std: standard deviation of the matrices, a model's initializer_range."""
@@ -76,7 +85,7 @@ class OwnInitialMatrices(OwnInitialValues):
 
 
 class UniformLinear(OwnInitialValues, nn.Linear):
-    """A linear map without bias whose first weights are uniform in +-1/sqrt(inputs), torch's, in a model too."""
+    """A linear map without bias. Its first weights are uniform in +-1/sqrt(inputs), torch's own, also inside a model."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         nn.Linear.__init__(self, in_features, out_features, bias=False)

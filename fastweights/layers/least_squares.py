@@ -139,8 +139,8 @@ class GatedKalmaNetOptions(DecayOptions, MemoryOptions):
 
 
 class Sketch(OwnInitialValues):
-    """One basis per q/k head of the subspace that the regression is solved in, orthonormal at first: [H, K, sketch]. A basis
-    that is not learned stays as it was drawn: a random projection, which is saved with the weights."""
+    """A basis per q/k head of the subspace that the regression is solved in: [H, K, sketch], orthonormal at first. A basis that
+    is not learned keeps its first values, a random projection, and is saved with the weights."""
 
     def __init__(self, num_heads: int, channels: int, sketch: int, learned: bool = True) -> None:
         super().__init__()
@@ -152,8 +152,8 @@ class Sketch(OwnInitialValues):
         return {"basis": torch.linalg.qr(torch.empty_like(self.basis, dtype=torch.float32).normal_())[0]}
 
     def forward(self, x: Tensor, memory: bool = False) -> Tensor:
-        """Coordinates [B, T, H, sketch] of x [B, T, H, K]; heads may be those of q and k or a multiple of them. With `memory`
-        U of the keys' coordinates [N, G, sketch, V], from that of the keys, x [N, G, K, V]."""
+        """Coordinates [B, T, H, sketch] of x [B, T, H, K]. x may have the q/k heads or a multiple of them. With `memory` x is U
+        of the keys [N, G, K, V], and the result U of their coordinates [N, G, sketch, V]."""
         if memory:
             return self._basis(x.shape[1]).mT.to(x.dtype) @ x
         return torch.einsum("bthk,hks->bths", x, self._basis(x.shape[2]).to(x.dtype))

@@ -140,6 +140,7 @@ class MemoryLayer(OpLayer):
     Options: ClassVar[type[ProjectionOptions]] = MemoryOptions
     serves_context_parallel = True
     probes = {"q": "", "k": "", "v": "", "o": "", "output_gate": "options.output_gate", "state": ""}
+    head_counts = ("num_v_heads", "num_heads")
     options: ProjectionOptions
 
     def __init__(self, **options: Any) -> None:

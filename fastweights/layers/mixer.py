@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from ..ops.authoring import ContextParallel, check_cu_seqlens
 from ..private_huggingface import execution_device, is_placed, placement_hooks, remove_placement
 from .cache import LayerCache
 from .options import MixerOptions
+from .parts import HeadPart
 
 __all__ = ["ConfiguredMixer", "Mixer", "check_input"]
 
@@ -36,6 +37,8 @@ class Mixer(nn.Module):
             convolution and `RuleCall`, and nothing else of it looks across tokens. A class that defines forward says it anew.
         cp_group: the ranks that each have a part of the tokens, set by `fastweights.distributed.context_parallel`; None where
             forward gets whole sequences. cu_seqlens are always those of the whole row.
+        head_counts: names of the options that count heads, first those that have a memory each. Where processes divide the
+            heads, each has its share of these. Of the others it has its share, or one that it shares with other processes.
     """
 
     probes: ClassVar[Mapping[str, str]] = {"state": ""}
@@ -44,6 +47,7 @@ class Mixer(nn.Module):
     decodes_in_pool: bool = False
     serves_context_parallel: bool = False
     cp_group: ContextParallel | None = None
+    head_counts: ClassVar[tuple[str, ...]] = ("num_heads", "num_v_heads", "num_kv_heads")
     _listener: Callable[[dict[str, Any]], None] | None = None
 
     def __init_subclass__(cls, **extra: Any) -> None:
@@ -121,6 +125,7 @@ class Mixer(nn.Module):
         layer, cache = copy.deepcopy(self, bare).to(dtype=dtype), LayerCache()
         remove_placement(layer)
         layer.cp_group = None
+        layer.take_part(HeadPart())  # nothing is gathered
         with torch.no_grad():
             layer(_token(layer), cache)
         return cache
@@ -138,6 +143,18 @@ class Mixer(nn.Module):
             self(x_11D, cache, torch.tensor([0, 0, 1], device=x_11D.device))  # the first of two sequences is empty
         cache.apply(lambda x: x[:1].repeat(count, *[1] * (x.ndim - 1)))
         return cache
+
+    def sections(self) -> Mapping[str, Sequence[int]]:
+        """Parameters that join several, such as the projections of q, k and v in one matrix: the sizes of these along the first
+        dimension, by the name of the parameter or of its module. Processes that divide the heads divide each of them."""
+        return {}
+
+    def take_part(self, part: HeadPart) -> None:
+        """Make this layer one of several parts of a layer with more heads: what depends on the number of a head, or on all heads,
+        then does so as in the whole layer. Modules that need to know have an attribute `part`, a `HeadPart`."""
+        for module in self.modules():
+            if isinstance(getattr(module, "part", None), HeadPart):
+                module.part = part  # type: ignore[assignment]  # torch declares attributes as modules
 
     def probe(self, **internals: Tensor | Callable[[], Tensor | None] | None) -> None:
         """Pass intermediate results by name to an open `fastweights.layers.probe`; without one this does nothing.

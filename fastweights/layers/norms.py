@@ -6,12 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.authoring import gated_rms_norm, l2_normalize, residual_norm
+from ..ops.authoring import GATES, gated_rms_norm, l2_normalize, residual_norm
+from .parts import HeadPart
 from .wrapped import is_bare
 
 __all__ = [
     "GatedRMSNorm",
     "GroupedRMSNorm",
+    "HeadsLayerNorm",
     "LayerNorm",
     "RMSNorm",
     "at_least_float32",
@@ -26,7 +28,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's RMSNorm, in the dtype of its input: under autocast the weight follows, which keeps the fused kernel."""
+    """torch's RMSNorm in the dtype of its input. Under autocast the weight is cast to it, so that the fused kernel is used."""
 
     eps: float
 
@@ -35,8 +37,8 @@ class RMSNorm(nn.RMSNorm):
 
 
 def normalize_sum(norm: RMSNorm | LayerNorm, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The residual stream x plus a branch (x itself without one), and its norm for projections: under autocast in autocast's
-    dtype, so that not every one of them casts it."""
+    """The residual stream x plus a branch (x itself without one), and the norm of this sum. Under autocast the norm has
+    autocast's dtype, so that it is cast once and not by every projection."""
     if not is_bare(norm, RMSNorm):
         s = x if branch is None else x + branch
         return s, norm(s)
@@ -64,7 +66,13 @@ class GatedRMSNorm(RMSNorm):
 
 
 class GroupedRMSNorm(RMSNorm):
-    """RMSNorm of equal groups of channels, each by itself, with one weight per channel."""
+    """RMSNorm of equal groups of channels, each by itself, with one weight per channel.
+
+    Attributes:
+        span: how many parts of a layer share the one group that each has (`HeadPart.span`).
+    """
+
+    part, span = HeadPart(), 1
 
     def __init__(self, channels: int, groups: int, eps: float) -> None:
         super().__init__(channels, eps=eps)
@@ -72,11 +80,20 @@ class GroupedRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor, gate: Tensor | None = None, activation: str = "silu", backend: str = "auto") -> Tensor:
         """The norm of x, or of x times the activation of the gate."""
+        if self.span > 1:
+            return self._normalize_shared_group(x, gate, activation)
         groups = x.unflatten(-1, (self.groups, -1))
         return gated_rms_norm(
             groups, self.weight.view(groups.shape[-2:]), None if gate is None else gate.view_as(groups),
             activation=activation, eps=self.eps, gate_first=True, backend=backend,
         ).flatten(-2)  # fmt: skip
+
+    def _normalize_shared_group(self, x: Tensor, gate: Tensor | None, activation: str) -> Tensor:
+        y = at_least_float32(x)
+        if gate is not None:
+            y = y * GATES[activation](at_least_float32(gate))
+        mean = self.part.gather_shared(y.square().mean(-1, keepdim=True), self.span).mean(-2)
+        return (y * (mean + self.eps).rsqrt() * at_least_float32(self.weight)).to(x.dtype)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -84,3 +101,19 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+
+
+class HeadsLayerNorm(LayerNorm):
+    """LayerNorm over the channels of all heads of a layer, including those of its other parts."""
+
+    part = HeadPart()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.part.parts == 1:
+            return super().forward(x)
+        y = at_least_float32(x)
+        moments = torch.cat(torch.var_mean(y, -1, correction=0, keepdim=True), -1)
+        variances, means = self.part.gather_shared(moments, self.part.parts).unbind(-1)
+        variance = variances.mean(-1, keepdim=True) + means.var(-1, correction=0, keepdim=True)
+        y = (y - means.mean(-1, keepdim=True)) * (variance + self.eps).rsqrt()
+        return (y * at_least_float32(self.weight) + at_least_float32(self.bias)).to(x.dtype)

@@ -30,6 +30,7 @@ from .options import (
     option,
     up_to,
 )
+from .parts import HeadPart
 from .projections import GATES, ShortConvolution, ValueSkip, choose_layer_backend, convolve_together
 from .registry import ADDITIVE, register_mixer
 from .shared_input import compute_gates
@@ -289,16 +290,18 @@ class PalimpsaM(PosteriorLayer):
         "importance": "importance",
         "output_gate": "options.output_gate",
     }
+    head_counts = ("num_heads", "num_groups", "norm_groups")
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         settings, hidden_size = self.options, self.hidden_size
         heads = self.heads = settings.head_sizes()
         inner, keys = heads.value_heads * heads.value, heads.key_heads * heads.key
-        self.widths = [inner if settings.output_gate else 0, inner + 2 * keys, heads.value_heads]
+        self.convolved = [inner, keys, keys]  # channels of v, k and q
+        self.widths = [inner if settings.output_gate else 0, sum(self.convolved), heads.value_heads]
         self.in_proj = nn.Linear(hidden_size, sum(self.widths), bias=settings.bias)
         self.conv = ShortConvolution(
-            inner + 2 * keys, settings.conv_size, bias=settings.conv_bias, first_filters=settings.conv_init
+            sum(self.convolved), settings.conv_size, bias=settings.conv_bias, first_filters=settings.conv_init
         )
         self.decay = StepDecay(heads.value_heads, settings.dt_min, settings.dt_max, settings.long_memory)
         self.build_importance()
@@ -329,9 +332,16 @@ class PalimpsaM(PosteriorLayer):
     def _split(self, vkq: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """v [B, T, G, V], k and q [B, T, H, K] of the channels that the convolution goes over."""
         heads = self.heads
-        keys = heads.key_heads * heads.key
-        v, k, q = vkq.split([heads.value_heads * heads.value, keys, keys], 2)
+        v, k, q = vkq.split(self.convolved, 2)
         return v.unflatten(2, (-1, heads.value)), k.unflatten(2, (-1, heads.key)), q.unflatten(2, (-1, heads.key))
+
+    def sections(self) -> Mapping[str, Sequence[int]]:
+        gate, _, steps = self.widths
+        return {"in_proj": [gate, *self.convolved, steps], "conv": self.convolved}
+
+    def take_part(self, part: HeadPart) -> None:
+        super().take_part(part)
+        self.norm.span = part.span("norm_groups")
 
 
 register_mixer(

@@ -79,12 +79,12 @@ class PreconditionerOptions(DecayOptions):
 
     @property
     def power_range(self) -> tuple[float, float]:
-        """b and f: the factors of write keys are f b^s with s in [-1, 1]."""
+        """b and f, with which the factors of write keys are f b^s for s in [-1, 1]."""
         return self.bound if self.interval == "symmetric" else self.bound**0.5, self.bound ** INTERVALS[self.interval]
 
 
 class KeyPreconditioner(OwnInitialValues):
-    """Gates, centre (one number per head, free in sign), bound and factor that turn keys into write keys."""
+    """Makes write keys of keys: gates, a centre (one number per head, of either sign), a bound and a factor."""
 
     _no_weight_decay = ("center",)
 
@@ -100,7 +100,7 @@ class KeyPreconditioner(OwnInitialValues):
         return {} if self.center is None else {"center": torch.full_like(self.center, self.options.center)}
 
     def forward(self, run: RuleCall, op: Any, *inputs: Any, **options: Any) -> Answer:
-        """What run(op, *inputs, **options) gives with this centre and bound."""
+        """Call run(op, *inputs, **options) with this centre and bound."""
         center = 0.0 if self.center is None else self.center
         return run(op, *inputs, center=center, bound=self.bound, **options)
 
@@ -118,10 +118,10 @@ class KeyPreconditioner(OwnInitialValues):
 class LearntWriteKey(nn.Module):
     """w = f b^s k with s = squash(w_proj x), one number per key channel, and b, f of `PreconditionerOptions.power_range`.
 
-    Preconditioned DeltaNet (section 4.1) names write keys that are learnt directly, without the running energy, and prints no
-    form. This is its section 3.5 with a projection in the place of log A - c. The factors keep their bound, and so does the
-    eigenvalue 1 - beta w.k of a write. Without it a w of any direction lets products of writes grow without end, even where the
-    eigenvalues of each lie in the unit disc (docs/rules.md).
+    Preconditioned DeltaNet (section 4.1) mentions write keys that are learnt directly, without the running energy, and prints
+    no form. This form is that of its section 3.5 with a projection in place of log A - c. The factors keep their bound, and
+    with it the eigenvalue 1 - beta w.k of a write. With a w of any direction products of writes can grow without end, even
+    where each eigenvalue lies in the unit disc (docs/rules.md).
     """
 
     def __init__(self, hidden_size: int, num_heads: int, channels: int, options: PreconditionerOptions) -> None:
@@ -140,7 +140,8 @@ class LearntWriteKey(nn.Module):
 def build_preconditioner(
     hidden_size: int, num_heads: int, options: PreconditionerOptions
 ) -> KeyPreconditioner | PreconditionerGates | None:
-    """The module of the option: with the gates inside where keys are preconditioned, the gates alone where only queries are."""
+    """The module of the option `preconditioner`: a `KeyPreconditioner` where keys are preconditioned, its gates alone where
+    only queries are, None without one."""
     if options.preconditioner is None:
         return None
     if "key" in SIDES[options.preconditioner]:
@@ -149,5 +150,6 @@ def build_preconditioner(
 
 
 def find_gates(module: Any, options: PreconditionerOptions) -> Any:
-    """The gates of what `build_preconditioner` made, None without one. By the option: an adapter may wrap the module."""
+    """The gates of the module that `build_preconditioner` made, None without one. The option decides, because an adapter may
+    wrap the module."""
     return module.gates if "key" in SIDES[options.preconditioner] else module

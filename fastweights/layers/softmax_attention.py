@@ -86,6 +86,7 @@ class SoftmaxAttention(ConfiguredMixer):
     serves_context_parallel = True
     options: SoftmaxAttentionOptions
     probes = {"q": "", "k": "", "v": "", "o": ""}  # the state grows with every token
+    head_counts = ("num_heads", "num_kv_heads")
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

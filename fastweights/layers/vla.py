@@ -17,7 +17,7 @@ from .cache import check_memory
 from .initialization import OwnInitialValues, ResidualProjection
 from .linear_attention import LinearAttention
 from .memory_layer import Answer, MemoryLayer, RuleCall
-from .norms import LayerNorm, at_least_float32, l2_normalize
+from .norms import HeadsLayerNorm, at_least_float32, l2_normalize
 from .options import LONGEST_CONVOLUTION, MemoryOptions, ProjectionOptions, at_least_zero, one_of, option, up_to
 from .probe import read_states
 from .projections import ACTIVATIONS
@@ -111,7 +111,7 @@ class VariationalLinearAttention(MemoryLayer):
 
     def build_output(self) -> None:
         channels = self.heads.value_heads * self.heads.value
-        self.norm = LayerNorm(channels, eps=self.options.norm_eps)
+        self.norm = HeadsLayerNorm(channels, eps=self.options.norm_eps)
         self.o_proj = ResidualProjection(channels, self.hidden_size)
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:

@@ -60,15 +60,15 @@ USES = {
 
 
 def find_use(model: Any) -> Use:
-    """What a model is for. Wrappers are subclasses, as FSDP2 makes them."""
+    """What a model is for. The classes that FSDP2 makes are subclasses and count as their base."""
     kinds = (USES[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in USES)
     return next(kinds, USES["FastWeightsModel"])
 
 
 def write_card(folder: Path, model: Any, facts: Mapping[str, str] | None = None) -> None:
-    """Write the card of a model that is saved in the folder, unless there is a README.md that a person wrote or changed.
+    """Write the card of a model that is saved in the folder. A README.md that a person wrote or changed is kept.
 
-    facts: of the model's training, by what a reader looks for ("Steps", "Learning rate").
+    facts: settings and results of the training by the names that the card shows ("Steps", "Learning rate").
     """
     path = folder / "README.md"
     if not os.path.lexists(path) or is_card(path):
@@ -77,7 +77,7 @@ def write_card(folder: Path, model: Any, facts: Mapping[str, str] | None = None)
 
 
 def model_card(model: Any, facts: Mapping[str, str] | None = None, *, tokenizer: bool = False) -> str:
-    """The card as Markdown. tokenizer: whether the usage reads text, or token ids."""
+    """The card as Markdown. tokenizer: whether the example reads text, or token ids."""
     config = model.config
     layers = [name for name, _ in config.mixers()]
     own = sorted({name for name in layers if not MIXERS[name].layer.__module__.startswith("fastweights.")})
@@ -127,7 +127,7 @@ licence, which says nothing about weights.
 
 
 def _write_usage(use: Use, *, reads_text: bool) -> str:
-    """The program that shows how to load the model and call it. reads_text: with its tokenizer, or token ids."""
+    """The example that loads the model and calls it. reads_text: whether it uses the tokenizer, or token ids."""
     generates = reads_text and use.auto_class == "AutoModelForCausalLM"
     called = (
         "tokenizer.decode(model.generate(tokens, max_new_tokens=20)[0])" if generates else f"model(tokens).{use.output}"
@@ -169,7 +169,7 @@ def _write_cell(value: str) -> str:
 
 
 def is_card(path: Path) -> bool:
-    """Whether the file is a card as it was written: signed, and not changed since."""
+    """Whether the file is a card that nobody has changed: its signature fits its content."""
     try:
         text = path.read_text("utf-8") if what_stands(path) == FILE else ""
     except (OSError, UnicodeDecodeError):

@@ -163,8 +163,8 @@ class FastWeightsConfig(PreTrainedConfig):
 
     @property
     def layer_types(self) -> list[str]:
-        """What each layer is in transformers' words: "linear_attention" for a memory of constant size, "full_attention", or
-        "sliding_attention" for softmax attention with a window."""
+        """Each layer in transformers' words: "linear_attention" for a memory of constant size, "full_attention" for softmax
+        attention, "sliding_attention" for softmax attention with a window."""
         types = []
         for name, options in self.mixers():
             spec = MIXERS[name]
@@ -210,8 +210,8 @@ class FastWeightsConfig(PreTrainedConfig):
                 )
 
     def _check_mixers(self) -> None:
-        """That every option has a value that fits it, the sizes and the other options. The layers of a user who keeps no
-        `Options` check theirs when they are built."""
+        """Check that the options of every mixer fit their kinds, the sizes and each other. Layers of users without `Options`
+        check theirs when they are built."""
         checked: list[Any] = []
         for layer, (name, options) in enumerate(self.mixers()):
             spec = MIXERS[name]
@@ -223,7 +223,7 @@ class FastWeightsConfig(PreTrainedConfig):
 
     @classmethod
     def unknown_keys(cls, keys: Iterable[str]) -> list[str]:
-        """Those of the keys that neither this class nor transformers knows."""
+        """The keys that neither this class nor transformers knows."""
         known = cls._fields() | TRANSFORMERS_KEYS
         return [key for key in keys if key not in known]
 
@@ -247,18 +247,19 @@ class FastWeightsConfig(PreTrainedConfig):
         )
 
     def _keep(self, key: str, value: Any) -> None:
-        """Keep a key of a file as an attribute, as transformers does. Left out are those that would hide a method, belong to
-        transformers alone, or are settings of generation, which transformers refuses to save here."""
+        """Keep a key of a file as an attribute, as transformers does. Keys are left out that would hide a method, that belong
+        to transformers alone, or that are settings of generation, which transformers refuses to save here."""
         if not (key.startswith("_") or hasattr(type(self), key) or hasattr(GenerationConfig(), key)):
             setattr(self, key, value)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in transformers. PEFT calls this before it looks up which layers an adapter is for."""
+        """As in transformers. PEFT calls this before it looks up which layers an adapter is for, so that they are registered
+        here."""
         add_adapter_targets(self.model_type, TARGETS, others=LORA_TARGETS)
         return super().to_dict()
 
     def get_text_config(self, decoder: Any = None, encoder: Any = None) -> FastWeightsConfig:
-        """This configuration, whatever attributes it has: transformers would take one named `decoder` or `generator` for it."""
+        """This configuration. transformers would return an attribute named `decoder` or `generator` in its place."""
         return self
 
     @classmethod
@@ -268,9 +269,9 @@ class FastWeightsConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers: the configuration that a saved dictionary describes. Keys of it that are unknown, which other
-        tools write, are kept as attributes, with a warning that names them. Keys given beside the dictionary are checked like
-        those of a new configuration, and an unknown one that nobody asked to have returned is refused.
+        """As in transformers: the configuration that a saved dictionary describes. Other tools write keys that are unknown
+        here. These are kept as attributes, and a warning names them. Keys that are given beside the dictionary are checked like
+        those of a new configuration. An unknown one is refused, unless the caller asks for unused keys to be returned.
 
         Raises:
             ValueError, TypeError: as for a new configuration.
@@ -292,5 +293,5 @@ class FastWeightsConfig(PreTrainedConfig):
 
 
 def how_to_load(auto_class: str) -> str:
-    """In every config.json, for whoever reads that transformers does not recognise the model type `fastweights`."""
+    """A line in every config.json, for readers to whom transformers says that it does not know the model type `fastweights`."""
     return f"import fastweights.models, then {auto_class}.from_pretrained"

@@ -1,4 +1,4 @@
-"""Decoding of one token per call as a replay of a CUDA graph, which leaves next to nothing for the host to do."""
+"""Decoding of one token per call by replaying a CUDA graph, which leaves the host almost no work."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ FEWEST = 8  # tokens to come that pay for capturing
 
 
 def can_replay(model: Any) -> bool:
-    """Whether calls of the model may be captured: on a GPU, without autocast, whose copies of weights would be captured too, and
-    without what a replay would not run: open probes, hooks, and a forward that accelerate has wrapped."""
+    """Whether calls of the model may be captured. This takes a GPU and no autocast, whose copies of the weights would be
+    captured too. A replay does not run open probes, hooks or a forward that accelerate has wrapped, so that none of these may
+    be there."""
     return (
         model.device.type == "cuda"
         and not model.training
@@ -35,13 +36,13 @@ def can_replay(model: Any) -> bool:
 
 
 class DecodeSteps:
-    """The calls of one `generate()` that read one token per sequence. The graph is captured at the first of them; from then
-    on the layers' caches are fixed ones.
+    """The calls of one `generate()` that read one token per sequence. The first of them captures the graph and makes the
+    layers' caches fixed ones.
 
     Args:
         model: a FastWeightsForCausalLM.
-        length: columns of the batch at the end, those included that the cache has read.
-        replayed: False for the same work without a graph.
+        length: columns of the batch at the end, including those that the cache has read.
+        replayed: whether steps replay a CUDA graph; otherwise they do the same work without one.
     """
 
     def __init__(self, model: Any, length: int, replayed: bool = True) -> None:
@@ -57,7 +58,7 @@ class DecodeSteps:
         return self.logits is not None or self._start(ids, layers, tokens)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Logits [N, 1, vocab_size] after one token more, where the steps `serve` it; the fixed caches are brought up to date."""
+        """Logits [N, 1, vocab_size] after one more token of a call that the steps `serve`. The fixed caches are updated."""
         self.ids.copy_(ids)
         if self.graph is None:
             self._step()
@@ -67,14 +68,14 @@ class DecodeSteps:
         return self.logits.clone()
 
     def end(self, layers: list[LayerCache]) -> None:
-        """Make the caches ordinary ones again, a layer at a time."""
+        """Make the caches ordinary ones again, one layer at a time."""
         self.graph = self.logits = None
         for index, mixer in enumerate(self._mixers()):
             if layers[index].fixed:
                 layers[index] = mixer.free_cache(layers[index])
 
     def copy_caches(self, layers: list[LayerCache]) -> list[LayerCache]:
-        """The caches as ordinary ones, in whose tensors no step writes."""
+        """Ordinary copies of the caches, into which no step writes."""
         copied = []
         for mixer, layer in zip(self._mixers(), layers, strict=True):
             if layer.fixed:
@@ -87,8 +88,8 @@ class DecodeSteps:
         return [block.mixer for block in self.model.model.layers]
 
     def _start(self, ids: Tensor, layers: list[LayerCache], tokens: int) -> bool:
-        """Make the caches fixed, a layer at a time, so that no more than one is there twice. False where they do not fit into
-        memory."""
+        """Make the caches fixed, one layer at a time, so that only one layer needs memory twice. False where the fixed caches
+        do not fit into memory."""
         try:
             for index, mixer in enumerate(self._mixers()):
                 layers[index] = mixer.fixed_cache(layers[index], tokens)
@@ -99,7 +100,7 @@ class DecodeSteps:
         return True
 
     def begin(self, ids: Tensor, layers: list[LayerCache]) -> None:
-        """Capture a step over fixed caches. It leaves them as they are; every call of `graph.replay` reads `self.ids`."""
+        """Capture a step over fixed caches, which stay as they are. Each replay reads the token ids in `self.ids`."""
         self.layers, self.ids = layers, ids.clone()
         if self.replayed:
             try:
@@ -111,7 +112,7 @@ class DecodeSteps:
             self._step(keep=False)
 
     def _warm_up(self, device: torch.device) -> None:
-        """Compile the kernels and choose those of matrix products; then `Waits` where a layer waits for the device."""
+        """Compile the kernels and choose those of matrix products. Raises `Waits` where a layer waits for the device."""
         aside = torch.cuda.Stream(device)
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(aside):

@@ -21,13 +21,13 @@ __all__ = ["CachedGenerationMixin"]
 class CachedGenerationMixin(GenerationHooks, GenerationMixin):
     """Greedy search, sampling and beam search with a `FastWeightsCache`.
 
-    A prompt is read in one pass where the GPU's memory allows it, otherwise in the largest blocks that fit; on a CPU in blocks of
-    512 tokens. `prefill_chunk_size` sets the block. Prompts of different lengths come with their attention_mask, which shows the
-    padding; every prompt is continued from its last token, on whichever side it is padded. What takes tokens back (assisted,
-    speculative, prompt-lookup decoding) is refused.
+    A prompt is read in one pass where the GPU's memory allows it, otherwise in the largest blocks that fit. On a CPU blocks
+    have 512 tokens. `prefill_chunk_size` sets the block. Prompts of different lengths come with their attention_mask, which
+    shows the padding. Each prompt is continued from its last token, on whichever side it is padded. Decoding that takes tokens
+    back (assisted, speculative, prompt-lookup) is refused.
 
-    On a GPU the step of one token is captured as a CUDA graph at the beginning of every call and replayed, unless
-    disable_compile is set, as transformers' generation settings have it, or a module has hooks.
+    On a GPU every call captures the step of one token as a CUDA graph at its beginning and replays it. It does not where
+    disable_compile is set in transformers' generation settings, or a module has hooks.
     """
 
     config: Any  # a FastWeightsConfig; transformers declares its own base class
@@ -35,8 +35,8 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
     def generate(
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """As in transformers. With a cache (past_key_values or cache), the prompt holds the tokens that the cache has read and at
-        least one more; or, as ids, only the new ones, with an attention_mask of both."""
+        """As in transformers. With a cache (past_key_values or cache) the prompt holds the tokens that the cache has read and
+        at least one more. Ids may also be the new tokens alone, with an attention_mask of both."""
         cache = given_cache(kwargs.pop("past_key_values", None), kwargs.pop("cache", None))
         if cache is not None:
             kwargs[CACHE_NAME] = cache
@@ -109,7 +109,8 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
         return outputs
 
     def _check_call(self, prompt: object, settings: GenerationConfig, kwargs: dict[str, Any]) -> None:
-        """What transformers would hand on unseen: a wrong prompt, mask or size, or special tokens that the vocabulary lacks."""
+        """Check what transformers would pass on unchecked: the prompt, the mask, sizes, and special tokens that the vocabulary
+        lacks."""
         given = kwargs.get("inputs_embeds")
         if prompt is not None:
             given = check_ids(prompt, self)
@@ -140,7 +141,7 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
             check_cache(cache, self.config.num_hidden_layers)
 
     def prepare_cache(self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], batch_size: int) -> None:
-        """Refuse what does not fit the cache of this model, and make one where the caller gives none."""
+        """Refuse a cache of another kind, and make one where the caller gives none."""
         if generation_config.cache_implementation is not None:
             raise ValueError(
                 "cache_implementation must be None: the model's own cache is of constant size and the only one that fits, "
@@ -172,8 +173,8 @@ def _columns(cache: object) -> int:
 def _check_reading(
     cache: FastWeightsCache, prompt: Tensor | None, embeddings: Tensor | None, mask: Tensor | None
 ) -> None:
-    """ValueError unless the prompt holds more than the cache has read. transformers skips as many columns of the prompt, of
-    embeddings even where the mask shows that all of them are new."""
+    """ValueError unless the prompt holds more than the cache has read. transformers skips as many columns of the prompt as the
+    cache has read, for embeddings even where the mask shows that all of them are new."""
     whole = "pass the whole prompt, with the tokens that the cache has read first and at least one token more"
     given = prompt if embeddings is None else embeddings
     if not is_batch(given):

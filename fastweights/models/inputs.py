@@ -1,4 +1,4 @@
-"""Checks of what a language model is called with. Messages name the argument, what it must be, what it was, what to do."""
+"""Checks of the arguments of a language model. Messages name the argument, what it must be, what it was, what to do."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ LARGEST_VOCABULARY = 2**31
 
 
 def is_batch(tokens: object) -> TypeGuard[Tensor]:
-    """Whether ids or embeddings have a batch and a time. Anything else is refused where the body reads it."""
+    """Whether ids or embeddings have a batch and a time dimension. The body refuses all others."""
     return isinstance(tokens, Tensor) and not tokens.is_nested and tokens.ndim >= 2
 
 
 def check_ids(input_ids: object, model: Any) -> Tensor:
-    """Token ids [B, T]. On a GPU an id outside the vocabulary is left to the embedding's own assertion: looking at the numbers
-    would wait for the device. The vocabulary is that of the configuration, which follows when the embedding is resized: an
-    adapter may wrap the embedding."""
+    """Token ids [B, T]. On a GPU an id outside the vocabulary is left to the embedding's own assertion, because reading ids
+    would wait for the device. The size of the vocabulary is taken from the configuration, which follows a resized embedding: an
+    adapter may hide the embedding's own size."""
     if not isinstance(input_ids, Tensor):
         raise TypeError(
             f"input_ids must be an int64 tensor [batch, time >= 1], got {type(input_ids).__name__}; convert it with "
@@ -78,8 +78,8 @@ def check_embeddings(inputs_embeds: object, width: int, model: nn.Module) -> Ten
 
 
 def check_labels(labels: object, tokens: Tensor, vocab_size: int) -> None:
-    """Labels [B, T] for the ids or embeddings `tokens`. On a GPU a label outside the vocabulary is torch's to find: looking at
-    the numbers would wait for the device."""
+    """Labels [B, T] for the ids or embeddings `tokens`. On a GPU a label outside the vocabulary is left to torch's loss,
+    because reading labels would wait for the device."""
     wanted = check_label_tensor("labels", labels, tokens.shape[:2])
     if wanted.device.type == "meta" != tokens.device.type:
         raise ValueError(f"labels must be on the device of the input, {tokens.device}, got meta; pass numbers")
@@ -113,7 +113,7 @@ def _check_range(name: str, labels: Tensor, count: int, remedy: str) -> None:
 
 
 def check_cache_position(cache_position: object, columns: int, time: int) -> None:
-    """The columns [T] of an input that follows on `columns` columns of a cache, which no memory can go back behind."""
+    """The columns [T] of an input that follows `columns` columns in a cache. A memory cannot go back to an earlier column."""
     if cache_position is None:
         return
     wanted = f"cache_position must be int64 [{time}], the columns of the input after the {columns} of past_key_values"

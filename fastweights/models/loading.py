@@ -1,4 +1,4 @@
-"""A saved language model and its tokenizer, checked to belong together."""
+"""Loads a saved language model and its tokenizer, and checks that they belong together."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ SAVED_MODEL: Own = {**dict.fromkeys(SAVED_NAMES, any_file), "README.md": is_card
 def load_language_model(
     path: str | Path, *, device: str = "cpu", dtype: str | None = None, trust_remote_code: bool = False
 ) -> tuple[Any, Any]:
-    """The model and the tokenizer of a folder as `save_pretrained` writes it, in evaluation mode on `device`.
+    """The model and the tokenizer of a folder that `save_pretrained` wrote, in evaluation mode on `device`.
 
-    The folder may be a stranger's: none of its code is run, weights are read from safetensors files only, and of its generation
-    settings only the special tokens are taken.
+    The folder may come from a stranger. None of its code is run, weights are read from safetensors files only, and of its
+    generation settings only the special tokens are used.
 
     Args:
         path: that folder, or the folder of a training run, whose model is in its folder model/.
@@ -69,9 +69,9 @@ def load_language_model(
         trust_remote_code: run code of the tokenizer that the folder holds or names.
 
     Raises:
-        ValueError: no such folder, no model or tokenizer in it, a model of another architecture, weights that are damaged or
-            not those of the configuration, a tokenizer with more tokens than the model, a device that is not there, files
-            that ask for code to be run or cannot be read safely.
+        ValueError: no such folder, no model or tokenizer in it, a model of another architecture, weights that are damaged or do
+            not fit the configuration, a tokenizer with more tokens than the model, a device that is not there, files that ask
+            for code to be run or cannot be read safely.
     """
     folder = model_folder(path, trust_remote_code=trust_remote_code)
     check_has_tokenizer(folder)
@@ -86,8 +86,8 @@ def load_language_model(
 
 
 def model_folder(path: str | Path, argument: str = "MODEL", *, trust_remote_code: bool = False) -> Path:
-    """The folder, `path` or model/ in it, that holds config.json, checked to be of a model of ours, with files that can be read
-    safely; with `trust_remote_code` these may ask for code."""
+    """The folder with config.json, `path` or model/ in it. It is checked to hold a model of this library in files that can be
+    read safely. With `trust_remote_code` the files may ask for code."""
     path = Path(path)
     if not path.is_dir():
         raise ValueError(
@@ -109,27 +109,27 @@ def model_folder(path: str | Path, argument: str = "MODEL", *, trust_remote_code
 
 
 def find_saved_model(path: Path) -> Path:
-    """`path`, or its folder model/ where that alone holds a model: the folder of a training run does."""
+    """`path`, or its folder model/ where only that holds a model, as in the folder of a training run."""
     inside = path / "model"
     is_run = not (path / "config.json").is_file() and (inside / "config.json").is_file()
     return inside if is_run else path
 
 
 def name_models_inside(path: Path) -> str:
-    """For a message: the models in `path`, the output of a training of several; or nothing where there are none."""
+    """Part of a message: the models in `path`, the output of a training of several; empty where there are none."""
     found = sorted(str(config.parent.parent) for config in path.glob("*/model/config.json"))[:4]
     return f"; it holds trained models, name one of them: {', '.join(found)}" if found else ""
 
 
 def check_has_tokenizer(folder: Path) -> None:
-    """ValueError if there is none."""
+    """ValueError if the folder has no tokenizer."""
     if not has_tokenizer(folder):
         raise ValueError(f"{folder} holds no tokenizer; save it there with tokenizer.save_pretrained(folder)")
 
 
 def load_config(folder: Path) -> Any:
-    """The configuration in a folder, of ours or of another architecture of transformers; ValueError if it does not fit, or if the
-    weights beside it are not safe to load."""
+    """The configuration in a folder, of this library or of another architecture of transformers. ValueError if it does not fit,
+    or if the weights beside it are not safe to load."""
     with loading(f"the model in {folder}"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     is_own = isinstance(config, FastWeightsConfig)
@@ -154,7 +154,7 @@ def _check_has_output_layer(folder: Path, config: Any) -> None:
 
 
 def check_special_tokens(folder: Path) -> None:
-    """ValueError unless the special tokens that generation_config.json names, if it is there, are whole numbers."""
+    """ValueError unless all special tokens that generation_config.json names are whole numbers. The file may be missing."""
     path = folder / "generation_config.json"
     settings = read_json_object(path) if path.is_file() else {}
     for name in SPECIAL_TOKENS:
@@ -181,8 +181,8 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def load_weights(folder: Path, dtype: str | None = None) -> Any:
-    """The model in a folder, of ours or of another architecture of transformers; ValueError unless its weights are whole and, in
-    ours, exactly those of its configuration."""
+    """The model in a folder, of this library or of another architecture of transformers. ValueError unless its weights are
+    whole. Those of this library must be exactly those of the configuration."""
     config = load_config(folder)
     check_memory(folder)
     config.use_cache = True  # transformers' Trainer sets it to False, and earlier versions saved that
@@ -207,7 +207,8 @@ def load_weights(folder: Path, dtype: str | None = None) -> Any:
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Errors of transformers, tokenizers and safetensors, which have no common kind, as one; its warnings are refused later."""
+    """Raise errors of transformers, tokenizers and safetensors, which have no common class, as ValueError. Warnings of
+    transformers are silenced: later checks refuse what they are about."""
     with _quietly():
         try:
             yield
@@ -220,7 +221,7 @@ def loading(what: str) -> Iterator[None]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """No warnings and no progress bar of transformers."""
+    """Switch off warnings and progress bars of transformers."""
     from transformers.utils import logging
 
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,5 +1,5 @@
-"""How generate() reads prompts. Padding at their end is read as if it stood in front: each is continued from its last token. As
-many tokens are read at a time as the memory of the device allows."""
+"""How generate() reads prompts. Padding at the end of a prompt is moved to its front, because a prompt is continued from its
+last token. The memory of the device decides how many tokens are read at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def move_padding_to_front(input_ids: Tensor, inputs: dict[str, Any], new: int) -
 
 
 def _take_columns(x_BS: Tensor, column_BN: Tensor) -> Tensor:
-    """x [B, S, ...] whose last N columns are these ones of them; x as it is where it has fewer, as ids beside embeddings."""
+    """x [B, S, ...] with its last N columns replaced by those that `column_BN` numbers among them. x itself where it has fewer
+    columns: the ids beside embeddings."""
     new = column_BN.shape[1]
     if x_BS.shape[1] < new:
         return x_BS
@@ -62,7 +63,7 @@ SCORES = 3 * 4
 
 
 def prefill_block(model: Any, rows: int, length: int) -> int:
-    """How many tokens of each of `rows` prompts, padded to `length`, are read at a time."""
+    """How many tokens of each prompt are read at a time. There are `rows` prompts, padded to `length`."""
     free = free_memory(model.device)
     if free is None:
         return CPU_BLOCK
@@ -77,7 +78,7 @@ def prefill_block(model: Any, rows: int, length: int) -> int:
 
 
 def largest_block(length: int, *, room: float, bytes_whole: int, bytes_in_block: int) -> int:
-    """`length` where so many tokens fit into `room` bytes. Otherwise the largest SMALLEST * 2^n that fits, or SMALLEST.
+    """`length` where that many tokens fit into `room` bytes; otherwise the largest SMALLEST * 2^n that fits, at least SMALLEST.
 
     bytes_whole, bytes_in_block: bytes per token of a prompt that is read in one pass, and of one that is read in blocks.
     """
@@ -97,8 +98,8 @@ def token_bytes(model: Any, length: int, *, whole: bool) -> int:
 
 
 def _count_mask_bytes(layer: SoftmaxAttention, length: int, whole: bool, itemsize: int) -> int:
-    """Bytes per query that torch's attention takes for a mask over the slots which the query may see. Without a window a prompt
-    that is read in one pass needs no mask."""
+    """Bytes per query of the mask that torch's attention needs, over the slots that the query may see. A prompt that is read in
+    one pass needs no mask without a window."""
     blocks_alone = 0 if whole else length
     slots = blocks_alone if layer.window is None else min(length, 2 * layer.window)
     heads = layer.options.num_heads
@@ -106,7 +107,7 @@ def _count_mask_bytes(layer: SoftmaxAttention, length: int, whole: bool, itemsiz
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that torch could still use on a GPU, those included that its allocator holds; None elsewhere."""
+    """Bytes that torch can still use on a GPU, including free memory that its allocator holds; None on other devices."""
     if device.type != "cuda":
         return None
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,4 +1,4 @@
-"""The files with a model's weights, looked at before they are loaded: safetensors in the folder itself, of the model's sizes."""
+"""Checks the files with a model's weights before they are loaded: safetensors in the folder itself, of the model's sizes."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ OTHERS = {"adapter_config.json": "a PEFT adapter", "shard-*-model-*.safetensors"
 
 
 def check_weights(folder: Path, config: Any) -> dict[str, list[int]]:
-    """The shape of every tensor, by name, of weights that can be loaded safely and that have the configuration's layers.
+    """The shape of every tensor by name. The weights are checked to be safe to load and to have as many layers as the
+    configuration.
 
-    Only the headers of the files are read. The layers are counted here, because a model of a billion layers could not be built
-    to compare the rest (see `check_fit`).
+    Only the headers of the files are read. Layers are counted first, because a model of a billion layers could not be built to
+    compare the shapes (see `check_fit`).
 
     Raises:
-        ValueError: no safetensors files, others than safetensors, files outside the folder, damaged headers, weights that are
-            no floating-point numbers or quantised, files that are large and mostly holes, or another number of layers than
-            the configuration says.
+        ValueError: no safetensors files, files of another kind, files outside the folder, damaged headers, weights that are
+            quantised or no floating-point numbers, large files that are mostly holes, or a number of layers that differs from
+            the configuration.
     """
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(
@@ -74,7 +75,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def check_memory(folder: Path) -> None:
-    """ValueError if the weights take more memory than this machine has: the system would end the process without a word."""
+    """ValueError if the weights take more memory than this machine has. The system would otherwise end the process without a
+    message."""
     size, memory = sum(path.stat().st_size for path in _find_files(folder)), usable_memory()
     if size > memory:
         raise ValueError(
@@ -83,9 +85,9 @@ def check_memory(folder: Path) -> None:
 
 
 def check_fit(folder: Path, shapes: Mapping[str, list[int]], model: PreTrainedModel, *, exactly: bool) -> None:
-    """ValueError if a weight is of another shape than in `model`, which may be on the device "meta".
+    """ValueError if a weight has another shape than in `model`, which may be on the device "meta".
 
-    exactly: refuse weights that are not all those of `model`, or more.
+    exactly: whether the weights must be all those of `model` and no others.
     """
     weights = model.state_dict()
     for name, parameter in weights.items():
@@ -166,7 +168,7 @@ def _check_header(path: Path) -> None:
 
 
 def _check_not_empty(folder: Path, files: Iterable[Path]) -> None:
-    """ValueError where most of the weights are holes: zeros that take no room on the disk, and all of their size in memory."""
+    """ValueError where most of a file is holes: zeros that take no room on the disk, but all of their size in memory."""
     size = sum(path.stat().st_size for path in files)
     if size > SMALL and (data := sum(map(_bytes_on_disk, files))) < size / 2:
         raise ValueError(
@@ -176,7 +178,7 @@ def _check_not_empty(folder: Path, files: Iterable[Path]) -> None:
 
 
 def _bytes_on_disk(path: Path) -> int:
-    """Without the holes, where the file system can tell."""
+    """Bytes that the file takes on the disk, without its holes where the file system can tell."""
     if not hasattr(os, "SEEK_HOLE"):
         return path.stat().st_size
     found, end = 0, 0
@@ -192,6 +194,6 @@ def _bytes_on_disk(path: Path) -> int:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Whether a file starts as torch.save and pickle write it."""
+    """Whether the file begins as those that torch.save and pickle write."""
     with path.open("rb") as file:
         return file.read(2) in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

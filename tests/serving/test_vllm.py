@@ -143,16 +143,18 @@ def test_weights_in_16_bits(dtype, close, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
 def test_heads_divided_between_two_processes(eager, tmp_path):
-    own = model(["gdn", WINDOW, "lattice", {"name": "pgdn", "num_v_heads": 4}], tie_word_embeddings=eager)
+    shared = [{"name": "softmax", "num_kv_heads": 1}, {"name": "mamba2", "num_groups": 1}]
+    mixers = ["gdn", WINDOW, "lattice", {"name": "pgdn", "num_v_heads": 4}, "retnet", "vla", *shared]
+    own = model(mixers, tie_word_embeddings=eager)
     own.save_pretrained(tmp_path)
     with engine(tmp_path, tensor_parallel_size=2, enforce_eager=eager) as llm:
         check_same(own, llm, prompts())
 
 
 def test_a_mixer_whose_heads_cannot_be_divided_is_refused(tmp_path):
-    model(["gdn", "retnet"]).save_pretrained(tmp_path)
+    model({"name": "mamba2", "norm_groups": 3, "head_dim": 24}).save_pretrained(tmp_path)
     with (
-        pytest.raises(Exception, match="tensor_parallel_size must be 1 for a model with retnet, got 2"),
+        pytest.raises(Exception, match="norm_groups must be a multiple or a divisor of the number of tensor-parallel"),
         engine(tmp_path, tensor_parallel_size=2),
     ):
         pass

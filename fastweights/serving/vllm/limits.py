@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from ...layers import MIXERS, SoftmaxAttention
+from ...models.parts import check_parts
 from .pool import STATE_DTYPES
-from .split import check_parts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

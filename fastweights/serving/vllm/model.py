@@ -1,7 +1,7 @@
 """The language models as vLLM builds them: our blocks, with memories and attention whose states vLLM keeps."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.distributed import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_gather,
     tensor_model_parallel_all_reduce,
 )
 from vllm.model_executor.layers.attention import Attention
@@ -30,9 +31,9 @@ from ...layers import SoftmaxAttention
 from ...layers.attention import rotate, rotation
 from ...models import FastWeightsConfig
 from ...models.modeling import FastWeightsBlock, make_norm
+from ...models.parts import find_divisions, part_of_config, take_parts
 from .memory import ServedMemory
 from .pool import StateBlock
-from .split import part_of_config, part_of_weight
 
 __all__ = ["FastWeightsForCausalLM"]
 
@@ -96,11 +97,14 @@ class ServedModel(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config, block = vllm_config.model_config.hf_config, StateBlock.largest(vllm_config)
-        part = part_of_config(config, vllm_config.parallel_config.tensor_parallel_size)
+        parts = vllm_config.parallel_config.tensor_parallel_size
+        part = part_of_config(config, parts)
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
             ServedBlock(part, layer, block, f"{prefix}.layers.{layer}") for layer in range(config.num_hidden_layers)
         )
+        mixers = [cast(ServedBlock, one).mixer for one in self.layers]
+        take_parts(mixers, config, get_tensor_model_parallel_rank(), parts, tensor_model_parallel_all_gather)
         self.norm = make_norm(config)
 
     # vLLM's compiler looks at the types of these arguments.
@@ -159,13 +163,13 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         own, rank = dict(self.named_parameters()), get_tensor_model_parallel_rank()
-        parts = get_tensor_model_parallel_world_size()
+        divisions = find_divisions(self.config, get_tensor_model_parallel_world_size())
 
         def part(name: str, weight: Tensor) -> Tensor:
             # vLLM's own layers take their part by themselves.
             if name not in own or hasattr(own[name], "weight_loader"):
                 return weight
-            return part_of_weight(weight, own[name].shape, rank, parts)
+            return divisions[name].take(weight, rank)
 
         loaded = AutoWeightsLoader(self).load_weights((name, part(name, weight)) for name, weight in weights)
         for block in self.model.layers:

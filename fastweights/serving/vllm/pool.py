@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...layers import LayerCache, Mixer, SoftmaxAttention, build_mixer
-from .split import part_of_config
+from ...models.parts import part_of_config
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
