@@ -31,10 +31,11 @@ ORDER = (
     ("outputs",),
     ("kernels", "data", "results"),
     ("ops",),
-    ("layers", "integrations"),
+    ("layers",),
     ("models", "testing"),
     ("analysis", "conversion", "distributed", "evaluation", "serving"),
     ("training",),
+    ("integrations",),
     ("cli",),
     ("__main__",),
 )
