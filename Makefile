@@ -4,6 +4,7 @@
 #   make test      runs the tests of the library, the kernels' own in Triton's interpreter
 #   make test-studies runs the tests of the studies: claims, leaderboard, measuring scripts and the pages of results
 #   make test-vllm runs the tests of serving with vLLM on the CPU, in an environment of its own
+#   make test-torchtitan runs the tests of trainings by torchtitan on the CPU, in an environment of its own
 #   make test-ecosystem runs the tests with TRL, PEFT, offloading and the newest transformers, in an environment of its own
 #   make test-slow runs the slow tests, which that leaves out; make test-all runs all, and compiles every form of the kernels
 #   make docs      builds the documentation into site/index.html, without the network once its tools are installed
@@ -34,7 +35,12 @@ VLLM_INSTALLED := $(VLLM_VENV)/.fastweights-installed
 ECOSYSTEM_VENV ?= .venv-ecosystem
 ECOSYSTEM_INSTALLED := $(ECOSYSTEM_VENV)/.fastweights-installed
 
-.PHONY: recall lm docs test test-studies test-slow test-all test-triton test-transformers test-vllm test-ecosystem lint install clean
+# torchtitan reads datasets of an earlier version than the libraries of the ecosystem.
+TITAN_VENV ?= .venv-torchtitan
+TITAN_INSTALLED := $(TITAN_VENV)/.fastweights-installed
+
+.PHONY: recall lm docs test test-studies test-slow test-all test-triton test-transformers test-vllm test-torchtitan test-ecosystem
+.PHONY: lint install clean
 
 recall: $(INSTALLED)
 	$(BIN)/fastweights recall $(ARGS)
@@ -71,6 +77,10 @@ test-all: $(INSTALLED)
 # Most of the time goes into starts of vLLM, one process per core at a time.
 test-vllm: $(VLLM_INSTALLED)
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -n auto --dist loadgroup -q tests/serving studies/tests/serving $(ARGS)
+
+# The processes that exchange tensors are those of one test process: another would start its own.
+test-torchtitan: $(TITAN_INSTALLED)
+	OMP_NUM_THREADS=1 $(TITAN_VENV)/bin/python -m pytest -q tests/integrations/torchtitan $(ARGS)
 
 # With TRL, which nothing else needs, and once more what models have to do with PEFT, accelerate and transformers' Trainer.
 ECOSYSTEM_TESTS := tests/ecosystem tests/training/test_weight_decay.py $(addprefix tests/models/test_,$(addsuffix .py,\
@@ -134,5 +144,10 @@ $(ECOSYSTEM_INSTALLED): pyproject.toml
 	$(ECOSYSTEM_VENV)/bin/python -m pip install -q -e ".[train,test,ecosystem]"
 	@touch $@
 
+$(TITAN_INSTALLED): pyproject.toml
+	test -x $(TITAN_VENV)/bin/python || $(PYTHON) -m venv $(TITAN_VENV)
+	$(TITAN_VENV)/bin/python -m pip install -q -e ".[train,test,torchtitan]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(ECOSYSTEM_VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(ECOSYSTEM_VENV) $(TITAN_VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
