@@ -74,7 +74,9 @@ def test_what_lowers_the_memory():
     assert kept["activations"] < 0.6 * parts["activations"] and kept["optimizer"] == parts["optimizer"]
     sharded = estimate.memory_parts(LanguageRun(precision="bf16", batch_size=64, fsdp=True), model, 4)
     assert sharded["weights"] == parts["weights"] / 4 and sharded["gradients"] == parts["gradients"] / 4
-    assert estimate.memory_parts(plain, model, 4)["gradients"] == 2 * parts["gradients"]  # buckets of DDP
+    assert estimate.memory_parts(plain, model, 4)["gradients"] == parts["gradients"]
+    several = estimate.memory_parts(LanguageRun(precision="bf16", batch_size=64, accumulation=2), model, 4)
+    assert several["gradients"] == 2 * parts["gradients"]  # buckets of DDP
 
 
 def test_operations_by_hand():
