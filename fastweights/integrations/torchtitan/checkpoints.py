@@ -49,7 +49,7 @@ class CheckpointsWithConfig(CheckpointManager):
         super()._save_last_step(curr_step)
         if self.last_save_in_hf and dist.get_rank() == 0:
             assert isinstance(self.sd_adapter, SavedFolder)
-            folder = Path(self._create_checkpoint_id(curr_step))
+            folder = Path(self.folder) / f"step-{curr_step}"
             config = self.sd_adapter.model_config.architecture
             config.architectures = [ARCHITECTURE]
             config.save_pretrained(folder)
