@@ -49,7 +49,7 @@ class CheckpointsWithConfig(CheckpointManager):
         super()._save_last_step(curr_step)
         if self.last_save_in_hf and dist.get_rank() == 0:
             assert isinstance(self.sd_adapter, SavedFolder)
-            folder = Path(self._create_checkpoint_id(curr_step))
+            folder = Path(self.folder) / f"step-{curr_step}"
             config = self.sd_adapter.model_config.architecture
             config.architectures = [ARCHITECTURE]
             config.save_pretrained(folder)
@@ -69,6 +69,8 @@ def export(checkpoint: Path, folder: Path, config: FastWeightsConfig, tokenizer:
 
 
 def _copy_tokenizer(source: str | Path | None, folder: Path) -> None:
+    """Copy the files of a tokenizer, where there is one, into the folder of a saved model."""
     for name in TOKENIZER_PARTS if source is not None else ():
-        if (Path(source) / name).is_file():
-            shutil.copyfile(Path(source) / name, folder / name)
+        file = Path(str(source)) / name
+        if file.is_file():
+            shutil.copyfile(file, folder / name)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from . import TESTED
 from .trainer import FastWeightsTrainer, FastWeightsValidator
 
 __all__ = ["check_settings"]
@@ -20,9 +19,7 @@ def check_settings(config: Any) -> None:
             "partial_dtensor"; or a trainer or validation that would divide rows for context parallelism by itself.
     """
     if not hasattr(torch.distributed, "set_timeout"):
-        raise ValueError(
-            f"torchtitan {TESTED} needs torch 2.14 or later, got {torch.__version__}; install a later torch"
-        )
+        raise ValueError(f"torch must be 2.14 or later for torchtitan, got {torch.__version__}; install a later one")
     parallel = config.parallelism
     for name in ("pipeline_parallel_degree", "expert_parallel_degree"):
         degree = getattr(parallel, name)

@@ -1,7 +1,7 @@
 """Tensor parallelism: every process has some heads of each mixer, part of each MLP, and part of the vocabulary in the embedding
 and the output layer.
 
-The parameters are DTensors, so that FSDP2, the optimizer and checkpoints know them whole. Layers compute on the local parts, as
+Parameters are DTensors, so that FSDP2, the optimizer and checkpoints know them whole. Layers compute on their local parts, as
 their ops take ordinary tensors: the layers of a process are those of a model with fewer heads.
 """
 
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from ...models import FastWeightsModel
-from ...models.parts import check_parts, find_divisions, part_of_config, take_parts
+from ...models.parts import Division, check_parts, find_divisions, part_of_config, take_parts
 
 __all__ = ["divide_heads"]
 
@@ -25,40 +25,44 @@ def divide_heads(model: Any, mesh: DeviceMesh) -> None:
     """Divide a `TitanModel` on the meta device among the processes of `mesh`.
 
     Raises:
-        ValueError: a mixer whose heads cannot be divided so, or whose parameters do not lie head after head.
+        ValueError: heads or an MLP that so many processes cannot divide.
     """
     config, parts = model.config, mesh.size()
     check_parts(config, parts)
     divisions = find_divisions(config, parts)
-    for name, division in divisions.items():
-        if not (division.dim is None or division.is_contiguous):
-            layer = int(name.split(".")[2])
-            raise ValueError(
-                f"parallelism.tensor_parallel_degree must be 1 for a model with {config.mixer_of(layer)[0]}, got {parts}: "
-                f"{name} cannot be divided into equal blocks"
-            )
-    dtype = model.model.embed_tokens.weight.dtype
     with torch.device("meta"):
-        part = FastWeightsModel(part_of_config(config, parts)).to(dtype)
+        part = FastWeightsModel(part_of_config(config, parts)).to(model.norm.weight.dtype)
     take_parts([block.mixer for block in part.layers], config, mesh.get_local_rank(), parts, lambda x: _gather(x, mesh))
     for layer, (block, own) in enumerate(zip(model.layers, part.layers, strict=True)):
         prefix = f"model.layers.{layer}."
-        dims = {name.removeprefix(prefix): x.dim for name, x in divisions.items() if name.startswith(prefix)}
-        _divide_block(block, own, dims, mesh)
-    _distribute(model.norm, {"weight": None, "bias": None}, mesh)
-    whole, logits = Replicate(), Shard(2)
-    parallelize_module(model.tok_embeddings, mesh, RowwiseParallel(input_layouts=whole, output_layouts=whole))
-    parallelize_module(model.lm_head, mesh, ColwiseParallel(output_layouts=logits, use_local_output=False))
+        here = {name.removeprefix(prefix): x for name, x in divisions.items() if name.startswith(prefix)}
+        _divide_block(block, own, here, mesh)
+    _distribute(
+        model.norm, model.norm, {name: divisions[f"model.norm.{name}"] for name in model.norm.state_dict()}, mesh
+    )
+    _divide_embedding(model.tok_embeddings, mesh)
+    parallelize_module(model.lm_head, mesh, ColwiseParallel(output_layouts=Shard(2), use_local_output=False))
     model.tie_weights()
 
 
-def _divide_block(block: Any, own: Any, dims: dict[str, int | None], mesh: DeviceMesh) -> None:
-    """Give a block the mixer and the MLP of a block with fewer heads, `own`. dims: which dimension of each parameter of the block
-    the processes divide."""
+def _divide_embedding(embedding: nn.Embedding, mesh: DeviceMesh) -> None:
+    """Give each process part of the vocabulary. torch's RowwiseParallel does not wait for the sum of their outputs: a tensor that
+    is still waited for gets no gradient from compiled blocks."""
+    weight = distribute_tensor(embedding.weight.detach(), mesh, [Shard(0)])
+    embedding.register_parameter("weight", nn.Parameter(weight))
+    embedding.register_forward_pre_hook(
+        lambda module, given: (DTensor.from_local(given[0], mesh, [Replicate()], run_check=False),)
+    )
+    embedding.register_forward_hook(lambda module, given, x: x.redistribute(placements=[Replicate()]).to_local())
+
+
+def _divide_block(block: Any, own: Any, divisions: dict[str, Division], mesh: DeviceMesh) -> None:
+    """Give a block the mixer and the MLP of a block with fewer heads, `own`. divisions: by the names of the parameters in it."""
+    wholes = dict(block.named_modules())
     block.mixer, block.mlp = own.mixer, own.mlp
     for path, module in block.named_modules():
-        here = {name: dims[f"{path}.{name}"] for name, _ in module.named_parameters(recurse=False)}
-        _distribute(module, here, mesh, inside=path.partition(".")[0] in ("mixer", "mlp"))
+        here = {name: divisions[f"{path}.{name}"] for name, _ in module.named_parameters(recurse=False)}
+        _distribute(module, wholes[path], here, mesh, inside=path.partition(".")[0] in ("mixer", "mlp"))
     branches = [(block.mixer_norm, block.mixer)]
     if block.mlp is not None:
         branches.append((block.mlp_norm, block.mlp.down_proj))
@@ -67,33 +71,42 @@ def _divide_block(block: Any, own: Any, dims: dict[str, int | None], mesh: Devic
         output.register_forward_hook(lambda module, given, x: _sum(x, mesh))
 
 
-def _distribute(module: nn.Module, dims: dict[str, int | None], mesh: DeviceMesh, inside: bool = False) -> None:
-    """Make the module's own parameters, of which each process has its part, DTensors that the module reads as their local parts.
-    inside: whether it computes for the heads of one process, so that a whole parameter gets part of its gradient there."""
-    gradients: dict[str, Any] = {}
-    for name, parameter in list(module.named_parameters(recurse=False)):
-        dim = dims[name]
-        placement = Replicate() if dim is None else Shard(dim)
-        gradients[name] = Partial() if inside and dim is None else placement
-        whole = DTensor.from_local(parameter.detach(), mesh, [placement], run_check=False)
-        module.register_parameter(name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
-    if gradients:
-        _read_locally(module, mesh, gradients)
+def _distribute(
+    module: nn.Module, whole: nn.Module, divisions: dict[str, Division], mesh: DeviceMesh, inside: bool = False
+) -> None:
+    """Make the module's own parameters DTensors that the module reads as the parts of this process. A parameter whose parts are
+    no equal blocks stays whole on every process, and the module reads its part of it.
+
+    Args:
+        whole: the module of the whole model.
+        inside: whether the module computes for the heads of one process, which has only part of the gradient of a parameter
+            that is whole.
+    """
+    properties = {}
+    for name, division in divisions.items():
+        dim = division.dim if division.is_contiguous else None
+        parameter = (whole if dim is None else module).get_parameter(name)
+        placement: Placement = Replicate() if dim is None else Shard(dim)
+        distributed = DTensor.from_local(parameter.detach(), mesh, [placement], run_check=False)
+        module.register_parameter(name, nn.Parameter(distributed, requires_grad=parameter.requires_grad))
+        gradient = Partial() if inside and dim is None else placement
+        properties[name] = _local_part(name, division, mesh, gradient)
+    if properties:
+        module.__class__ = type(f"Divided{type(module).__name__}", (type(module),), properties)
 
 
-def _read_locally(module: nn.Module, mesh: DeviceMesh, gradients: dict[str, Any]) -> None:
-    """Let the module's attributes be the local parts of its DTensor parameters. Those that FSDP2 has divided further stay as they
-    are: it reads them by the same names, and replaces them while the module computes. gradients: their placements."""
+def _local_part(name: str, division: Division, mesh: DeviceMesh, gradient: Placement) -> property:
+    """A property that reads a DTensor parameter of a module as this process's part of it. A parameter that FSDP2 has divided
+    further stays as it is: FSDP2 reads it by the same name, and replaces it while the module computes."""
 
-    def local(name: str) -> property:
-        def read(self: nn.Module) -> Tensor | None:
-            parameter: Any = self._parameters[name]
-            return parameter.to_local(grad_placements=[gradients[name]]) if parameter.device_mesh == mesh else parameter
+    def read(module: nn.Module) -> Tensor | None:
+        parameter: Any = module._parameters[name]
+        if parameter.device_mesh != mesh:
+            return parameter
+        local = parameter.to_local(grad_placements=[gradient])
+        return local if division.is_contiguous else division.take(local, mesh.get_local_rank())
 
-        return property(read)
-
-    properties = {name: local(name) for name in gradients}
-    module.__class__ = type(f"Divided{type(module).__name__}", (type(module),), properties)
+    return property(read)
 
 
 def _share(x: Tensor, mesh: DeviceMesh) -> Tensor:

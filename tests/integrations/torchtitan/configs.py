@@ -42,6 +42,7 @@ class MadeUpRows(BaseDataLoader):
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
         documents: bool = False
+        infinite: bool = True  # set by torchtitan's validation
 
     def __init__(
         self, config: Config, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int, **kwargs: Any
@@ -78,10 +79,21 @@ def architecture(**changes: Any) -> FastWeightsConfig:
     return FastWeightsConfig(**{**sizes, **changes})
 
 
+def made_up(flavor: str | FastWeightsConfig) -> Any:
+    """The usual configuration, on rows that are made up."""
+    config = trainer_config(flavor)
+    config.tokenizer, config.dataloader = NoTokenizer.Config(), MadeUpRows.Config(documents=True)
+    return config
+
+
+def gdn_340m() -> Any:
+    """For a GPU."""
+    return made_up("gdn-340m")
+
+
 def small(**model: Any) -> Any:
     """One step reads four rows. model: changes to the architecture."""
-    config = trainer_config(architecture(**model))
-    config.tokenizer, config.dataloader = NoTokenizer.Config(), MadeUpRows.Config(documents=True)
+    config = made_up(architecture(**model))
     config.optimizer = default_adamw(lr=1e-2)
     config.lr_scheduler.warmup_steps = 0
     config.training.seq_len, config.training.local_batch_size, config.training.global_batch_size = LENGTH, 1, 4

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 
 from fastweights.testing.processes import Processes, processes
 
@@ -43,7 +44,8 @@ def train(
     """Train `configs.small`. settings: by the names that torchtitan's command line has. model: changes to its configuration.
 
     Returns:
-        losses and norms of gradients by step, and with `weights` the parameters after the last, and logits for row 0.
+        losses and norms of gradients by step, tokens read, losses of validation; with `weights` the parameters after the last
+        step, and the logits of row 0.
     """
     os.environ["LOCAL_RANK"] = str(dist.get_rank())
     config = configs.small(**(model or {}))
@@ -62,10 +64,12 @@ def train(
     def record(step: int, loss: float, largest: float, norm: float, **extra: Any) -> None:
         losses[step], norms[step] = loss, norm
 
+    validated: list[float] = []
     trainer.metrics_processor.log = record
+    trainer.metrics_processor.log_validation = lambda loss, step, **extra: validated.append(loss)
     try:
         trainer.train()
-        found = {"losses": losses, "norms": norms, "read": trainer.ntokens_seen}
+        found = {"losses": losses, "norms": norms, "read": trainer.ntokens_seen, "validated": validated}
         if weights:
             whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
             model = trainer.model_parts[0]
@@ -73,7 +77,8 @@ def train(
             tokens, _, positions = configs.made_up_row(0, configs.LENGTH)
             with torch.no_grad():
                 model._skip_lm_head = False
-                found["logits"] = model(tokens[None], positions[None])
+                logits = model(tokens[None], positions[None])
+            found["logits"] = logits.full_tensor() if isinstance(logits, DTensor) else logits
         return found
     finally:
         trainer.close()

@@ -1,4 +1,4 @@
-"""Starts torchtitan's training on CPUs, with gloo: `torchrun on_cpu.py --module ... --config ...`.
+"""Lets torchtitan train on CPUs, with gloo.
 
 torchtitan 0.3.0 asks torch for an accelerator and takes CUDA without one, and reads the memory of the device for its log. Before
 it is imported, this says that the accelerator is the CPU, and gives `torch.cpu` the functions that the log calls.
@@ -20,10 +20,3 @@ for name, function in {
     "current_device": lambda: 0,
 }.items():
     setattr(torch.cpu, name, function)
-if not hasattr(torch.distributed, "set_timeout"):  # before torch 2.14; torchtitan only shortens timeouts by it
-    torch.distributed.set_timeout = lambda timeout, group=None: None
-
-if __name__ == "__main__":
-    from torchtitan.train import main
-
-    main()

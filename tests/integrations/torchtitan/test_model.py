@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 from torchtitan.components.optimizer import default_adamw
+from torchtitan.config import ConfigManager
+from torchtitan.distributed.activation_checkpoint import FullAC
 
 from fastweights.integrations.torchtitan import model_registry
 from fastweights.integrations.torchtitan.model import document_edges
 from fastweights.integrations.torchtitan.spec import spare_from_weight_decay
+from fastweights.integrations.torchtitan.trainer import FastWeightsTrainer
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.training.optimization import weight_decay_groups
 
@@ -51,3 +54,12 @@ def test_presets_are_flavors() -> None:
     count, operations = spec.model.get_nparams_and_flops(model, 2048)
     assert spec.flavor == "gdn-340m" and count == model.model.num_parameters() + model.lm_head.weight.numel()
     assert 6 * (count - model.tok_embeddings.weight.numel()) * 0.99 < operations < 6 * count
+
+
+def test_the_command_line_names_presets_and_changes_settings() -> None:
+    command = (
+        "--module fastweights.integrations.torchtitan --config gdn_340m --training.steps 5 activation_checkpoint:full"
+    )
+    config = ConfigManager().parse_args(command.split())
+    assert (config.model_spec.flavor, config.training.steps, config.training.seq_len) == ("gdn-340m", 5, 2048)
+    assert isinstance(config, FastWeightsTrainer.Config) and isinstance(config.activation_checkpoint, FullAC.Config)

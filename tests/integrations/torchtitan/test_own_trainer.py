@@ -17,14 +17,13 @@ from torchtitan.components.optimizer import default_adamw
 
 from fastweights.data.text import TextCorpus, TextTokenizer, prepare_text
 from fastweights.data.text.packing import pack_rows
-from fastweights.training import train_language
-from fastweights.training.language import LanguageRun
+from fastweights.training.language import LanguageRun, train_language
 from fastweights.training.language.rows import find_start, training_rows
 
 from .jobs import started, train
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "rain", "fell", "over", "old", "hills", "and", "rivers", "ran"]
-STEPS, ROWS, LENGTH, RATE = 50, 4, 32, 1e-2
+STEPS, ROWS, LENGTH, RATE = 50, 4, 32, 2e-3
 
 
 class RowsOfRun(BaseDataLoader):
@@ -112,5 +111,5 @@ def test_the_loss_curve_is_that_of_our_own_trainer(
     }
     found = started(count).run(train, settings, STEPS, False, {"vocab_size": 300})
     losses = list(found[0]["losses"].values())
-    assert len(own) == len(losses) == STEPS and own[-1] < 0.7 * own[0]
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(own), rtol=2e-4, atol=0)
+    assert len(own) == len(losses) == STEPS and own[-1] < 0.8 * own[0]
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(own), rtol=1e-5, atol=0)

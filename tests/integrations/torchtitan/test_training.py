@@ -12,12 +12,12 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
 from fastweights.models import FastWeightsForCausalLM
 
-from .configs import architecture
+from .configs import MadeUpRows, architecture
 from .jobs import refusal, started, train
 
 TENSOR, CONTEXT = "parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree"
 REPLICAS = "parallelism.data_parallel_replicate_degree"
-HYBRID = ["gdn", {"name": "softmax", "num_kv_heads": 2}]
+HYBRID = ["gdn", {"name": "softmax", "num_kv_heads": 1}]  # which two processes share
 
 
 @cache
@@ -57,7 +57,7 @@ def test_four_processes_train_as_one(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("way", [TENSOR, CONTEXT])
-@pytest.mark.parametrize("mixer", ["rwkv7", "palimpsa-m", "hybrid"])
+@pytest.mark.parametrize("mixer", ["rwkv7", "palimpsa-m", "mamba2", "hybrid"])
 def test_other_mixers_are_divided(mixer: str, way: str) -> None:
     check(2, {way: 2}, mixer)
 
@@ -90,6 +90,21 @@ def test_recomputed_and_compiled_blocks_train_as_others(settings: dict[str, Any]
     check(2, settings)
 
 
+def test_parameters_are_gathered_in_bfloat16() -> None:
+    found = started(2).run(train, {"training.mixed_precision_param": "bfloat16", TENSOR: 2}, 3)[0]["losses"]
+    assert found != alone()["losses"] and found == pytest.approx(alone()["losses"], rel=0.02)
+
+
+def test_validation_reads_divided_rows() -> None:
+    validates = {
+        "validator.enable": True,
+        "validator.steps": 2,
+        "validator.dataloader": MadeUpRows.Config(documents=True),
+    }
+    (wanted,), (found,) = (started(2).run(train, {**validates, way: 2}, 1)[0]["validated"] for way in (TENSOR, CONTEXT))
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
 def test_first_weights_are_those_of_the_seed() -> None:
     torch.manual_seed(3)
     wanted = FastWeightsForCausalLM(architecture()).state_dict()
@@ -101,11 +116,6 @@ def test_first_weights_are_those_of_the_seed() -> None:
 @pytest.mark.parametrize(
     ("settings", "model", "message"),
     [
-        (
-            {TENSOR: 2},
-            {"mixer": "mamba2"},
-            r"tensor_parallel_degree must be 1 for a model with mamba2, got 2: .* equal blocks",
-        ),
         (
             {TENSOR: 2},
             {"num_heads": 1},
@@ -124,7 +134,7 @@ def test_first_weights_are_those_of_the_seed() -> None:
             r"must have an entry for every token, but the tokenizer in .* has 64 and vocab_size is 63",
         ),
     ],
-    ids=["sections", "heads", "sequence", "pipeline", "backend", "vocabulary"],
+    ids=["heads", "sequence", "pipeline", "backend", "vocabulary"],
 )
 def test_what_does_not_fit_is_refused(settings: dict[str, Any], model: dict[str, Any], message: str) -> None:
     for found in started(2).run(refusal, settings, model):
