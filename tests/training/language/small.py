@@ -5,6 +5,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fastweights.data.text import TextCorpus, TextTokenizer
 from fastweights.training.language import LanguageRun
 
@@ -53,3 +55,8 @@ def log(run: LanguageRun) -> list[dict[str, Any]]:
 
 def losses(run: LanguageRun) -> list[float]:
     return [point["loss"] for point in log(run) if "loss" in point]
+
+
+def assert_same_losses(result, expected):
+    torch.testing.assert_close(result.losses, expected.losses, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result.held_out_losses, expected.held_out_losses, rtol=1e-5, atol=1e-5)

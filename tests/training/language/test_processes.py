@@ -16,44 +16,11 @@ from fastweights.training.language import load_run, train_language
 from fastweights.training.language.schedule import BatchStage
 
 from .launching import torchrun
-from .small import log
+from .small import assert_same_losses, log
 
 pytestmark = pytest.mark.usefixtures("signals_arrive")
 
 COMPILED = "===== __compiled_fn"  # in the log of every graph that torch compiles
-
-RUN = """
-output = {output}
-cache = {cache}
-batch_size = 1
-accumulation = 2
-length = 32
-max_steps = 6
-learning_rate = 1e-2
-log_every = 1
-evaluate_every = 3
-evaluation_rows = 7
-checkpoint_every = 4
-context_lengths = [16]
-[model]
-hidden_size = 16
-num_hidden_layers = 1
-num_heads = 2
-mixer = "gdn"
-[tokenizer]
-vocab_size = 300
-[corpus]
-paths = [{texts}]
-held_out_fraction = 0.2
-"""
-
-
-@pytest.fixture
-def run_file(prepared, tmp_path):
-    places = {"output": tmp_path / "out", "cache": prepared / "cache", "texts": prepared / "texts"}
-    file = tmp_path / "run.toml"
-    file.write_text(RUN.format(**{name: f'"{path}"' for name, path in places.items()}))
-    return file
 
 
 @pytest.fixture
@@ -61,11 +28,6 @@ def alone(run_file, tmp_path):
     """The run in one process, with the batch of two."""
     run = load_run(run_file, output=str(tmp_path / "alone"), batch_size=2)
     return train_language(run)[0]
-
-
-def assert_same_losses(result, expected):
-    torch.testing.assert_close(result.losses, expected.losses, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(result.held_out_losses, expected.held_out_losses, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
