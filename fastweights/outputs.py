@@ -147,11 +147,11 @@ def lock_path(name: str, path: Path) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def hold_lock(name: str, path: Path, lock: Path, *, wait: bool | float = False) -> Iterator[None]:
+def hold_lock(name: str, path: Path, lock: Path, *, wait: float = 0.0) -> Iterator[None]:
     """Hold the lock file `lock` of `path`, the argument `name`.
 
     Args:
-        wait: for another process that holds it, or only for so many seconds.
+        wait: seconds for which another process may hold it; -1 for as long as it does.
 
     Raises:
         ValueError: another process holds it; or something else is at `lock`, which opening it would empty.
@@ -160,7 +160,7 @@ def hold_lock(name: str, path: Path, lock: Path, *, wait: bool | float = False) 
     if there is not None and (there != FILE or lock.stat().st_size):
         raise ValueError(f"{name} {path} cannot be locked, as {lock} is {there} and no lock; move it")
     try:
-        lock_of_file = filelock.FileLock(lock).acquire(timeout=-1 if wait is True else wait)
+        lock_of_file = filelock.FileLock(lock).acquire(timeout=wait)
     except filelock.Timeout:
         raise ValueError(f"{name} {path} is in use by another process; wait until it has ended") from None
     with lock_of_file:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -12,36 +9,9 @@ from fastweights.evaluation import needle_recall, ruler_recall
 from fastweights.evaluation.answers import Question, answer_prompts, score_answers
 
 from ..models.mixers import every_mixer
-from .small import HYBRID, TEXT, model, tokenizer
+from .small import BLOCK, HYBRID, TEXT, Numbers, model, questions, tokenizer
 
-BLOCK = 8
-LENGTHS = (3, 40, 1, 23, 40)  # tokens of the prompts: beside 40 the others begin with blocks that are padding alone
 WORDS = tokenizer()
-
-
-class Numbers:
-    """A tokenizer for which every number is a token."""
-
-    eos_token_id = sep_token_id = bos_token_id = pad_token_id = None
-
-    def __call__(self, text, verbose=True):
-        return SimpleNamespace(input_ids=[int(word) for word in text.split()])
-
-    def decode(self, ids, skip_special_tokens):
-        return " ".join(str(int(token)) for token in ids)
-
-
-def questions(lm):
-    """Prompts and answers of different lengths. The second answer is what the model itself says."""
-    draws = random.Random(0)
-    found = []
-    for length, answer in zip(LENGTHS, (1, 4, 2, 6, 3), strict=True):
-        prompt, value = (" ".join(str(draws.randrange(400)) for _ in range(count)) for count in (length, answer))
-        found.append(Question(prompt, value, [value]))
-    ids = torch.tensor([Numbers()(found[1].prompt).input_ids])
-    own = lm.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)[0, LENGTHS[1] :].tolist()
-    found[1] = found[1]._replace(answer=" ".join(map(str, own)))
-    return found
 
 
 def assert_same(together, alone):

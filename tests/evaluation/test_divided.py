@@ -15,9 +15,7 @@ from fastweights.evaluation.answers import answer_prompts
 from fastweights.testing.processes import processes
 
 from ..training.language.launching import torchrun
-from .small import HYBRID, model, tokenizer
-from .test_answers import BLOCK, Numbers, questions
-from .test_perplexity import LONG
+from .small import BLOCK, HYBRID, LONG, Numbers, model, questions, tokenizer
 
 
 def measure(mixer, is_divided):

@@ -12,10 +12,8 @@ import torch.nn.functional as F
 from fastweights.evaluation import perplexity_by_length
 from fastweights.evaluation.perplexity import text_windows
 
-from .small import HYBRID, model
+from .small import HYBRID, LONG, model
 
-GENERATOR = torch.Generator().manual_seed(0)
-LONG = [torch.randint(400, (length,), generator=GENERATOR) for length in (150, 130, 200)]
 SHORT = [torch.arange(start, start + 40) for start in (0, 100, 200)]
 
 

@@ -65,5 +65,5 @@ def test_two_processes(name: str, form: str) -> None:
     case, inputs, given, leaves = draw(name, form)
     o, states = case(inputs, **given, backend="torch")
     (results, grads), (others, more_grads) = processes(2).run(read_part, name, form)
-    assert_close([torch.cat([results[0], others[0]], 1), *results[1:]], [o, *states], 1e-5)
-    assert_close([a + b for a, b in zip(grads, more_grads)], differentiate(o, states, leaves), 1e-5)
+    assert_close([torch.cat([results[0], others[0]], 1), *results[1:]], [o, *states], 2e-5)
+    assert_close([a + b for a, b in zip(grads, more_grads)], differentiate(o, states, leaves), 2e-5)

@@ -229,7 +229,7 @@ def _train_texts(corpus: TextCorpus, settings: TextTokenizer, progress: Progress
 @contextmanager
 def _lock(path: Path, own: Own) -> Iterator[None]:
     """Let one process at a time make `path`, and delete what a killed one has left."""
-    with hold_lock("cache", path, path.with_name(f".{path.name}.lock"), wait=True):
+    with hold_lock("cache", path, path.with_name(f".{path.name}.lock"), wait=-1):
         drop_partials(path.parent, {path.name: own})
         yield
 

@@ -6,6 +6,7 @@ import pytest
 
 from fastweights.data.text import prepare_text
 
+from .launching import RUN
 from .small import small_run
 
 
@@ -27,3 +28,11 @@ def make_run(prepared, tmp_path):
 
     yield make
     shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@pytest.fixture
+def run_file(prepared, tmp_path):
+    places = {"output": tmp_path / "out", "cache": prepared / "cache", "texts": prepared / "texts"}
+    file = tmp_path / "run.toml"
+    file.write_text(RUN.format(**{name: f'"{path}"' for name, path in places.items()}))
+    return file

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from fastweights.data.text import TextCorpus, TextTokenizer
@@ -63,3 +64,8 @@ SHARD = "optimizer/shard-00001-of-00001.safetensors"  # the moments of a checkpo
 def moments(run: LanguageRun, step: int) -> dict[str, Any]:
     """Those of a checkpoint that one process wrote, by the names of parameters."""
     return load_file(Path(run.output, f"checkpoints/checkpoint-{step}", SHARD))
+
+
+def assert_same_losses(result, expected):
+    torch.testing.assert_close(result.losses, expected.losses, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result.held_out_losses, expected.held_out_losses, rtol=1e-5, atol=1e-5)

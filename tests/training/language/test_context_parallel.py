@@ -15,8 +15,7 @@ from fastweights.testing.processes import processes
 from fastweights.training.language import LanguageRun, load_run, train_language
 
 from .launching import torchrun
-from .small import log
-from .test_processes import assert_same_losses, run_file  # noqa: F401
+from .small import assert_same_losses, log
 
 HYBRID = {"hidden_size": 16, "num_hidden_layers": 2, "num_heads": 2, "mixer": "gdn", "softmax_layers": [1]}
 # Of rows with several documents, 4 x 31 tokens, which neither 8 nor 16 divides.
@@ -91,31 +90,32 @@ def test_stages_and_streams_with_other_groups(make_run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings",
+    ("count", "settings"),
     [
-        "",
-        "fsdp = true",
-        'fsdp = true\ncompile = "blocks"\ngradient_checkpointing = true',
-        'compile = "blocks"\ngradient_checkpointing = true',
-        'fsdp = true\nprecision = "bf16"',
+        (4, ""),
+        (4, "fsdp = true"),
+        (4, 'fsdp = true\nprecision = "bf16"'),
+        (2, 'compile = "blocks"\ngradient_checkpointing = true'),
+        (2, 'fsdp = true\ncompile = "blocks"\ngradient_checkpointing = true'),
     ],
 )
-def test_launched_processes_in_two_groups(run_file, tmp_path, settings):  # noqa: F811
-    """By DDP and FSDP2: four processes up to step 4, from the checkpoint on, and by DDP one process to the end."""
+def test_launched_processes_in_groups_of_two(run_file, tmp_path, count, settings):
+    """By DDP and FSDP2: up to step 4, from the checkpoint on, and by DDP one process to the end."""
+    groups = count // 2
     text = run_file.read_text().replace("length = 32", "length = 31").replace("accumulation = 2", "accumulation = 3")
     run_file.write_text(text)
     own = {"precision": "bf16"} if "bf16" in settings else {}
-    (alone,) = train_language(load_run(run_file, output=str(tmp_path / "alone"), batch_size=2, **own))
+    (alone,) = train_language(load_run(run_file, output=str(tmp_path / "alone"), batch_size=groups, **own))
     run_file.write_text(f"context_parallel = 2\n{settings}\n{text}")
     run = load_run(run_file)
     if "fsdp" in settings:
-        torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4, processes=4)
+        torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4, processes=count)
         result = load_result(Path(run.output, "result.json"))
     else:
-        errors = torchrun("-m", "fastweights", "train", run_file, "--stop-at", 4, processes=4)
-        step = "gdn: 4 processes in 2 context groups x 1 row x 3 passes x 31 tokens = 186 tokens per step"
+        errors = torchrun("-m", "fastweights", "train", run_file, "--stop-at", 4, processes=count)
+        step = f"gdn: {count} processes in {groups} context group{'s' * (groups > 1)} x 1 row x 3 passes x 31 tokens"
         assert errors.count(step) == 1
-        (result,) = train_language(dataclasses.replace(run, batch_size=2, context_parallel=1))
+        (result,) = train_language(dataclasses.replace(run, batch_size=groups, context_parallel=1))
     tolerance = 1e-2 if own else 1e-5
     torch.testing.assert_close(result.losses, alone.losses, rtol=tolerance, atol=0)
     torch.testing.assert_close(result.held_out_losses, alone.held_out_losses, rtol=tolerance, atol=0)

@@ -15,8 +15,8 @@ from fastweights.results.language import load_result
 from fastweights.training.language import load_run, train_language
 from fastweights.training.language.schedule import BatchStage
 
-from .launching import RUN, torchrun
-from .small import log
+from .launching import torchrun
+from .small import assert_same_losses, log
 
 pytestmark = pytest.mark.usefixtures("signals_arrive")
 
@@ -24,23 +24,10 @@ COMPILED = "===== __compiled_fn"  # in the log of every graph that torch compile
 
 
 @pytest.fixture
-def run_file(prepared, tmp_path):
-    places = {"output": tmp_path / "out", "cache": prepared / "cache", "texts": prepared / "texts"}
-    file = tmp_path / "run.toml"
-    file.write_text(RUN.format(**{name: f'"{path}"' for name, path in places.items()}))
-    return file
-
-
-@pytest.fixture
 def alone(run_file, tmp_path):
     """The run in one process, with the batch of two."""
     run = load_run(run_file, output=str(tmp_path / "alone"), batch_size=2)
     return train_language(run)[0]
-
-
-def assert_same_losses(result, expected):
-    torch.testing.assert_close(result.losses, expected.losses, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(result.held_out_losses, expected.held_out_losses, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
