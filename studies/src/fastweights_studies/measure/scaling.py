@@ -125,7 +125,7 @@ def train(run: LanguageRun, text: Path, warm: int = WARM, timeline: bool = False
     parameters = sum(p.numel() for p in model.parameters())
     prepared = PreparedText(None, TokenShards(text, "train"), TokenShards(text, "held_out"), {})
     times, profile = StepTimes(warm, run.max_steps - (ENDS if timeline else 0)), StepProfile()
-    callbacks = [times, profile] if timeline else [times]
+    callbacks: list[TrainerCallback] = [times, profile] if timeline else [times]
     LanguageTrainer(run, model, prepared, LanguageFolder(Path(run.output)), callbacks).train()
     if not is_main_process():
         return None

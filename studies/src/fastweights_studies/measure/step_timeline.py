@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ def draw(steps: Mapping[str, Mapping[str, Spans]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 1.15 * len(steps) + 0.5), layout="constrained")
-    panels: Sequence[Any] = figure.subplots(len(steps), 1, sharex=True, squeeze=False)[:, 0]
+    panels = figure.subplots(len(steps), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (title, lanes) in zip(panels, steps.items(), strict=True):
         for place, (lane, colour) in enumerate(LANES.items()):
             bars = [(begin, end - begin) for begin, end in lanes[lane]]
