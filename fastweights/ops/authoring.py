@@ -35,6 +35,9 @@ from .framework.in_torch import sequential as sequential
 from .framework.in_torch import stack_time as stack_time
 from .framework.kernel_backend import KernelFamily as KernelFamily
 from .framework.kernel_backend import kernels as kernels
+from .framework.passing import Passing as Passing
+from .framework.passing import Sum as Sum
+from .framework.passing import Transition as Transition
 from .framework.sequences import Chunks as Chunks
 from .framework.sequences import Sequences as Sequences
 from .framework.sequences import check_cu_seqlens as check_cu_seqlens

@@ -10,13 +10,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastweights.ops import delta_rule, delta_rule_, variational_linear_attention
+from fastweights.ops import delta_rule, delta_rule_, palimpsa, variational_linear_attention
 from fastweights.ops.authoring import on_heads, penalized_memory
 from fastweights.ops.context_parallel.heads import choose_units
 from fastweights.testing import CASES
 from fastweights.testing.processes import processes
 
-from .parts import gradients_of, own, refusal, world
+from .parts import compile_part, gradients_of, own, refusal, world
 
 
 @pytest.mark.parametrize(
@@ -27,35 +27,14 @@ def test_key_heads_are_repeated_as_often_as_it_takes(heads: tuple[int, ...], ran
     assert choose_units(heads, ranks) == units
 
 
-def compile_part(name: str) -> None:
-    """The group as a process group, too."""
-    cp, case = world(), CASES[name]
-    inputs = case.draw(batch=1, time=20, heads=2).map(lambda x: x.requires_grad_())
-    leaves = [*inputs.tokens.values(), *inputs.parameters.values()]
-    arguments = {**inputs.arguments(), **{name: own(x, cp) for name, x in inputs.tokens.items()}}
-
-    def call(group: Any, arguments: dict[str, Any]) -> list[Tensor]:
-        o, states = case.op(**arguments, output_final_state=True, cp_group=group)
-        return [o, *(states if isinstance(states, tuple) else (states,))]
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    for more in ({}, {"cu_seqlens": torch.tensor([0, 13, 20])}):
-        for group in (cp, dist.group.WORLD):
-            got, wanted = (function(group, {**arguments, **more}) for function in (compiled, call))
-            floats = [[x for x in results if x.is_floating_point()] for results in (got, wanted)]
-            grads = [gradients_of(results, leaves) for results in floats]
-            for a, b in zip([*got, *grads[0]], [*wanted, *grads[1]]):
-                torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["delta_rule-head", "palimpsa", "gated_kalmanet-exact"])
 def test_one_graph(name: str) -> None:
-    processes(2).run(compile_part, name)
+    processes(2).run(compile_part, name, "heads")
 
 
 def read_kinds() -> dict[str, Tensor]:
-    """16-bit inputs with gates in float32, laid out as parts of a joint projection; a NaN; few tokens without gradients."""
+    """16-bit inputs with gates in float32, laid out as parts of a joint projection; a NaN; no numbers at all."""
     cp = world()
     case = CASES["delta_rule-head"]
     inputs = case.draw(time=8, heads=2, dtype=torch.bfloat16).tokens
@@ -73,6 +52,10 @@ def read_kinds() -> dict[str, Tensor]:
     torch.testing.assert_close(o, own(whole, cp), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(S, S_whole, rtol=0, atol=0, equal_nan=True)
     assert S.isnan().any() and not S.isnan().all()
+    shapes, S_shape = delta_rule(
+        **{name: own(x, cp).to("meta") for name, x in inputs.items()}, output_final_state=True, cp_group=cp
+    )
+    assert shapes.is_meta and (shapes.shape, S_shape.shape) == (o.shape, S.shape)
 
 
 def test_kinds_of_numbers() -> None:
@@ -122,6 +105,27 @@ def ablate() -> None:
 
 def test_ablations() -> None:
     processes(2).run(ablate)
+
+
+def read_with_prior() -> list[Tensor]:
+    """A parameter of the key heads, which are repeated."""
+    cp = world()
+    inputs = CASES["palimpsa"].draw(time=8, heads=1, value_heads=2)
+    prior = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
+    (whole, _), (o, _) = (
+        palimpsa(**tokens, prior=prior, **more)
+        for tokens, more in (
+            (inputs.tokens, {}),
+            ({name: own(x, cp) for name, x in inputs.tokens.items()}, {"cp_group": cp}),
+        )
+    )
+    torch.testing.assert_close(o, own(whole, cp), rtol=1e-12, atol=1e-12)
+    return [*gradients_of([o], [prior]), *gradients_of([whole], [prior])]
+
+
+def test_a_parameter_of_repeated_heads() -> None:
+    (first, wanted), (second, _) = processes(2).run(read_with_prior)
+    torch.testing.assert_close(first + second, wanted, rtol=1e-12, atol=1e-12)
 
 
 def refuse() -> list[str]:

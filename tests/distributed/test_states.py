@@ -20,7 +20,7 @@ from fastweights.testing.contract.compare import EXTREMES, assert_close, mix_ext
 from fastweights.testing.contract.divided import ways_of
 from fastweights.testing.processes import processes
 
-from .parts import refusal
+from .parts import compile_part, refusal
 
 TIME = 48  # borders between the parts of 2 and 4 processes: at 12, 24 and 36
 # None for rows of one sequence each.
@@ -130,7 +130,7 @@ def test_rounding(dtype: torch.dtype) -> None:
 def spread_nan(name: str) -> None:
     """A NaN stays in its document, and in its column of the values."""
     cp, case = ContextParallel(dist.group.WORLD, "state"), CASES[name]
-    for token, edges in ((2, [0, 14, 30, 48]), (26, [0, 14, 30, 48]), (2, None)):
+    for token, edges in ((2, [0, 14, 30, 48]), (20, [0, 14, 30, 48]), (2, None)):
         for of in ("k", "v"):
             inputs = case.draw(batch=1, time=TIME, heads=1)
             inputs.tokens[of][0, token, 0, 1] = math.nan
@@ -142,9 +142,10 @@ def spread_nan(name: str) -> None:
                 torch.testing.assert_close(x, whole, equal_nan=True)
 
 
-def test_nan_stays_in_its_document() -> None:
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_nan_stays_in_its_document(ranks: int) -> None:
     for name in ("delta_rule-head", "linear_attention-channel", "mesa"):
-        processes(2).run(spread_nan, name)
+        processes(ranks).run(spread_nan, name)
 
 
 def refuse() -> list[str]:
@@ -188,3 +189,9 @@ def test_costs() -> None:
             assert min(seconds, key=lambda name: seconds[name]) == way
     many, few = (costs("linear_attention-none", 32768, count=count)[1]["state"] for count in (1000, 1))
     assert many > 2 * few
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["delta_rule-head", "preconditioned_delta_rule-none", "gated_kalmanet-exact"])
+def test_one_graph(name: str) -> None:
+    processes(2).run(compile_part, name, "state")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..common.call import Specs, make_rule
-from ..common.delta_rule.launches import DeltaRule, MemoryGrads
+from ..common.delta_rule.launches import ChunkOperands, DeltaRule, MemoryGrads
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..runtime.workspace import TensorSpec
 from .key_energy import record_energy_grads, record_key_energy
@@ -17,38 +17,20 @@ from .precondition import QUERIES, Form, record_precondition, record_preconditio
 __all__ = ["MEMORY", "PRECONDITIONER", "KernelInputs", "PreconditionerInputs"]
 
 
-class Memory(DeltaRule):
-    """Outputs: o, S, A, the states None unless they are wanted."""
+class MemoryCall(DeltaRule):
+    """What calls of the whole memory, and of a part of it, have in common."""
 
     def form(self) -> Form:
         _, bound, eps = self.options
         return Form("softsign", bound, eps)
 
-    def shapes(self, final: bool) -> tuple[Specs, SavedForBackward]:
-        A = self.floats(self.N, self.HV, self.K) if final and self.precond else None
-        outputs = self.token_tensor(self.HV, self.V), self.state(self.N) if final else None, A
-        return outputs, self.placeholders()
-
-    def forward(self, final: bool) -> tuple[Specs, SavedForBackward]:
-        scale, *_ = self.options
-        (o, S_end, A_end), saved = self.shapes(final)
+    def begin(self, saved: SavedForBackward, A_end: Any) -> ChunkOperands:
+        """Fill in what does not depend on S."""
         self.record_tables(saved)
         if self.precond:
-            self.record_keys(saved, A_end)
-        chunks = self.transform_chunks(saved, scale, reuse_saved=False)
-        self.record_outputs(chunks, saved, scale, o, S_end)
-        return (o, S_end, A_end), saved
-
-    def record_keys(self, saved: SavedForBackward, A_end: Any) -> None:
-        """The preconditioned write keys."""
-        record_key_energy(self, saved, A_end)
-        record_precondition(self, saved, saved.write_keys, self.form())
-
-    def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> KernelInputs:
-        """The gradient of every input; those of q, k and the preconditioner's gates per value head."""
-        (scale, *_), (do, dS_end, dA_end) = self.options, output_grads
-        grads = self.memory_grads(saved, scale, do, dS_end, state_grads)
-        return self.input_grads(saved, grads, dA_end, state_grads)
+            record_key_energy(self, saved, A_end)
+            record_precondition(self, saved, saved.write_keys, self.form())
+        return self.transform_chunks(saved, self.options[0], reuse_saved=False)
 
     def input_grads(self, saved: SavedForBackward, grads: MemoryGrads, dA_end: Any, state_grads: bool) -> KernelInputs:
         """Those of the inputs, from those of the memory."""
@@ -65,6 +47,27 @@ class Memory(DeltaRule):
             None if x.write_key is None else grads.write_key, None if x.S is None else grads.S, dprecond_g, dprecond_beta,
             dcenter, None if x.A is None else dA,
         )  # fmt: skip
+
+
+class Memory(MemoryCall):
+    """Outputs: o, S, A, the states None unless they are wanted."""
+
+    def shapes(self, final: bool) -> tuple[Specs, SavedForBackward]:
+        A = self.floats(self.N, self.HV, self.K) if final and self.precond else None
+        outputs = self.token_tensor(self.HV, self.V), self.state(self.N) if final else None, A
+        return outputs, self.placeholders()
+
+    def forward(self, final: bool) -> tuple[Specs, SavedForBackward]:
+        (o, S_end, A_end), saved = self.shapes(final)
+        chunks = self.begin(saved, A_end)
+        self.record_outputs(chunks, saved, self.options[0], o, S_end)
+        return (o, S_end, A_end), saved
+
+    def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> KernelInputs:
+        """The gradient of every input; those of q, k and the preconditioner's gates per value head."""
+        do, dS_end, dA_end = output_grads
+        grads = self.memory_grads(saved, self.options[0], do, dS_end, state_grads)
+        return self.input_grads(saved, grads, dA_end, state_grads)
 
 
 class PreconditionerInputs(

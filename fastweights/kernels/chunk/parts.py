@@ -8,31 +8,40 @@ behind the part) from those of all parts, and the second half goes on as if the 
 from __future__ import annotations
 
 from collections import namedtuple
+from typing import Any
 
 from ..common.call import Specs, make_rule
 from ..common.delta_rule.launches import BegunGrads, ChunkOperands
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
 from ..runtime.workspace import TensorSpec
-from .memory import Memory
+from .memory import MemoryCall
 
-__all__ = ["BEGIN", "BEGIN_BACK", "FINISH", "FINISH_BACK", "BackInputs", "FinishInputs", "KernelInputs"]
+__all__ = ["BEGIN", "BEGIN_BACK", "FINISH", "FINISH_BACK", "KernelInputs", "Operands", "PartInputs"]
 
-# Of the operands of a chunk, what is not among the inputs and what a forward keeps.
+# Of the operands of a chunk, what is neither an input nor kept by the forward.
 Operands = namedtuple("Operands", "Qd Ke W P last_gate")
-FinishInputs = namedtuple(
-    "FinishInputs", (*KernelInputs._fields, *("saved_" + x for x in SavedForBackward._fields), *Operands._fields)
-)
-BackInputs = namedtuple(
-    "BackInputs", (*FinishInputs._fields, "do", "dS_end", "dA_end", "h", "du", "dP", "ends"), defaults=(None,) * 12
-)
 
 
-class Part(Memory):
+class PartInputs(
+    namedtuple(
+        "PartInputs",
+        (
+            "q k v beta g write_key S precond_g precond_beta center A cu_seqlens write_key_rest divisor T u G starts "
+            "transitions key_energy write_keys chunk_table segment_table Qd Ke W P last_gate do dS_end dA_end h du dP ends"
+        ),
+        defaults=(None, None, None, None, None, None, None, None, None, None, None, None),
+    )
+):
+    """The fields of KernelInputs, SavedForBackward and Operands; in a backward the gradients of the outputs and of the states
+    after the part; and in its second half what the first found."""
+
+
+class Part(MemoryCall):
     """All of its sequences are cut into segments, of which one may be a whole sequence."""
 
     def read_memory(self) -> KernelInputs:
-        return KernelInputs(*self.x[: len(KernelInputs._fields)])
+        return self.pick(KernelInputs)
 
     def set_up(self) -> None:
         super().set_up()
@@ -41,13 +50,12 @@ class Part(Memory):
         self.lasting = True  # transitions are multiplied from part to part
         self.constants["GOES_ON"] = True
 
-    def read_saved(self) -> SavedForBackward:
-        start = len(KernelInputs._fields)
-        return SavedForBackward(*self.x[start : start + len(SavedForBackward._fields)])
+    def pick(self, kind: Any) -> Any:
+        """Those of the inputs that are the fields of another named tuple."""
+        return kind._make([getattr(self.x, name) for name in kind._fields])
 
     def read_chunks(self, saved: SavedForBackward) -> ChunkOperands:
-        x, start = self.memory, len(KernelInputs._fields) + len(SavedForBackward._fields)
-        Qd, Ke, W, P, last_gate = self.x[start : start + len(Operands._fields)]
+        x, (Qd, Ke, W, P, last_gate) = self.memory, self.pick(Operands)
         keys = saved.write_keys if self.precond else x.k if x.write_key is None else x.write_key
         return ChunkOperands(x.q if Qd is None else Qd, keys if Ke is None else Ke, W, saved.u, keys, P, last_gate)
 
@@ -81,10 +89,7 @@ class Begin(Part):
     def forward(self, final: bool) -> tuple[Specs, Specs]:
         (E, M, A_end), kept = self.shapes(final)
         saved = SavedForBackward(*kept[: len(SavedForBackward._fields)])
-        self.record_tables(saved)
-        if self.precond:
-            self.record_keys(saved, A_end)
-        chunks = self.transform_chunks(saved, self.options[0], reuse_saved=False)
+        chunks = self.begin(saved, A_end)
         self.pass_state(chunks, saved, None, None, summary=True)
         self.join_states(saved.starts, saved.transitions, self.memory.S, back=False, starts=self.state(self.P), end=E)
         self.join_states(None, saved.transitions, None, back=False, starts=self.matrix(self.P), end=M)
@@ -92,20 +97,20 @@ class Begin(Part):
 
 
 class Finish(Part):
-    """x: FinishInputs, S the states before the part. Outputs: o and S after the part. It finishes what `Begin` kept."""
+    """x: PartInputs, S the states before the part. Outputs: o and S after the part. It finishes what `Begin` kept."""
 
     def shapes(self, final: bool) -> tuple[Specs, Specs]:
         return (self.token_tensor(self.HV, self.V), self.state(self.N)), ()
 
     def forward(self, final: bool) -> tuple[Specs, Specs]:
         (o, S_end), kept = self.shapes(final)
-        saved = self.read_saved()
+        saved = self.pick(SavedForBackward)
         self.finish_outputs(self.read_chunks(saved), saved, self.options[0], o, S_end)
         return (o, S_end), kept
 
 
 class BeginBack(Part):
-    """x: BackInputs, dS_end the gradients of states after sequences that end here. Outputs: dE of each sequence."""
+    """x: PartInputs, dS_end the gradients of states after sequences that end here. Outputs: dE of each sequence."""
 
     def shapes(self, final: bool) -> tuple[Specs, Specs]:
         found = (
@@ -117,7 +122,7 @@ class BeginBack(Part):
 
     def forward(self, final: bool) -> tuple[Specs, Specs]:
         (dE,), (*_, ends) = self.shapes(final)
-        saved, x, scale = self.read_saved(), self.x, self.options[0]
+        saved, x, scale = self.pick(SavedForBackward), self.x, self.options[0]
         chunks = self.transform_chunks(saved, scale, reuse_saved=True)
         begun = self.begin_grads(chunks, saved, scale, x.do)
         self.pass_gradient(chunks, saved, scale, x.do, begun.du, None, None, ends, summary=True)
@@ -127,13 +132,13 @@ class BeginBack(Part):
 
 
 class FinishBack(Part):
-    """x: BackInputs, dS_end the gradients of states after the part. Outputs: those of KernelInputs."""
+    """x: PartInputs, dS_end the gradients of states after the part. Outputs: those of KernelInputs."""
 
     def shapes(self, final: bool) -> tuple[Specs, Specs]:
         raise NotImplementedError  # a backward has no fake
 
     def forward(self, final: bool) -> tuple[Specs, Specs]:
-        x, saved, scale = self.x, self.read_saved(), self.options[0]
+        x, saved, scale = self.x, self.pick(SavedForBackward), self.options[0]
         chunks, begun = self.read_chunks(saved), BegunGrads(x.h, x.du, x.dP)
         dh, dS = self.finish_pass_back(chunks, saved, scale, x.do, x.du, x.ends, x.dS_end, True)
         grads = self.finish_grads(chunks, saved, scale, x.do, begun, dh, dS)

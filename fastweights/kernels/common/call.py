@@ -112,8 +112,8 @@ class Call:
         """Turn `added` into the state that each segment of so many tokens starts from (back: into the gradient of that at its
         end). tile: its sizes BK and BV, and how the kernel is compiled. delta: whether transitions are matrices. starts: where
         these states go instead. end: see the kernel."""
+        V = self.V if added is not None or starts is None else starts.shape[-1]
         starts = added if starts is None else starts
-        V = starts.shape[-1] if added is None else self.V
         self.launch(
             combine_segments, (-(-V // tile["BV"]) * self.N, self.HV), begin, added, starts, end, transitions, self.x.cu_seqlens,
             self.T, tokens, self.HV, V=V, DELTA=delta, BACK=back, BEGUN=begin is not None, PRECISION=precision, **tile,

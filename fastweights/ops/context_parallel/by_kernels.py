@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...kernels.availability import takes_kernels
 from ...kernels.runtime.launch_plan import align, device_of, plans_for, reduce_to_input
@@ -23,7 +24,7 @@ __all__ = ["PartKernels", "part_kernels"]
 
 
 def part_kernels(spec: OpSpec, x: Tensor, backend: str) -> PartKernels | None:
-    """The kernels of an op that find the map of their part, where they serve an input x; one without numbers counts as a GPU's."""
+    """The kernels of an op that find the map of their part, where they serve an input x; on "meta" as on a GPU."""
     takes = backend == "triton" or (backend == "auto" and (x.is_meta or takes_kernels("auto", x)))
     return getattr(spec.backends.get("triton"), "part", None) if takes else None
 
@@ -53,6 +54,7 @@ class PartKernels:
         """The rules, the inputs that they take, the sequences, and the plans of a rule for its inputs."""
         *given, cu_seqlens = tensors
         like, (*plain, name, _) = given[0], options
+        assert like is not None
         sequences = sequences_of_part(ContextParallel(group_of(name)), cu_seqlens, like.shape[1], like.device)
         local = sequences.cu_seqlens
         given = [*map(align, given), None if local is None else align(local.to(like.device, non_blocking=True)), None]
@@ -73,7 +75,7 @@ class PartKernels:
         added, passed = all_gather(both, sequences.cp).split([V, K], -1)
         state = fold(sequences, added, passed, torch.matmul)
         start = sequences.place(torch.zeros_like(E) if x.S is None else x.S, state)
-        o, S_end = run(rules.FINISH, rules.FinishInputs(*x._replace(S=align(start)), *kept))
+        o, S_end = run(rules.FINISH, rules.PartInputs(*x._replace(S=align(start)), *kept))
         return [o, S_end, A_end][: self.outputs], [
             *kept[: len(kept) - len(rules.Operands._fields)],
             passed.contiguous(),
@@ -100,16 +102,17 @@ class PartKernels:
         with device_of(like):
             rules, x, sequences, run = self._prepare(tensors, options)
             *kept, passed = saved
+            assert passed is not None
             do, dS_end, dA_end = (*(None if g is None else align(g) for g in output_grads), None)[:3]
             do = x.v.new_zeros(x.v.shape) if do is None else do
             before = [*x, *map(align, kept)]
             none = [None] * len(rules.Operands._fields)
-            dE, *found = run(rules.BEGIN_BACK, rules.BackInputs(*before, *none, do, dS_end, dA_end))
+            dE, *found = run(rules.BEGIN_BACK, rules.PartInputs(*before, *none, do, dS_end, dA_end))
             gathered = all_gather(sequences.pick_entering(dE), sequences.cp)
             behind = sequences.place_leaving(fold_back(sequences, gathered, passed), len(dE))
             dS_end = align(behind if dS_end is None else dS_end + behind)
             operands, rest = found[: len(none)], found[len(none) :]
-            back = rules.BackInputs(*before, *operands, do, dS_end, dA_end, *rest)
+            back = rules.PartInputs(*before, *operands, do, dS_end, dA_end, *rest)
             grads = [reduce_to_input(a, g) for a, g in zip(x, run(rules.FINISH_BACK, back))]
         by_place = dict(zip(self.backend.places, grads))
         return [by_place[place] if need else None for place, need in enumerate(needed)]

@@ -115,7 +115,7 @@ class _Part:
         return states
 
     def gather_summaries(self, summaries: Sequence[Summary]) -> list[Summary]:
-        """Those of all ranks [size, R, ...], by one exchange for each dtype."""
+        """Those of all ranks [size, R, ...], by one exchange: all are of one dtype."""
         tensors = [x for summary in summaries for x in summary]
         if not tensors:
             return []

@@ -78,9 +78,9 @@ def test_divided_rows_are_whole(case: OpCase, size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @first_form_is_fast
 def test_divided_packed_is_whole(case: OpCase, size: int) -> None:
-    """One document is empty, one lies in several parts, and there are fewer key heads than processes."""
+    """One document is empty, one lies in several parts, and one key head serves the value heads of all processes."""
     time = 70 * size
     edges = torch.tensor([0, 3, 3, 68, time - 2, time])
-    inputs = case.draw(batch=1, time=time, heads=1, value_heads=size)
-    others = case.draw(batch=5, time=6, heads=1, value_heads=size, seed=3)
+    inputs = case.draw(batch=1, time=time, heads=1, value_heads=2 * size)
+    others = case.draw(batch=5, time=6, heads=1, value_heads=2 * size, seed=3)
     assert_divided_is_whole(case, inputs, random_states(case, others), size, cu_seqlens=edges)
