@@ -33,6 +33,7 @@ REFERENCE = {
     "ops": "the memory rules as functions",
     "layers": "layers, their options, registration, probes",
     "models": "the language model, its cache, presets",
+    "distributed": "one sequence over several processes",
     "integrations.transformers": "models of transformers on these ops",
     "integrations.flash_linear_attention": "a backend of flash-linear-attention",
     "data": "tasks to train on",

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..checks import describe_value
 from ..layers import Mixer
-from ..models import FastWeightsModel
+from ..models.modeling import FastWeightsPreTrainedModel
 from ..ops.context_parallel.group import ContextParallel, Way, as_context_parallel
 
 __all__ = ["context_parallel", "ranks_of", "whole_sequences"]
@@ -21,8 +21,8 @@ def context_parallel(model: Model, group: Any, way: Way = "auto") -> Model:
     r"""Divide every sequence that the model reads over the processes of a group: rank r of N has the r-th part of the tokens.
 
     All ranks call a language model with the same whole batch (ids [B, T], labels and what describes documents or padding). The
-    model lays the sequences end to end, fills them up to a multiple of N tokens and computes its own part. Its logits and hidden
-    states are those of this part, [1, part, ...]; `gather_tokens` has all of them. Its loss is the mean over all tokens,
+    model lays the sequences end to end, repeats the last token until N parts are equal, and computes one of them. Its logits and
+    hidden states are those of this part, [1, part, ...]; `gather_tokens` has all of them. Its loss is the mean over all tokens,
 
     $$L = \frac{1}{n} \sum_{r=1}^{N} \sum_{t \in \mathrm{part}_r} \ell_t,$$
 
@@ -90,5 +90,5 @@ def _mixers(model: object) -> dict[str, Mixer]:
 
 def _set(model: nn.Module, cp: ContextParallel | None) -> None:
     for module in model.modules():
-        if isinstance(module, (Mixer, FastWeightsModel)):
+        if isinstance(module, (Mixer, FastWeightsPreTrainedModel)):
             module.cp_group = cp

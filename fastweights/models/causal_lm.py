@@ -114,7 +114,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             **documents,
         )
         hidden_BTD = whole_BTD = outputs.last_hidden_state
-        cp, rows = self.model.cp_group, None
+        cp, rows = self.cp_group, None
         if cp is not None:
             rows = DividedRows(cp, tokens.shape, tokens.device, **documents)
             if logits_to_keep is not None:

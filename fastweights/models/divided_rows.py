@@ -23,7 +23,7 @@ LEAST_TOKENS = 8  # of a rank: a short convolution reads its last inputs from th
 
 class DividedRows(Rows):
     """The sequences of a batch [B, T], laid end to end in a single row that is cut into equal parts of consecutive tokens, one
-    per rank. A last sequence, which repeats the last token, fills the row up, so that the parts are equal and not too short.
+    per rank. The last token is repeated until the parts are equal and not too short; no token before it sees these repetitions.
 
     Args:
         cp: the ranks.
@@ -45,10 +45,10 @@ class DividedRows(Rows):
         self.tokens = batch * time if self._tokens is None else int(self._tokens.sum())
         self.share = max(-(-self.tokens // cp.size), LEAST_TOKENS) if self.tokens else 0
         self._missing = cp.size * self.share - self.tokens
-        if self.cu_seqlens is None and (batch > 1 or self._missing):
+        if self.cu_seqlens is None and batch > 1:
             self.cu_seqlens = torch.arange(batch + 1, device=device) * time
         if self.cu_seqlens is not None and self._missing:
-            self.cu_seqlens = F.pad(self.cu_seqlens, (0, 1), value=cp.size * self.share)
+            self.cu_seqlens = F.pad(self.cu_seqlens[:-1], (0, 1), value=cp.size * self.share)
 
     def pack(self, x_BTD: Tensor, filling: int | None = None) -> Tensor:
         """This rank's part [1, share, ...] of a tensor [B, T, ...]. filling: the number that fills the row up, in place of the
@@ -79,7 +79,8 @@ def check_same_batch(cp: ContextParallel, tokens: Tensor) -> None:
     if not tokens.is_floating_point():
         own += (int((tokens.flatten() * torch.arange(1, tokens.numel() + 1, device=tokens.device)).sum()),)
     found: list[Any] = [None] * cp.size
-    dist.all_gather_object(found, own, group=cp.group)
+    with torch.cuda.device_of(tokens):  # where NCCL puts the objects
+        dist.all_gather_object(found, own, group=cp.group)
     for rank, other in enumerate(found):
         if other != found[0]:
             what = (

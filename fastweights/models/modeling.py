@@ -101,8 +101,14 @@ class FastWeightsBlock(GradientCheckpointingLayer):
 
 
 class FastWeightsPreTrainedModel(PreTrainedModel):
-    """The settings that transformers needs to build, load and save these models."""
+    """The settings that transformers needs to build, load and save these models.
 
+    Attributes:
+        cp_group: the ranks that each compute a part of the tokens, set by `fastweights.distributed.context_parallel`; None where
+            each process has sequences of its own. All ranks are called with the same whole batch.
+    """
+
+    cp_group: ContextParallel | None = None
     config_class = FastWeightsConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -196,12 +202,9 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
     """Embedding, blocks and a final norm: token ids to hidden states.
 
     Attributes:
-        cp_group: the ranks that each compute a part of the tokens, set by `fastweights.distributed.context_parallel`; None where
-            each process has sequences of its own. All ranks are called with the same whole batch.
-        gathers: whether the output is then that of all ranks, on every rank, and not of this rank's part alone.
+        gathers: whether a rank returns the hidden states of all ranks with context parallelism, and not of its part alone.
     """
 
-    cp_group: ContextParallel | None = None
     gathers = False
     _compared: ContextParallel | None = None  # the ranks whose batches have been compared, once: it waits for a GPU
 

@@ -228,7 +228,7 @@ def check_refusals() -> None:
             call()
     fresh = divided(model)
     for x, message in (
-        (ids + dist.get_rank(), "got others on rank 1"),
+        ((ids + dist.get_rank()) % 32, "got others on rank 1"),
         (ids[:, dist.get_rank() :], r"got shape \[1, 23\] on rank 1"),
     ):
         with pytest.raises(ValueError, match=message):

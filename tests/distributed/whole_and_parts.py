@@ -25,8 +25,8 @@ def _mask(time: int, *spans: tuple[int, int]) -> Tensor:
     return torch.stack([(column >= start) & (column < end) for start, end in spans]).long()
 
 
-# Shape of the ids, and what describes their documents. With 4 processes a part of "packed" has 10 tokens and the row two more
-# than it holds: its documents end at a border, reach over three parts, or hold no token. With 2 processes a part has 19.
+# Shape of the ids, and what describes their documents. With 4 processes a part of "packed" has 10 tokens, of which the last part
+# repeats two; its documents end at a border, reach over three parts, or hold no token. With 2 processes a part has 19.
 BATCHES: dict[str, tuple[tuple[int, int], dict[str, Tensor]]] = {
     "packed": ((1, 38), {"cu_seqlens": torch.tensor([0, 10, 13, 13, 34, 38])}),
     "borders": ((1, 16), {"cu_seqlens": torch.tensor([0, 4, 8, 16], dtype=torch.int32)}),
@@ -43,7 +43,7 @@ BATCHES: dict[str, tuple[tuple[int, int], dict[str, Tensor]]] = {
 def batch(name: str) -> dict[str, Tensor]:
     shape, described = BATCHES[name]
     ids = torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(1))
-    labels = ids.masked_fill(ids % 5 == 0, -100)
+    labels = ids.masked_fill(ids % 7 == 0, -100)
     return {"input_ids": ids, "labels": labels, **described}
 
 
