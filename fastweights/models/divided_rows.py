@@ -79,7 +79,8 @@ def check_same_batch(cp: ContextParallel, tokens: Tensor) -> None:
     if not tokens.is_floating_point():
         own += (int((tokens.flatten() * torch.arange(1, tokens.numel() + 1, device=tokens.device)).sum()),)
     found: list[Any] = [None] * cp.size
-    dist.all_gather_object(found, own, group=cp.group)
+    with torch.cuda.device_of(tokens):  # where NCCL puts the objects
+        dist.all_gather_object(found, own, group=cp.group)
     for rank, other in enumerate(found):
         if other != found[0]:
             what = (
