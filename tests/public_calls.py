@@ -54,6 +54,7 @@ WITHOUT: dict[str, str] = {
     "data.text.Document": "made by TextCorpus.documents, one per text: a check would cost more than the rest",
     "data.text.PreparedText": "made by prepare_text, which checks its arguments",
     "training.WeightDecayMixin": "a part of a Trainer of transformers, whose arguments it takes",
+    "layers.HeadPart": "made where a model is divided among processes, by code that has checked it",
     "layers.Mixer": "a base class, whose layers are called",
     "layers.RuleCall": "made by MemoryLayer.forward, which checks its arguments",
     "layers.Seen": "made by probe, which checks its arguments",
@@ -64,6 +65,10 @@ WITHOUT: dict[str, str] = {
             for name in ("ContextParallel", "context_parallel", "gather_tokens", "own_tokens", "sum_over_ranks")
         ),
         "needs a process group; tests/distributed calls it with wrong values there",
+    ),
+    **dict.fromkeys(
+        (f"integrations.torchtitan.{name}" for name in ("check_version", "model_registry", "save_model_folder")),
+        "refused without torchtitan; tests/integrations/torchtitan calls it with wrong values",
     ),
     "testing.OpCase": "the declaration of an op for the tests",
     "testing.OpInputs": "the inputs of an op for the tests",

@@ -141,7 +141,7 @@ def refuse() -> list[str]:
     bad[0, 0, 0] = float(cp.rank)
     state = torch.zeros(2, 2, 8, 6, dtype=torch.float64)
     return [
-        call(heads=1),
+        call(heads=1, cp_group=world("heads")),
         call(**{name: x[:, : 6 - cp.rank] for name, x in tokens.items()}),
         call(g=bad),
         call(g=tokens["g"] + 100),

@@ -158,7 +158,8 @@ def test_text_is_that_of_the_files_or_what_training_holds_out(tmp_path):
 def trained(folder, corpus, **model):
     """A folder with the run.json of a training."""
     folder.mkdir(exist_ok=True)
-    (folder / "run.json").write_text(json.dumps(LanguageFolder.describe(LanguageRun(corpus=corpus, model=model))))
+    described = LanguageFolder(folder).describe(LanguageRun(corpus=corpus, model=model))
+    (folder / "run.json").write_text(json.dumps(described))
     return folder
 
 

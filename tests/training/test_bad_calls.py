@@ -93,7 +93,8 @@ LANGUAGE: dict[str, list[Any]] = {
     "precision": ["fp8", "float32", 16, None],
     "gradient_checkpointing": [1, "yes", None],
     "compile": [1, "yes", 0.5],
-    "fsdp": [1, "yes", None],
+    "fsdp": [1, "yes"],
+    "context_way": ["ring", 3, None],
     "reshard_after_forward": [0, "no", None, False],  # False and prefetching need fsdp
     "forward_prefetch": [-1, 0.5, "1", None, True, 1],
     "seed": [-1, 0.5, "0", None, 2**64],

@@ -183,7 +183,7 @@ def test_a_checkpoint_of_another_architecture(make_run):
     run, wider = make_run(), make_run(model={**MODEL, "hidden_size": 32})
     train_language(run, stop_at=3)
     checkpoint = Path(run.output, "checkpoints/checkpoint-3")
-    before = {path: path.read_bytes() for path in checkpoint.iterdir()}
+    before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match='holds another training: model is .*"hidden_size": 16.*hidden_size": 32'):
         train_language(wider)
     for file in ("run.json", "log.jsonl"):
@@ -192,7 +192,7 @@ def test_a_checkpoint_of_another_architecture(make_run):
         ValueError, match="checkpoint-3 is of another architecture: hidden_size is 16 there and 32 here"
     ):
         train_language(wider)
-    assert {path: path.read_bytes() for path in checkpoint.iterdir()} == before
+    assert {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()} == before
     assert len(train_language(wider, overwrite=True)[0].losses) == 8
 
 

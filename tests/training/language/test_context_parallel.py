@@ -1,20 +1,16 @@
 """Trainings whose rows are divided over processes have the losses of one process."""
 
 import dataclasses
-import os
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from fastweights.results.language import load_result
-from fastweights.testing.processes import processes
 from fastweights.training.language import LanguageRun, load_run, train_language
 
-from .launching import torchrun
+from .launching import fork, torchrun
 from .small import assert_same_losses, log
 
 HYBRID = {"hidden_size": 16, "num_hidden_layers": 2, "num_heads": 2, "mixer": "gdn", "softmax_layers": [1]}
@@ -22,12 +18,14 @@ HYBRID = {"hidden_size": 16, "num_hidden_layers": 2, "num_heads": 2, "mixer": "g
 RUN = {"length": 31, "batch_size": 4, "max_steps": 5, "evaluate_every": 3, "checkpoint_every": 4, "model": HYBRID}
 
 
-def train_together(run: LanguageRun, stop_at=None):
-    """In a process of the pool, what torchrun would start."""
-    names = {"RANK": dist.get_rank(), "LOCAL_RANK": dist.get_rank(), "WORLD_SIZE": dist.get_world_size()}
-    names |= {"LOCAL_WORLD_SIZE": dist.get_world_size(), "MASTER_ADDR": "localhost"}
-    with patch.dict(os.environ, {name: str(value) for name, value in names.items()}):
-        return train_language(run, stop_at=stop_at)
+def train_together(run: LanguageRun, size: int, folder: Path, stop_at=None) -> None:
+    """In so many processes."""
+    for process in fork(lambda rank: train_language(run, stop_at=stop_at), folder, size):
+        assert process.code(120) == 0, process.errors.read_text()
+
+
+def result_of(run: LanguageRun, stage=""):
+    return load_result(Path(run.output, stage, "result.json"))
 
 
 def assert_same(result, expected):
@@ -37,40 +35,41 @@ def assert_same(result, expected):
         assert found == pytest.approx(wanted, rel=1e-4)
 
 
-def test_two_processes_divide_every_row(make_run):
+def test_two_processes_divide_every_row(make_run, tmp_path):
     """Stopped and continued by one process, which reads whole rows."""
     run = make_run(**RUN, context_parallel=2)
     (alone,) = train_language(make_run("alone", **RUN))
-    assert processes(2).run(train_together, run, 2) == [None, None]
-    first, _ = processes(2).run(train_together, run)
-    assert_same(first[0], alone)
+    train_together(run, 2, tmp_path, stop_at=2)
+    train_together(run, 2, tmp_path)
+    result = result_of(run)
+    assert_same(result, alone)
     norms, wanted = ([point.get("gradient_norm") for point in log(one)] for one in (run, make_run("alone")))
     assert [norm for norm in norms if norm] == pytest.approx([norm for norm in wanted if norm], rel=1e-4)
-    saved, whole = (AutoModelForCausalLM.from_pretrained(result.folder) for result in (first[0], alone))
+    saved, whole = (AutoModelForCausalLM.from_pretrained(one.folder) for one in (result, alone))
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(saved.state_dict()[name], value, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["gdn", "gka", "mesa", "rwkv7", "softmax"])
-def test_four_processes_in_two_groups_continue_as_two_and_as_one(make_run, mixer):
+def test_four_processes_in_two_groups_continue_as_two_and_as_one(make_run, tmp_path, mixer):
     model = {**HYBRID, "mixer": mixer, "num_heads": 4, "softmax_layers": []}
     settings = {**RUN, "model": model, "checkpoint_every": 1}
     (alone,) = train_language(make_run("alone", **settings))
     run = make_run(**{**settings, "batch_size": 2}, context_parallel=2)
-    assert processes(4).run(train_together, run, 2) == [None] * 4
-    assert processes(2).run(train_together, dataclasses.replace(run, batch_size=4), 3) == [None] * 2
-    assert processes(2).run(train_together, dataclasses.replace(run, context_parallel=1), 4) == [None] * 2
+    train_together(run, 4, tmp_path, stop_at=2)
+    train_together(dataclasses.replace(run, batch_size=4), 2, tmp_path, stop_at=3)
+    train_together(dataclasses.replace(run, context_parallel=1), 2, tmp_path, stop_at=4)
     (result,) = train_language(dataclasses.replace(run, batch_size=4, context_parallel=1))
     assert_same(result, alone)
     again = dataclasses.replace(run, context_lengths=(20,))  # which measures the finished model again
-    (measured,) = processes(4).run(train_together, again)[0]
+    train_together(again, 4, tmp_path)
     (wanted,) = train_language(dataclasses.replace(make_run("alone", **settings), context_lengths=(20,)))
-    assert_same(measured, wanted)
+    assert_same(result_of(run), wanted)
 
 
 @pytest.mark.slow
-def test_stages_and_streams_with_other_groups(make_run):
+def test_stages_and_streams_with_other_groups(make_run, tmp_path):
     """The second stage divides rows of twice the length, over more processes than the first."""
     stages = ({"max_steps": 2, "batch_size": 2}, {"max_steps": 3, "length": 62, "context_parallel": 4})
     settings = {
@@ -83,9 +82,9 @@ def test_stages_and_streams_with_other_groups(make_run):
         make_run("alone", **settings, stages=({**stages[0], "batch_size": 4}, {**stages[1], "context_parallel": 1}))
     )
     run = make_run(**settings, context_parallel=2, stages=stages)
-    found = processes(4).run(train_together, run)[0]
-    for one, other in zip(found, wanted, strict=True):
-        assert_same(one, other)
+    train_together(run, 4, tmp_path)
+    for stage, other in zip(("stage1", "stage2"), wanted, strict=True):
+        assert_same(result_of(run, stage), other)
 
 
 @pytest.mark.slow
