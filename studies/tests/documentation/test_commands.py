@@ -90,6 +90,13 @@ def test_make_targets_exist() -> None:
     assert {"recall", "lm", "docs", "test"} <= named <= targets
 
 
+# Of torchrun and of SLURM.
+LAUNCHERS = {
+    *("--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--max-restarts", "--log-dir"),
+    *("--redirects", "--tee", "--nodes", "--ntasks-per-node", "--gpus-per-node", "--gpus-per-task", "--signal"),
+}
+
+
 def test_options_in_sentences_exist() -> None:
     """Of the pages that speak of nothing but `fastweights`."""
     group = typer.main.get_command(load_app())
@@ -97,7 +104,7 @@ def test_options_in_sentences_exist() -> None:
     pages = ("README.md", "docs/start.md", "docs/train.md", "docs/commands.md", "docs/inspecting.md", "docs/tasks.md")
     named = {option for page in pages for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXTS[page])}
     assert {"--list", "--mixers", "--to", "--lm-eval"} <= named
-    assert named - {"--nproc-per-node"} <= {*known, "--help"}
+    assert named - LAUNCHERS <= {*known, "--help"}
 
 
 def test_scripts_and_their_options_exist() -> None:

@@ -59,7 +59,7 @@ def test_recall_and_language_models_on_cpus() -> None:
 
 
 def test_starts_and_several_gpus() -> None:
-    train, limits = words("docs/train.md"), words("docs/limits.md")
+    train = words("docs/train.md")
     starts = rows_of("training-start", "training_start", "H100")
     first, second = (value_of(starts, "start_s", column={"warm": warm, "step": 1}) for warm in (False, True))
     vocabulary = MODEL["vocab_size"]
@@ -78,13 +78,32 @@ def test_starts_and_several_gpus() -> None:
 
     ways = ("DDP", "FSDP2", "FSDP2-kept")
     shares = [share(share_of_one_gpu(rows, {**column, "way": way})) for way in ways]
-    assert f"With DDP each GPU processes {shares[0]} of the tokens per second of one GPU alone" in train
-    assert f"with FSDP2 {shares[1]}. FSDP2 takes {memory('FSDP2')} GiB per GPU, DDP {memory('DDP')}" in train
-    assert f"brings FSDP2 to {shares[2]} with {memory('FSDP2-kept')} GiB" in train
+    assert f"the host launches: {shares[0]} with DDP, {shares[1]} with FSDP2, and {shares[2]} with" in train
+    assert f"FSDP2 takes {memory('FSDP2')} GiB per GPU, DDP {memory('DDP')}." in train
     for way, same in (("FSDP2-prefetch", "FSDP2"), ("FSDP2-kept-prefetch", "FSDP2-kept")):
         assert step_ms(way) == pytest.approx(step_ms(same), rel=0.01)
-    assert f"With FSDP2 each of two GPUs processes {shares[1]} of the tokens per second of one GPU alone" in limits
-    assert f"(the 1B preset of `gdn`), with DDP {shares[0]}" in limits
+
+
+def test_steps_of_four_gpus() -> None:
+    train, rows = words("docs/train.md"), rows_of("scaling", "scaling", "H200")
+
+    def ms(way: str | None, gpus: int = 4, **column: int) -> str:
+        wanted = {"preset": "gdn-340m", "gpus": gpus, "way": way, "batch": 8, "length": 2048, **column}
+        return f"{value_of(rows, 'step_ms', column=wanted):.0f} ms"
+
+    assert f"one GPU alone takes {ms(None, 1)} per step" in train
+    column = {"preset": "gdn-340m", "gpus": 4, "batch": 8, "length": 2048}
+    for way in ("DDP", "FSDP2"):
+        of_one = share(share_of_one_gpu(rows, {**column, "way": way}))
+        assert f"| {way} | {ms(f'{way}-launched')} | {ms(way)} | {of_one} |" in train
+    part = {"batch": 1, "length": 32768}
+    assert f"trains 32,768 tokens in {ms(None, 1, **part)}" in train
+    for way, sentence in (("heads", "heads are exchanged"), ("state", "states are passed on")):
+        of_one = share(share_of_one_gpu(rows, {**column, **part, "way": f"context-{way}"}))
+        assert (
+            f"{of_one} {'of the tokens per second ' * (way == 'heads')}where {sentence} ({ms(f'context-{way}', **part)})"
+            in train
+        )
 
 
 def test_times_of_ops_among_the_limits() -> None:
