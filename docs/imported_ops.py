@@ -11,16 +11,18 @@ import griffe
 from fastweights import ops
 
 EMPTY = inspect.Parameter.empty
+# Where each stands: an op in the module that defines it, a form in place in the package that exports it.
+PLACES = {name: getattr(ops, name).__module__ for name in ops.OPS}
+PLACES |= {f"{name}_": ops.__name__ for name in ops.OPS if hasattr(ops, f"{name}_")}
 
 
 class ImportedOps(griffe.Extension):
     """Shows ops, and forms in place such as `delta_rule_ = delta_rule.in_place`, as the functions that they are."""
 
     def on_module(self, *, mod: griffe.Module, **_: Any) -> None:
-        if mod.path != ops.__name__:
-            return
-        for name in (form for op in ops.OPS for form in (op, f"{op}_") if hasattr(ops, form)):
-            mod.set_member(name, described(name, mod.members[name].lineno))
+        for name, place in PLACES.items():
+            if place == mod.path:
+                mod.set_member(name, described(name, mod.members[name].lineno))
 
 
 def described(name: str, line: int | None) -> griffe.Function:
