@@ -44,7 +44,7 @@ COMPARED = {
 }
 # Mixers of the README's sentence on recall.
 RECALLED = ("linear", "deltanet", "pgdn", "rls", "gdn", "mesa", "gka", "vla", "kda", "mamba2")
-H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+H200 = "NVIDIA H200"
 
 
 def result(name: str, results: Path) -> Any:
@@ -175,7 +175,7 @@ def times_faster(model: str, phase: str, fla: bool, results: Path) -> float:
 
 def trainings(results: Path) -> str:
     steps = read_steps(on_device(read_measured("training-steps", "training_step", results), H200))
-    scaled = on_device(read_measured("scaling", "scaling", results), H100)
+    scaled = on_device(read_measured("scaling", "scaling", results), H200)
 
     def find(model: Model) -> tuple[Step, Step]:
         """The step of a model, and that of its base in the same run."""
@@ -193,7 +193,7 @@ def trainings(results: Path) -> str:
         return model.run(compiled="blocks", replayed=True)
 
     def of_one_gpu(way: str) -> str:
-        column: dict[str, Plain] = {"preset": "gdn-1b", "gpus": 2, "way": way, "batch": 8, "length": 2048}
+        column: dict[str, Plain] = {"preset": "gdn-340m", "gpus": 4, "way": way, "batch": 8, "length": 2048}
         return share(needed(share_of_one_gpu(scaled, column)))
 
     gdn = Model(mixer="gdn")
@@ -219,7 +219,7 @@ def trainings(results: Path) -> str:
                 "CUDA graph, as in `fastweights train` on one GPU; a step of `fastweights train` also reads packed documents and "
                 f"clips gradients ([how](docs/train.md#what-a-step-does)). Called eagerly it takes {ms(eager):.0f} ms. Compiled "
                 f"and replayed, it takes {', '.join([first, *others])} and {last}.",
-                f"Two H100 train the 1B preset of `gdn`. With DDP each GPU processes {of_one_gpu('DDP')} of the tokens per "
+                f"Four H200 train the 340M preset of `gdn`. With DDP each GPU processes {of_one_gpu('DDP')} of the tokens per "
                 f"second of one GPU alone, with FSDP2 {of_one_gpu('FSDP2')} ([how](docs/train.md#on-several-gpus)).",
                 f"With an output gate, compiled by blocks and replayed, `gdn` takes {ms(ours):.0f} ms, where "
                 f"flash-linear-attention's model of that size takes {ms(theirs):.0f} compiled and replayed in the same way. "
