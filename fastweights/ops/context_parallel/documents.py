@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .collectives import all_gather
 from .group import ContextParallel
+from .halo import own_edges
 
 __all__ = ["Documents", "Rows", "fold", "fold_back", "sequences_of_part"]
 
@@ -80,7 +81,7 @@ class Documents(Rows):
         super().__init__(cp)
         start = cp.rank * time
         stop = start + time
-        self.cu_seqlens = (cu_seqlens - start).clamp(0, time)
+        self.cu_seqlens = own_edges(cu_seqlens, time, cp)
         edges = cu_seqlens.to(device, non_blocking=True).long()
         begin, end = edges[:-1], edges[1:]
         first = time * torch.arange(cp.size, device=device)[:, None]

@@ -1,4 +1,4 @@
-"""The ways to run an op on a sequence that is divided over processes, and which one a call takes."""
+"""Choose how an op runs on a sequence that is divided over processes: by exchanging heads, or by passing states on."""
 
 from __future__ import annotations
 

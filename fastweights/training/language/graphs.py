@@ -32,9 +32,7 @@ def what_to_graph(run: LanguageRun) -> bool:
     """`run.graphs`; where it is None, whether a graph can be made."""
     if run.graphs is not None:
         return run.graphs
-    # Between the passes of a step FSDP2 keeps gradients where no graph finds them.
-    sums_shards = run.fsdp and run.accumulation > 1
-    return torch.cuda.is_available() and run.precision != "fp16" and not run.gradient_checkpointing and not sums_shards
+    return torch.cuda.is_available() and not run.settings_without_graphs
 
 
 def append_empty_documents(cu_seqlens: Tensor, edges: int) -> Tensor:
@@ -46,9 +44,7 @@ class Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: dict[str, Tensor]
     loss: Tensor
-    gradients: list[
-        Tensor | None
-    ]  # of the parameters: a replay overwrites them, or adds to them where a step has several passes
+    gradients: list[Tensor | None]  # of the parameters: replays overwrite them, or add to them over several passes
 
     def takes(self, inputs: Inputs) -> bool:
         return all(inputs[name].shape == fixed.shape for name, fixed in self.inputs.items())

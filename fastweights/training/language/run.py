@@ -223,6 +223,17 @@ class LanguageRun(Schedule):
         return self.tensorboard or "tensorboard" in self.report_to
 
     @property
+    def settings_without_graphs(self) -> list[str]:
+        """Those of this run with which no step is captured as a CUDA graph, in words."""
+        settings = {
+            # Between the passes of a step FSDP2 keeps gradients where no graph finds them.
+            "fsdp and an accumulation above 1": self.fsdp and self.accumulation > 1,
+            "fp16": self.precision == "fp16",
+            "gradient_checkpointing": self.gradient_checkpointing,
+        }
+        return [name for name, given in settings.items() if given]
+
+    @property
     def trackers(self) -> list[str]:
         """The trackers that transformers' Trainer reports to."""
         return [tracker for tracker in self.report_to if tracker != "tensorboard"]
@@ -253,13 +264,8 @@ class LanguageRun(Schedule):
     def _check_graphs(self) -> None:
         if self.graphs is not None:
             check_flag("graphs", self.graphs)
-        refused = {
-            "fsdp and an accumulation above 1": self.fsdp and self.accumulation > 1,
-            "fp16": self.precision == "fp16",
-            "gradient_checkpointing": self.gradient_checkpointing,
-        }
-        if self.graphs and any(refused.values()):
-            names = " and ".join(name for name, given in refused.items() if given)
+        if self.graphs and self.settings_without_graphs:
+            names = " and ".join(self.settings_without_graphs)
             raise ValueError(f"graphs must be False or None with {names}, of which no CUDA graph is made")
 
     def _check_model(self) -> None:

@@ -12,8 +12,8 @@ from accelerate.state import AcceleratorState
 
 ROOT = Path(__file__).parents[3]
 
-# A run file, without its folders.
-RUN = """
+# The beginning of a run file, without its folders.
+TRAINING = """
 output = {output}
 cache = {cache}
 batch_size = 1
@@ -22,21 +22,26 @@ length = 32
 max_steps = 6
 learning_rate = 1e-2
 log_every = 1
-evaluate_every = 3
-evaluation_rows = 7
 checkpoint_every = 4
 context_lengths = [16]
+"""
+MODEL = """
 [model]
 hidden_size = 16
 num_hidden_layers = 1
 num_heads = 2
 mixer = "gdn"
+"""
+RUN = (
+    f"{TRAINING}evaluate_every = 3\nevaluation_rows = 7\n{MODEL}"
+    + """
 [tokenizer]
 vocab_size = 300
 [corpus]
 paths = [{texts}]
 held_out_fraction = 0.2
 """
+)
 
 
 def start(*command, processes=2):

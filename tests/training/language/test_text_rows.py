@@ -14,7 +14,7 @@ from fastweights.data.text import TextCorpus, TextSource, TextTokenizer, prepare
 from fastweights.results.language import load_result
 from fastweights.training.language import load_run, rows, train_language
 
-from .launching import torchrun
+from .launching import MODEL, TRAINING, torchrun
 from .small import SHARD, WORDS, log, losses
 
 pytest.importorskip("datasets")
@@ -60,22 +60,9 @@ def test_a_mixture_continues_with_the_same_losses(make_run, sources, tokenizer, 
     assert optimizers[0] == optimizers[1]
 
 
-RUN = """
-output = {output}
-cache = {cache}
-batch_size = 1
-accumulation = 2
-length = 32
-max_steps = 6
-learning_rate = 1e-2
-log_every = 1
-checkpoint_every = 4
-context_lengths = [16]
-[model]
-hidden_size = 16
-num_hidden_layers = 1
-num_heads = 2
-mixer = "gdn"
+RUN = (
+    f"{TRAINING}{MODEL}"
+    + """
 [tokenizer]
 path = {tokenizer}
 [corpus]
@@ -90,6 +77,7 @@ text_field = "body"
 weight = 2
 held_out_fraction = 0.2
 """
+)
 
 
 @pytest.fixture
