@@ -20,6 +20,13 @@ from .small import numbers, small_experiment
 pytestmark = pytest.mark.usefixtures("signals_arrive")
 
 
+@pytest.fixture
+def started():
+    """A function for the processes that this test has started and that still run: groups that tests share are none of them."""
+    before = multiprocessing.active_children()
+    return lambda: [process for process in multiprocessing.active_children() if process not in before]
+
+
 class Recorder(Silent):
     def __init__(self):
         self.begun, self.ended = [], []
@@ -49,10 +56,10 @@ def test_workers_give_the_numbers_of_single_runs_in_the_order_of_the_grid(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_reported_and_the_call_can_be_repeated(tmp_path):
+def test_a_killed_worker_is_reported_and_the_call_can_be_repeated(tmp_path, started):
     class Killer(Silent):
         def step(self, worker, run, step, loss, speed):
-            for process in multiprocessing.active_children():
+            for process in started():
                 os.kill(process.pid, signal.SIGKILL)
 
     experiment = small_experiment(steps=100)
@@ -64,21 +71,21 @@ def test_a_killed_worker_is_reported_and_the_call_can_be_repeated(tmp_path):
     assert numbers(train_run(run, saved)) == numbers(train_run(run, tmp_path / "whole.checkpoint"))
 
 
-def test_a_signal_costs_no_step(tmp_path):
+def test_a_signal_costs_no_step(tmp_path, started):
     """It arrives in all processes, as from a cluster; the only save of the run is the one that it causes."""
     taken = []
 
     class Terminator(Silent):
         def step(self, worker, run, step, loss, speed):
             taken.append(step)
-            for process in (*multiprocessing.active_children(), multiprocessing.current_process()):
+            for process in (*started(), multiprocessing.current_process()):
                 os.kill(process.pid, signal.SIGTERM)
 
     experiment = small_experiment(steps=200)
     (run,) = experiment.runs()
     with pytest.raises(Stopped, match="stopped by SIGTERM"), StopSignals():
         run_recall(experiment, tmp_path / "output", workers=1, checkpoint_seconds=1000, reporter=Terminator())
-    assert not multiprocessing.active_children() and len(taken) == 1
+    assert not started() and len(taken) == 1
     (saved,) = (tmp_path / "output").rglob("*.checkpoint")
     assert load_checkpoint(saved, run=run.record())["history"]["step"] >= taken[0] > 0
     assert numbers(train_run(run, saved)) == numbers(train_run(run, tmp_path / "whole.checkpoint"))
@@ -133,7 +140,7 @@ def test_a_damaged_checkpoint_is_reported_and_deleted(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_crash_of_one_run_loses_one(tmp_path):
+def test_a_crash_of_one_run_loses_one(tmp_path, started):
     """A worker is killed in its first run of three: another takes over, and the same call trains what is missing."""
 
     class Killer(Silent):
@@ -146,20 +153,20 @@ def test_a_crash_of_one_run_loses_one(tmp_path):
         def step(self, worker, run, step, loss, speed):
             if not self.killed:
                 self.killed = True
-                (process,) = multiprocessing.active_children()
+                (process,) = started()
                 os.kill(process.pid, signal.SIGKILL)
 
     killer, experiment = Killer(), small_experiment(steps=100, seeds=(0, 1, 2))
     with pytest.raises(WorkerError, match=r"linear-pairs2-lr0.01-seed0 was killed by signal 9") as error:
         run_recall(experiment, tmp_path / "output", workers=1, reporter=killer)
-    assert killer.notes == [str(error.value)] and not multiprocessing.active_children()
+    assert killer.notes == [str(error.value)] and not started()
     held = json.loads((tmp_path / "output" / "results.json").read_text())["runs"]
     assert [run["run"]["seed"] for run in held] == [1, 2]
     assert [result.run["seed"] for result in run_recall(experiment, tmp_path / "output", workers=1)] == [0, 1, 2]
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_between_two_runs_loses_one(tmp_path):
+def test_a_worker_that_dies_between_two_runs_loses_one(tmp_path, started):
     class Killer(Silent):
         def __init__(self):
             self.ended = 0
@@ -167,7 +174,7 @@ def test_a_worker_that_dies_between_two_runs_loses_one(tmp_path):
         def end(self, worker, run, result):
             self.ended += 1
             if self.ended == 1:
-                (process,) = multiprocessing.active_children()
+                (process,) = started()
                 os.kill(process.pid, signal.SIGKILL)
                 process.join()
 
