@@ -330,15 +330,22 @@ def signals_held_back() -> Iterator[None]:
         yield
         return
     resource_tracker.ensure_running()  # where it starts it, Python unblocks signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *SIGNALS))
+    before = _hold_signals_back()
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _hold_signals_back() -> Collection[int]:
+    """In this thread from now on; returns what was held back before."""
+    return signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *SIGNALS))
+
+
 def _work(pool: Pool, gpu: int | None, environment: dict[str, str], connection: Connection) -> None:
     """A worker's life: receive a task, do it, tell the parent; until the pipe is closed."""
+    if hasattr(signal, "pthread_sigmask"):
+        _hold_signals_back()  # a server that the caller had started before passes nothing on
     os.environ.update(environment)  # a server has those of the time when it was started
     # The numbers must not depend on the number of workers; small models gain nothing from more threads.
     torch.set_num_threads(1)

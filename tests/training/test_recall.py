@@ -12,7 +12,7 @@ from fastweights.environment import usable_cores
 from fastweights.stopping import Stopped, StopSignals
 from fastweights.training import WorkerError, run_recall, run_recall_parts, train_run
 from fastweights.training.checkpoints import load_checkpoint, save_checkpoint
-from fastweights.training.pool import assign_gpus, usual_workers
+from fastweights.training.pool import _context, assign_gpus, usual_workers
 from fastweights.training.progress import Silent
 
 from .small import numbers, small_experiment
@@ -72,7 +72,11 @@ def test_a_killed_worker_is_reported_and_the_call_can_be_repeated(tmp_path, star
 
 
 def test_a_signal_costs_no_step(tmp_path, started):
-    """It arrives in all processes, as from a cluster; the only save of the run is the one that it causes."""
+    """It arrives in all processes, as from a cluster; the only save of the run is the one that it causes. Also where the server
+    of the workers has started before, with other signals held back than those of the pool."""
+    first = _context(["cpu"]).Process(target=abs, args=(1,))
+    first.start()
+    first.join()
     taken = []
 
     class Terminator(Silent):
