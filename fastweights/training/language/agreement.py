@@ -105,7 +105,7 @@ def check_same_models(singles: Sequence[LanguageRun]) -> None:
             for path in sorted(paths)
             if Path(path).exists()
         },
-        "every process must begin with the same model",
+        "every process must continue from the same model",
         "copy its folder to every host, or put it where all hosts see it",
     )
 
