@@ -189,6 +189,10 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "conversion.check_logits": lambda: {"source": model(), "converted": other(), "tokens_BT": ids()},
     "conversion.condition": lambda: {"conversion": conversion.CONVERSIONS["gdn", "pgdn"]},
     "conversion.convert": lambda: {"model": model(), "to": "pgdn"},
+    "distillation.hidden_loss": lambda: {"student_TD": torch.ones(3, 2), "teacher_TD": torch.ones(3, 2)},
+    "distillation.summed_kl": lambda: dict.fromkeys(
+        ("student_hidden_TD", "student_weight_VD", "teacher_hidden_TE", "teacher_weight_VE"), torch.ones(3, 3)
+    ),
     "distributed.whole_sequences": lambda: {"model": other()},
     "conversion.convert_layer": mamba_layer,
     "conversion.convert_folder": lambda: {"source": saved(), "output": "new", "to": "pgdn", "tokens": 8, "options": {}},
