@@ -43,7 +43,16 @@ def write_models(folder: Path) -> None:
 def distill_run(folder: Path, **changes: Any) -> DistillRun:
     """A distillation of the models in `folder`."""
     usual = small_run(folder)
-    names = ("cache", "corpus", "length", "batch_size", "learning_rate", "log_every", "evaluate_every", "evaluation_rows")
+    names = (
+        "cache",
+        "corpus",
+        "length",
+        "batch_size",
+        "learning_rate",
+        "log_every",
+        "evaluate_every",
+        "evaluation_rows",
+    )
     return DistillRun(
         **{
             **{name: getattr(usual, name) for name in names},
