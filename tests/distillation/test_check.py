@@ -15,7 +15,7 @@ from fastweights.distillation.check import check_distillation
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, linearize
 from fastweights.training.language import load_run, train_language
 
-from .small import make_teacher
+from .runs import make_teacher
 
 
 @pytest.mark.parametrize(

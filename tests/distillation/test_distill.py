@@ -129,7 +129,7 @@ def test_only_the_parameters_that_are_named_learn(make_run, models):
 
 
 def test_a_teacher_that_has_changed_is_another_work(make_run, models, tmp_path):
-    from .small import make_teacher
+    from .runs import make_teacher
     from .test_check import save
 
     first, other = (save(make_teacher(initializer_range=x), models, tmp_path / f"{x}") for x in (0.02, 0.05))

@@ -12,7 +12,7 @@ from fastweights.distillation.objectives import Objective
 from fastweights.distillation.teacher import INPUTS, OUTPUTS, Teacher
 from fastweights.models import linearize
 
-from .small import SIZES, distill_run, make_teacher
+from .runs import SIZES, distill_run, make_teacher
 
 LENGTH = 12
 DOCUMENTS = [(0, 5), (5, 12), (12, 24)]  # in two rows
