@@ -1,5 +1,15 @@
 """Distillation: a student with constant-memory layers learns from the pretrained Transformer that it was converted from."""
 
+from .held_out import HeldOutKL
 from .losses import hidden_loss, summed_kl
+from .selection import SelectionSettings, auto_layers, rank_layers, rows_of_documents
 
-__all__ = ["hidden_loss", "summed_kl"]
+__all__ = [
+    "HeldOutKL",
+    "SelectionSettings",
+    "auto_layers",
+    "hidden_loss",
+    "rank_layers",
+    "rows_of_documents",
+    "summed_kl",
+]
