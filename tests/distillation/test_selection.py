@@ -86,12 +86,16 @@ def test_the_students_mode_stays():
 
 def test_a_layer_that_is_put_back_is_not_copied():
     student, teacher = pair()
+    measure = HeldOutKL(teacher, rows(1))
+    with attention_restored(student, teacher, 1):
+        expected = measure(student)
     student.set_attn_implementation("eager")
     memory, theirs = student.model.layers[1].self_attn, teacher.model.layers[1].self_attn
     with attention_restored(student, teacher, 1):
         restored = student.model.layers[1].self_attn
         assert restored.q_proj is theirs.q_proj and student.model.layers[0].self_attn is student.memory_layers()[0]
         assert restored.config._attn_implementation == "eager" != theirs.config._attn_implementation
+        assert measure(student) == pytest.approx(expected, rel=1e-4)  # with the masks that it needs
     assert student.model.layers[1].self_attn is memory
     with pytest.raises(KeyError), attention_restored(student, teacher, 1):
         raise KeyError
