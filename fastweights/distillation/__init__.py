@@ -2,12 +2,14 @@
 
 from .held_out import HeldOutKL
 from .losses import hidden_loss, summed_kl
+from .report import compare_models
 from .selection import SelectionSettings, auto_layers, rank_layers, rows_of_documents
 
 __all__ = [
     "HeldOutKL",
     "SelectionSettings",
     "auto_layers",
+    "compare_models",
     "hidden_loss",
     "rank_layers",
     "rows_of_documents",

@@ -23,8 +23,8 @@ from ..kinds import checked
 from ..models import HybridModel
 from ..outputs import check_file, has_keys
 from ..results.distillation import LayerRanking, load_ranking, save_ranking
-from ..training.progress import Display, TimeLeft
 from .held_out import HeldOutKL
+from .progress import MeasuringProgress
 
 __all__ = ["RANKING", "SelectionSettings", "auto_layers", "is_ranking", "rank_layers", "rows_of_documents"]
 
@@ -149,7 +149,8 @@ def rank_layers(
     if ranking is not None and not ranking.missing:
         return ranking
     measure = HeldOutKL(teacher, chosen, batch_size=settings.batch_size)
-    with _Progress(console, len(student.memory_layers()) + 1) as progress:
+    done = 0 if ranking is None else 1 + len(ranking.layers)
+    with MeasuringProgress(console, "ranking of layers", done=done, total=1 + len(student.memory_layers())) as progress:
         if ranking is None:
             ranking = LayerRanking(
                 base_kl=measure(student),
@@ -160,7 +161,7 @@ def rank_layers(
                 layers=[],
                 missing=list(student.memory_layers()),
             )
-        progress.show(ranking, "all layers with memories", ranking.base_kl)
+            progress.end(f"without attention KL {ranking.base_kl:.4f}")
         for layer in ranking.missing:
             with attention_restored(student, teacher, layer):
                 kl = measure(student)
@@ -168,7 +169,7 @@ def rank_layers(
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_ranking(path, ranking)
-            progress.show(ranking, f"attention in layer {layer}", kl)
+            progress.end(f"with attention in layer {layer} KL {kl:.4f}")
     return ranking
 
 
@@ -215,27 +216,3 @@ def _fingerprint(student: Any, teacher: Any, rows: Sequence[Row]) -> str:
             first = weight.detach().flatten()[:SAMPLE].to("cpu", torch.float64)
             digest.update(f"{name} {list(weight.shape)}".encode() + first.numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-class _Progress:
-    """A bar; without a terminal a line per layer. A context manager."""
-
-    def __init__(self, console: Console | None, total: int) -> None:
-        self._display, self._total = Display(console or Console(quiet=True)), total
-        self._left: TimeLeft | None = None
-
-    def __enter__(self) -> _Progress:
-        self._display.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._display.__exit__()
-
-    def show(self, ranking: LayerRanking, what: str, kl: float) -> None:
-        """What was measured last."""
-        done = len(ranking.layers) + 1
-        self._left = self._left or TimeLeft(done, self._total)
-        note = f"{what}: KL {kl:.4f}"
-        self._display.show_bar("layers", self, title="ranking of layers", total=self._total, done=done, note=note)
-        if not self._display.is_terminal:
-            self._display.print_line(f"{note} nats per token, {self._left.after(done)} left")

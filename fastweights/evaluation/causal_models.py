@@ -69,8 +69,7 @@ def final_hidden(model: Any, input_ids: Tensor, mask_BS: Tensor | None = None, *
     """
     if not is_other(model):
         return model.model(input_ids, attention_mask=mask_BS, **inputs).last_hidden_state
-    if mask_BS is not None and not isinstance(model, HybridModel):
-        # As generate() counts positions, which continues from the cache: those of padding count in a hybrid alone.
+    if mask_BS is not None:  # padding on the left moves no position, as in generate(), which continues from the cache
         positions_BS = (mask_BS.long().cumsum(1) - 1).clamp_min(0)
         inputs = {"position_ids": positions_BS[:, -input_ids.shape[1] :], **inputs}
     found: list[Tensor] = []

@@ -140,7 +140,8 @@ def test_an_interrupted_ranking_continues(tmp_path, monkeypatch):
     assert rank_layers(student, teacher, rows(), output=tmp_path / "part", console=shown) == whole
     assert len(calls) == 5  # the layer that failed, and the last one
     lines = shown.file.getvalue().splitlines()
-    assert [line.partition(":")[0] for line in lines[1:]] == ["attention in layer 1", "attention in layer 2"]
+    said = [f"ranking of layers: with attention in layer {one}" for one in (1, 2)]
+    assert [line.partition(" KL")[0] for line in lines] == said and "4 of 4" in lines[-1]
     assert rank_layers(student, teacher, rows(), output=tmp_path / "part") == whole and len(calls) == 5
 
 
