@@ -54,8 +54,8 @@ def convert(
         str | None,
         typer.Option(
             metavar="LAYERS",
-            help="Of a pretrained Transformer: layers that keep their attention, such as 6,14,22, every:4 (the last of every four), "
-            "all or none; none if not given.",
+            help="Of a pretrained Transformer: layers that keep their attention, such as 6,14,22, every:4 (the last of "
+            "every four), all or none; none if not given.",
         ),
     ] = None,
     keys: Annotated[
@@ -96,8 +96,8 @@ def convert(
     flash-linear-attention's gated_deltanet and delta_net. Shows how far the logits of the two are apart, and saves the model with
     the source's tokenizer and a run file for `fastweights train`.
 
-    A pretrained Transformer (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, SmolLM3, OLMo-2, Gemma-2, Gemma-3) becomes a hybrid: memories
-    in place of attention, in all layers but those of --keep, and a run file for `fastweights distill`.
+    A pretrained Transformer (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, SmolLM3, OLMo-2, Gemma-2, Gemma-3) becomes a hybrid, with
+    memories in place of attention in all layers but those of --keep, and a run file for `fastweights distill`.
     """
     with one_line_errors(memory="a smaller --tokens, or a machine with more memory,"):
         import_mixers(imports)

@@ -14,7 +14,7 @@ from ..files import TENSOR_ERRORS, staged_folder, write_bytes, write_json, writi
 from ..kinds import checked
 from ..layers.projections import OutputProjection, ShortConvolution
 from ..models.card import write_card
-from ..models.hybrid import FAMILIES, hybrid_model, linearize
+from ..models.hybrid import FAMILIES, linearize
 from ..models.hybrid.linearize import OPEN, hybrid_settings
 from ..models.loading import empty_model, load_config
 from ..outputs import listed_files

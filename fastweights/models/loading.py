@@ -92,7 +92,8 @@ def model_folder(
     path: str | Path, argument: str = "MODEL", *, trust_remote_code: bool = False, hybrids: bool = True
 ) -> Path:
     """The folder with config.json, `path` or model/ in it. It is checked to hold a model of this library in files that can be
-    read safely. With `trust_remote_code` the files may ask for code. hybrids: whether it may be one of a model of transformers."""
+    read safely. With `trust_remote_code` the files may ask for code. hybrids: whether hybrids of models of transformers are
+    taken."""
     path = Path(path)
     if not path.is_dir():
         raise ValueError(

@@ -49,8 +49,8 @@ def server_command(
         others: options of `vllm serve`. None may name another model or tokenizer: only the files of `model` are checked.
 
     Raises:
-        ValueError: vLLM is missing or of another version, no such model or tokenizer, a hybrid, a tokenizer with more tokens than the
-            model, a value that does not fit.
+        ValueError: vLLM is missing or of another version, no such model or tokenizer, a hybrid, a tokenizer with more tokens than
+            the model, a value that does not fit.
         TypeError: a value of a wrong kind.
     """
     model = check_path("model", model, "a folder with a saved model")

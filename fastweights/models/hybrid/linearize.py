@@ -51,7 +51,7 @@ def keep_layers(keep: str | Iterable[int], layers: int) -> tuple[int, ...]:
                 f'keep must be numbers of layers such as "6,14,22", "every:4", "none" or "all", got {describe_value(keep)}'
             )
         return keep_layers([int(number) for number in numbers], layers)
-    chosen = check_list("keep", list(keep), "layer numbers")
+    chosen = check_list("keep", list(keep) if isinstance(keep, Iterable) else keep, "layer numbers")
     for layer in chosen:
         check_whole_number("keep", layer, high=layers - 1)
     return tuple(sorted(set(chosen)))

@@ -21,7 +21,8 @@ def test_with_all_attention_kept_it_is_the_teacher_bit_for_bit(model_type):
     same = linearize(lm, to="gdn", keep="all")
     whole, own = lm(ids, labels=ids), same(ids, labels=ids)
     assert torch.equal(own.logits, whole.logits) and torch.equal(own.loss, whole.loss)
-    assert torch.equal(same(ids[:, :2], past_key_values=own.past_key_values).logits, lm(ids[:, :2], past_key_values=whole.past_key_values).logits)  # fmt: skip
+    steps = (model(ids[:, :2], past_key_values=read.past_key_values) for model, read in ((lm, whole), (same, own)))
+    assert torch.equal(*(step.logits for step in steps))
     padded, own = (model(ids, attention_mask=PADDED).logits for model in (lm, same))
     assert torch.equal(own[PADDED.bool()], padded[PADDED.bool()])
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])

@@ -5,14 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastweights.layers import MIXERS, MemoryLayer, MemoryOptions, register_mixer
+from fastweights.layers import MIXERS, MemoryLayer, MemoryOptions, SoftmaxAttention, register_mixer
 from fastweights.models import HybridModel, linearize
 from fastweights.models.hybrid.attention import check_takes_qkv
-from fastweights.ops import gated_linear_attention
+from fastweights.ops import linear_attention
 
 from .small import CLOSE, hybrid, teacher, tokens
 
-FAST = ["softmax", "gdn", "gka", "lattice", "rls", "palimpsa-d", "mamba2"]
+FAST = ["softmax", "gdn", "gka", "lattice", "rls", "palimpsa-d", "mamba2", "of-a-user"]
+
+
+@register_mixer("of-a-user", summary="s", equation="e", source="s")
+class OfAUser(MemoryLayer):
+    Options = MemoryOptions
+    op = linear_attention
+
+    def rule(self, x_BTD, q_BTHK, k_BTHK, v_BTGV, run):
+        return run(self.op, q_BTHK, k_BTHK, v_BTGV, g=-torch.ones_like(q_BTHK[..., 0]))
 
 
 def takes_qkv(name: str) -> bool:
@@ -25,7 +34,7 @@ def takes_qkv(name: str) -> bool:
 
 
 def options(name: str) -> dict[str, int]:
-    return {"window": 4} if name == "softmax" else {}
+    return {"window": 4} if issubclass(MIXERS[name].layer, SoftmaxAttention) else {}
 
 
 def check(lm: HybridModel) -> None:
@@ -54,12 +63,12 @@ def test_every_mixer_that_takes_q_k_and_v(name):
         with pytest.raises(ValueError, match="must be a mixer (that takes q, k and v|with one q, k and v)"):
             hybrid(to=name, **options(name))
         return
-    check(hybrid("qwen3", name, **options(name)))
+    check(hybrid("qwen3", name, **options(name)).double())
 
 
 def test_most_mixers_take_q_k_and_v():
     left_out = {name for name in MIXERS if not takes_qkv(name)}
-    assert left_out <= {"deltaproduct", "gated-deltaproduct", "rwkv7"}
+    assert left_out <= {"deltaproduct", "gated-deltaproduct", "rwkv7", "mamba2", "palimpsa-m"}
 
 
 def test_a_window_in_place_of_attention_is_the_attention_within_it():
@@ -68,16 +77,3 @@ def test_a_window_in_place_of_attention_is_the_attention_within_it():
     student = linearize(lm, to="softmax", window=16)
     torch.testing.assert_close(student(ids).logits, lm(ids).logits, **CLOSE)
     assert student.state_size(1000) == 4 * 2 * 15 * 2 * 12
-
-
-@register_mixer("of-a-user", summary="s", equation="e", source="s")
-class OfAUser(MemoryLayer):
-    Options = MemoryOptions
-    op = gated_linear_attention
-
-    def rule(self, x_BTD, q_BTHK, k_BTHK, v_BTGV, run):
-        return run(self.op, q_BTHK, k_BTHK, v_BTGV, -torch.ones_like(q_BTHK[..., 0]))
-
-
-def test_a_memory_of_a_user():
-    check(hybrid(to="of-a-user"))

@@ -1,0 +1,108 @@
+"""`fastweights convert` of a pretrained Transformer: what it prints, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fastweights.cli import main
+from fastweights.conversion import linearize_folder
+from fastweights.conversion.linearized_folder import plan_linearization
+from fastweights.distillation import DistillRun
+from fastweights.models.loading import load_language_model
+from fastweights.training.language import load_run
+
+from ..evaluation.small import tokenizer
+from ..models.hybrid.small import teacher, tokens
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "teacher"
+    words = tokenizer()
+    teacher("qwen3", vocab_size=len(words)).bfloat16().save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
+def convert(source: Path, output: Path, *more: str) -> int:
+    return main(["convert", str(source), "--output", str(output), *more])
+
+
+def test_the_command_writes_a_hybrid_with_all_that_it_needs(source, tmp_path, capsys):
+    output = tmp_path / "hybrid"
+    arguments = ("--to", "gka", "--keep", "every:2", "--keys", "repeated", "--option", "conv_size=4", "--steps", "30")
+    assert convert(source, output, *arguments, "--dry-run") == 0
+    planned = capsys.readouterr().out
+    assert not output.exists() and "layers with attention: [1, 3]\n" in planned
+    assert convert(source, output, *arguments) == 0
+    printed = capsys.readouterr().out
+    lm, words = load_language_model(output)
+    original = AutoModelForCausalLM.from_pretrained(source)
+    assert "attention -> gka in 2 of 4 layers: 0, 2\nattention kept in 2 of 4 layers: 1, 3\n" in printed
+    for line in ("once per query head", "rotated as", "convolutions: the identity", "gate: 0.5", "as in a new layer"):
+        assert line in printed
+    new = lm.num_parameters() - original.num_parameters()
+    assert f"{lm.num_parameters():,} parameters, {new:,} of them new\n" in printed
+    assert f"parameters: {lm.num_parameters():,}\nnew parameters: {new:,}\n" in planned
+    memories, keys = 2 * 4 * (12 * 12 + 12 * 12), 2 * 2 * 12
+    for length in (2_048, 65_536):
+        assert f"{length:,} tokens: {memories + 2 * length * keys:,} numbers per sequence, the source's {4 * length * keys:,}\n" in printed  # fmt: skip
+    assert f"fastweights distill {output / 'distill.toml'}" in printed and "tokenizer.json" in printed
+    assert lm.dtype == torch.bfloat16 and lm.config.teacher == "teacher" and len(words) == lm.config.vocab_size
+    assert "| Converted from | teacher |" in (output / "README.md").read_text()
+    run = load_run(output / "distill.toml", kind=DistillRun)
+    stages = run.stage_runs() if hasattr(run, "stage_runs") else list(run.stages)
+    assert [dict(stage)["objective"] for stage in stages] == ["attention", "logits"]
+    assert run.model == {"path": str(output)} and run.teacher == str(source) and run.stages[0]["max_steps"] == 30
+
+
+def test_with_all_attention_kept_nothing_differs(source, tmp_path):
+    report = linearize_folder(source, tmp_path / "hybrid", to="gdn", keep="all", tokens=20)
+    assert report.check.saved == report.check.neutral == 0 and report.check.largest_logit > 0
+    assert report.converted == () and report.new_parameters == 0 and report.first_values == []
+    loaded, original = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tmp_path / "hybrid", source))
+    assert torch.equal(loaded(tokens()).logits, original(tokens()).logits)
+
+
+def test_an_earlier_conversion_is_replaced_only_when_asked(source, tmp_path):
+    output = tmp_path / "hybrid"
+    linearize_folder(source, output, to="gdn", tokens=4)
+    with pytest.raises(ValueError, match="holds a conversion; name another folder, or pass overwrite"):
+        linearize_folder(source, output, to="kda", tokens=4)
+    linearize_folder(source, output, to="kda", tokens=4, overwrite=True)
+    assert AutoModelForCausalLM.from_pretrained(output).config.mixers()[0][0] == "kda"
+
+
+def test_the_source_may_be_in_parts(source, tmp_path):
+    AutoModelForCausalLM.from_pretrained(source).save_pretrained(tmp_path / "parts", max_shard_size="30KB")
+    linearize_folder(tmp_path / "parts", tmp_path / "hybrid", to="gdn", tokens=4)
+    plan = plan_linearization(tmp_path / "parts", tmp_path / "other", to="gdn")
+    assert plan["layers with a memory"] == [0, 1, 2, 3]
+    assert "[tokenizer]" in (tmp_path / "hybrid" / "distill.toml").read_text()  # to be filled in
+
+
+def test_refused_in_one_line(source, tmp_path, capsys):
+    def refused(*arguments: str, words: tuple[str, ...], model: Path = source) -> None:
+        capsys.readouterr()
+        assert convert(model, tmp_path / "new", *arguments) == 2
+        captured = capsys.readouterr()
+        (error,) = captured.err.splitlines()
+        assert error.startswith("fastweights: error: ") and all(word in error for word in words), error
+        assert not captured.out and not (tmp_path / "new").exists()
+
+    refused("--to", "gdnn", words=("did you mean 'gdn'",))
+    refused("--to", "gdn", "--keep", "1,4", words=("keep must be a whole number from 0 to 3", "4"))
+    refused("--to", "gdn", "--keep", "auto:2", words=("auto:2",))
+    refused("--to", "gdn", "--option", "head_dim=8", words=("layer 0", "head_dim", "12"))
+    refused("--to", "softmax", words=("must have a window", "keep the attention"))
+    refused("--to", "gdn", "--peak", "1e-3", words=("--peak must be left out",))
+    linearize_folder(source, tmp_path / "hybrid", to="gdn", tokens=4)
+    refused(
+        "--to", "gka", model=tmp_path / "hybrid", words=("fastweights_qwen3", "convert the model that it was made of")
+    )
+    assert main(["serve", str(tmp_path / "hybrid")]) == 2
+    assert "takes no hybrids" in capsys.readouterr().err
