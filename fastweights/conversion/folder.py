@@ -284,8 +284,10 @@ def model_folder(source: str, known: Collection[str]) -> Path:
     """
     folder, found = _read_type(source)
     if found not in known:
-        hybrid = isinstance(found, str) and found.removeprefix("fastweights_") in FAMILIES
+        hybrid = isinstance(found, str) and found.startswith("fastweights_")
         hint = "; it has memories already: convert the model that it was made of" if hybrid else ""
+        if found in FAMILIES:
+            hint = " (linearize_folder)"
         raise ValueError(
             f"{source} is of architecture {found!r}; memories continue as others in models of the types "
             f"{', '.join(ARCHITECTURES)}, and replace attention in {', '.join(FAMILIES)}{hint}"

@@ -217,7 +217,7 @@ def test_missing_and_damaged_sources(source, tmp_path):
     (tmp_path / "bare").mkdir()
     refused(str(tmp_path / "bare"), "bare must hold a model", "config.json")
     LlamaConfig().save_pretrained(tmp_path / "llama")
-    refused(str(tmp_path / "llama"), "'llama'", "'fastweights' or 'mamba2'")
+    refused(str(tmp_path / "llama"), "'llama'", "types fastweights, mamba2", "(linearize_folder)")
     damage(source, lambda weights: [weights.pop(name) for name in list(weights) if "layers.1.mlp" in name])
     refused(source, "not those of its config.json", "they lack model.layers.1.mlp.", "model.layers.1.mlp.up_proj")
     damage(source, lambda weights: [weights.pop(name) for name in list(weights) if "layers.1" in name])

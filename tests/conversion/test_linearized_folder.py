@@ -50,13 +50,13 @@ def test_the_command_writes_a_hybrid_with_all_that_it_needs(source, tmp_path, ca
     assert f"parameters: {lm.num_parameters():,}\nnew parameters: {new:,}\n" in planned
     memories, keys = 2 * 4 * (12 * 12 + 12 * 12), 2 * 2 * 12
     for length in (2_048, 65_536):
-        assert f"{length:,} tokens: {memories + 2 * length * keys:,} numbers per sequence, the source's {4 * length * keys:,}\n" in printed  # fmt: skip
+        own, other = memories + 2 * length * keys, 4 * length * keys
+        assert f"{length:,} tokens: {own:,} numbers per sequence, the source's {other:,}\n" in printed
     assert f"fastweights distill {output / 'distill.toml'}" in printed and "tokenizer.json" in printed
     assert lm.dtype == torch.bfloat16 and lm.config.teacher == "teacher" and len(words) == lm.config.vocab_size
     assert "| Converted from | teacher |" in (output / "README.md").read_text()
     run = load_run(output / "distill.toml", kind=DistillRun)
-    stages = run.stage_runs() if hasattr(run, "stage_runs") else list(run.stages)
-    assert [dict(stage)["objective"] for stage in stages] == ["attention", "logits"]
+    assert [stage.objective for stage in run.stage_runs()] == ["attention", "logits"]
     assert run.model == {"path": str(output)} and run.teacher == str(source) and run.stages[0]["max_steps"] == 30
 
 
