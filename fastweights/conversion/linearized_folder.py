@@ -108,7 +108,7 @@ def linearize_folder(
         config = hybrid_settings(load_config(folder_of_source), **choices, options=options or {})
         empty_model(config)  # refuses options that do not fit, before the weights are read
         teacher, stored = load_model(folder_of_source)
-        hybrid: Any = linearize(teacher, **choices, seed=seed, **(options or {}))  # type: ignore[arg-type]
+        hybrid: Any = linearize(teacher, **choices, seed=seed, **(options or {}))
         hybrid.config.teacher = Path(source).resolve().name if Path(source).is_dir() else source
         check = _compare(teacher, hybrid, choose_tokens(folder_of_source, teacher, prompt, tokens))
         report = {**_count(hybrid), "first_values": describe_first_values(hybrid), "check": check}
