@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..checks import shape_of
 from ..ops.context_parallel.collectives import all_gather
+from ..ops.context_parallel.documents import begin_row
 from ..ops.context_parallel.group import ContextParallel
 from .loss import IGNORED, next_labels
 from .rows import Rows
@@ -49,6 +50,8 @@ class DividedRows(Rows):
             self.cu_seqlens = torch.arange(batch + 1, device=device) * time
         if self.cu_seqlens is not None and self._missing:
             self.cu_seqlens = F.pad(self.cu_seqlens[:-1], (0, 1), value=cp.size * self.share)
+        if self.cu_seqlens is not None:
+            self.cu_seqlens = begin_row(self.cu_seqlens)
 
     def pack(self, x_BTD: Tensor, filling: int | None = None) -> Tensor:
         """This rank's part [1, share, ...] of a tensor [B, T, ...]. filling: the number that fills the row up, in place of the

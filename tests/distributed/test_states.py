@@ -193,7 +193,6 @@ def test_costs() -> None:
     many, few = (costs("linear_attention-none", 32768, count=count)[1]["state"] for count in (1000, 1))
     assert many > 2 * few
 
-
     assert link_speed(H100_LINK, 9) == link_speed(H100_LINK, 8) / 9  # over a network
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ...kernels.availability import takes_kernels
 from ..context_parallel.agreement import check_on_all_ranks
+from ..context_parallel.documents import sequences_of_part
 from ..context_parallel.group import as_context_parallel
-from ..context_parallel.halo import last_inputs, own_edges, read_halo
+from ..context_parallel.halo import last_inputs, read_halo
 from ..framework.checks import LARGEST_HEAD, check_flag, check_number, check_tensor, shape_of
 from ..framework.node import KernelRule, Node, Tensors
 from ..framework.sequences import check_cu_seqlens
@@ -155,12 +156,13 @@ def short_convolution(
     window = None if initial_state is None else initial_state.to(x.dtype)
     edges = None if cu_seqlens is None else cu_seqlens.to(x.device)
     final = None
-    if cp is not None and width > 1:
-        if output_final_state:
+    if cp is not None:
+        sequences = sequences_of_part(cp, cu_seqlens, x.shape[1], x.device)
+        if width > 1 and output_final_state:
             final = last_inputs(x, width - 1, window, edges, cp)
-        window = read_halo(x, width - 1, window, edges, cp)
-    if cp is not None and edges is not None:
-        edges = own_edges(edges, x.shape[1], cp)
+        if width > 1:
+            window = read_halo(x, width - 1, window, sequences)
+        edges = None if sequences.cu_seqlens is None else sequences.cu_seqlens.to(x.device)
     if by_kernels:
         keep = output_final_state and final is None
         y, last = NODE((x, weight, bias, window, edges), (silu, normalize, eps, keep))

@@ -24,7 +24,10 @@ __all__ = [
     "gradient_bytes",
     "tokens_of_process",
 ]
-NOTED = {"heads": ("heads", "to_heads"), "state": ("state",)}  # by ways, under which names; to_heads is of softmax attention
+NOTED = {
+    "heads": ("heads", "to_heads"),
+    "state": ("state",),
+}  # by ways, under which names; to_heads is of softmax attention
 
 
 @dataclass(frozen=True)
