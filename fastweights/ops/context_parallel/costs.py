@@ -10,7 +10,7 @@ Way "state" computes more, see `extra_macs`. Kernels of the delta rules (`PartKe
 nothing. Elsewhere a delta rule carries K columns besides its V, and adds K V per token and head for what the state before the
 part answers. A sum is formed once more, by a product of K V per token and head in float32.
 
-With the rates below, which are those of H100 with 8 of them in a host, at 8 heads, K = V = 128, four processes and 32,768 tokens of each,
+With the rates below, which are those of H100, 8 per host, at 8 heads, K = V = 128, four processes and 32,768 tokens of each,
 "state" is the shorter way for every rule that has kernels for its map or passes a sum. To exchange the heads of a delta rule
 takes about 1.4 ms for a forward and backward, its states .02 ms. For rows of a few hundred tokens, and for many packed documents,
 whose states are read and written one by one, "heads" is shorter.
