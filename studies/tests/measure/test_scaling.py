@@ -41,6 +41,12 @@ def test_a_training_is_timed_and_leaves_no_checkpoint(tmp_path: Path, text: Path
     assert not list(tmp_path.glob("run/**/*.safetensors"))
 
 
+def test_the_first_step_may_be_the_only_one_that_does_not_count(tmp_path: Path, text: Path) -> None:
+    given = {**TINY, "max_steps": 2, "checkpoint_every": 2}
+    row = scaling.train(LanguageRun(output=str(tmp_path / "run"), **given), text, warm=1)
+    assert row is not None and row["steps"] == 1 and row["step_ms"] < 1e3 * 60
+
+
 @pytest.mark.slow
 def test_two_processes_train_when_they_are_told_to(text: Path) -> None:
     with scaling.launched(2, TINY, text) as train:
@@ -181,7 +187,8 @@ def test_every_number_of_gpus_is_trained_in_every_way() -> None:
     [
         (["--gpus", "1,2"], 1, "--gpus must be numbers from 1 to 1, the GPUs of this machine, got 1,2"),
         (["--gpus", "0"], 2, "--gpus must be numbers from 1 to 2"),
-        (["--mixers", "gdn,gda"], 2, "2"),
+        (["--mixers", "gdn,gda"], 2, "2"),  # the exit code of a wrong option
+        (["--warm", "0"], 2, "2"),
         (["--ways", "ddp"], 2, "--ways must name some of DDP, DDP-launched, .*got ddp"),
         ([], 0, "needs an NVIDIA GPU, and torch sees none"),
     ],

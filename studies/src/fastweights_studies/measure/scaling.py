@@ -94,9 +94,9 @@ class StepTimes(TrainerCallback):
             now = time.perf_counter()
             if state.global_step == 1:
                 self.first = now - self.began
-            elif state.global_step == self.warm_steps:
+            if state.global_step == self.warm_steps:
                 self.warm = now
-            else:
+            if state.global_step == self.last:
                 self.ended = now
         control.should_save = False
 
@@ -289,6 +289,8 @@ def main() -> None:
     if arguments.worker:
         return work(*arguments.worker)
     gpus, ways = [int(n) for n in arguments.gpus.split(",")], arguments.ways.split(",")
+    if min(arguments.steps, arguments.warm) < 1:
+        parser.error(f"--steps and --warm must be at least 1, got {arguments.steps} and {arguments.warm}")
     if not set(ways) <= set(WAYS):
         raise SystemExit(f"--ways must name some of {', '.join(WAYS)}, got {arguments.ways}")
     mixers = arguments.mixers.split(",") if arguments.mixers else [None]
