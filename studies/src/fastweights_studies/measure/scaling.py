@@ -334,9 +334,10 @@ def main() -> None:
             rows = make_training_rows(name, mixer, count, way, *size, found, describe(device))
             replace_rows(path, rows, same_training)
             share = share_of_one_gpu(find_rows(path), rows[0].column, mixer)
+            memory, predicted = ((found[name] or 0) / 2**30 for name in ("memory_bytes", "predicted_memory_bytes"))
             print(
                 f"{title:40} {found['step_ms']:7.1f} ms  {found['tokens_per_second'] / 1e3:7.1f} k tokens/s  "
-                f"{(found['memory_bytes'] or 0) / 2**30:5.1f} GiB of {found['predicted_memory_bytes'] / 2**30:.1f}  first step {found['first_step_s']:.1f} s"
+                f"{memory:5.1f} GiB, predicted {predicted:.1f}  first step {found['first_step_s']:.1f} s"
                 + (f"  {share:.3f} of one GPU each" if share else ""),
                 flush=True,
             )
