@@ -122,7 +122,7 @@ def all_forms(launches: Iterable[Callable[[], object]]) -> list[Compilation]:
 
 def first_forms(launches: Iterable[Callable[[], object]]) -> list[Compilation]:
     """Every kernel in the form that is launched first: compiling takes seconds per form."""
-    return list({one.kernel.__name__: one for one in reversed(all_forms(launches))}.values())
+    return list({one.kernel.fn: one for one in reversed(all_forms(launches))}.values())
 
 
 def check_compiled(kernels: list[Compilation], capability: int) -> None:
@@ -145,7 +145,8 @@ def check_compiled(kernels: list[Compilation], capability: int) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-# Forms that together hold the kernels of every family, each forwards and backwards.
+# One form or more of every family, forwards and backwards. Lattice's other forms take half a minute; of those, the two kernels of
+# the backward whose layouts matter are compiled below.
 CHOSEN = [
     ("delta_rule-head-write", "bfloat16", 128, 90),
     ("preconditioned_delta_rule-channel", "bfloat16", 128, 90),
