@@ -9,6 +9,7 @@ None of the four is imported here: most of the library runs without them.
 
 from __future__ import annotations
 
+import copy
 import re
 import secrets
 import sys
@@ -34,6 +35,7 @@ __all__ = [
     "placement_hooks",
     "remove_placement",
     "use_one_gpu",
+    "with_attention",
 ]
 
 TESTED = {"transformers": "5.6 to 5.24", "accelerate": "1.15", "peft": "0.21", "datasets": "5"}
@@ -68,7 +70,13 @@ class Hooks:
 
 
 class GenerationHooks(Hooks):
-    """In front of GenerationMixin: how generate() makes its cache and reads the prompt."""
+    """In front of GenerationMixin: how generate() makes its cache and reads the prompt.
+
+    Attributes:
+        counts_positions: whether the model counts the positions of tokens by itself.
+    """
+
+    counts_positions = True
 
     def read_prompt(
         self, input_ids: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -93,8 +101,9 @@ class GenerationHooks(Hooks):
     ) -> Any:
         self.prepare_cache(generation_config, model_kwargs, batch_size)
 
-    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
-        """No position_ids but those that the caller gives, because the model counts by itself."""
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        """No position_ids but those that the caller gives where the model counts by itself."""
+        return None if self.counts_positions else super()._prepare_position_ids_for_generation(*args, **kwargs)  # type: ignore[misc]
 
 
 def keep_after_generation(given: Any) -> None:
@@ -280,3 +289,12 @@ def dataset_fingerprint(dataset: Any) -> str:
     """What changes whenever the rows of a dataset may. A version of datasets that tells nothing gets a new one each time, so that
     nothing prepared of the dataset is used again."""
     return getattr(dataset, "_fingerprint", None) or secrets.token_hex(8)
+
+
+def with_attention(config: Any, name: str, changes: Mapping[str, Any]) -> Any:
+    """A copy of a model's configuration for one attention module, with the attention function of this name and other changes. The
+    constructors of configurations would compute fields anew that a saved one has."""
+    copied = copy.copy(config)
+    copied.__dict__.update(changes)
+    copied._attn_implementation = name
+    return copied

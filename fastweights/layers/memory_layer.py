@@ -184,6 +184,26 @@ class MemoryLayer(OpLayer):
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(self, x_BTD, cache, cu_seqlens)
         q_BTHK, k_BTHK, v_BTGV, conv_states = self.qkv(x_BTD, cache, cu_seqlens, **self.cp_keywords)
+        return self._remember(x_BTD, q_BTHK, k_BTHK, v_BTGV, conv_states, cache, cu_seqlens)
+
+    def mix_projected(
+        self, x_BTD: Tensor, flat: list[Tensor], cache: LayerCache | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """What `forward` does after the projections of q, k and v [B, T, channels], which another module has made."""
+        q_BTHK, k_BTHK, v_BTGV, conv_states = self.qkv.finish(flat, cache, cu_seqlens, **self.cp_keywords)
+        return self._remember(x_BTD, q_BTHK, k_BTHK, v_BTGV, conv_states, cache, cu_seqlens)
+
+    def _remember(
+        self,
+        x_BTD: Tensor,
+        q_BTHK: Tensor,
+        k_BTHK: Tensor,
+        v_BTGV: Tensor,
+        conv_states: dict[str, Tensor],
+        cache: LayerCache | None,
+        cu_seqlens: Tensor | None,
+    ) -> Tensor:
+        """Write the memory, read it, and bring the cache up to date. conv_states: of the convolutions, for the next call."""
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV)
         run = RuleCall(cache, cu_seqlens, self.options.backend, conv_states, self.cp_group)
         o_BTGV, memory = self.rule(x_BTD, q_BTHK, k_BTHK, v_BTGV, run)

@@ -208,7 +208,16 @@ class QKVProjection(nn.Module):
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new states of the convolutions by name: their last
         inputs [N, W-1, channels]. cp_group: of the mixer."""
         projections = [self.get_submodule(f"{name}_proj") for name in self.widths]
-        flat = project_together(x_BTD, *projections, backend=self.backend)
+        return self.finish(project_together(x_BTD, *projections, backend=self.backend), cache, cu_seqlens, cp_group)
+
+    def finish(
+        self,
+        flat: list[Tensor],
+        cache: LayerCache | None,
+        cu_seqlens: Tensor | None,
+        cp_group: ContextParallel | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """What `forward` gives, from the projections of q, k and v [B, T, channels]."""
         norms = [width if self.normalize_qk and name != "v" else None for name, width in self.widths.items()]
         states: list[Tensor | None] = []
         if self.has_convolution:

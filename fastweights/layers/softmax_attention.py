@@ -106,7 +106,15 @@ class SoftmaxAttention(ConfiguredMixer):
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(self, x_BTD, cache, cu_seqlens)
-        flat = project_together(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        return self.mix_projected(
+            x_BTD, project_together(x_BTD, self.q_proj, self.k_proj, self.v_proj), cache, cu_seqlens
+        )
+
+    def mix_projected(
+        self, x_BTD: Tensor, flat: list[Tensor], cache: LayerCache | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """What `forward` does after the projections of q, k and v [B, T, channels], which another module may have made. x_BTD is
+        not looked at."""
         q_BTHK, k_BTHK, v_BTHK = (y.unflatten(2, (-1, self.head_dim)) for y in flat)
         q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTHK)

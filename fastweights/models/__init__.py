@@ -17,6 +17,8 @@ from .heads import (
     FastWeightsForSequenceClassification,
     FastWeightsForTokenClassification,
 )
+from .hybrid import HybridCache, HybridModel, keep_layers, linearize
+from .hybrid.families import register as register_hybrids
 from .modeling import FastWeightsModel
 from .presets import PRESETS, preset
 from .vector_model import VectorModel
@@ -30,7 +32,11 @@ __all__ = [
     "FastWeightsForSequenceClassification",
     "FastWeightsForTokenClassification",
     "FastWeightsModel",
+    "HybridCache",
+    "HybridModel",
     "VectorModel",
+    "keep_layers",
+    "linearize",
     "preset",
 ]
 
@@ -40,3 +46,4 @@ AutoModelForCausalLM.register(FastWeightsConfig, FastWeightsForCausalLM)
 AutoModelForSequenceClassification.register(FastWeightsConfig, FastWeightsForSequenceClassification)
 AutoModelForTokenClassification.register(FastWeightsConfig, FastWeightsForTokenClassification)
 AutoModelForQuestionAnswering.register(FastWeightsConfig, FastWeightsForQuestionAnswering)
+register_hybrids()

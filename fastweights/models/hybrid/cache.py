@@ -1,0 +1,93 @@
+"""The cache of a hybrid: keys and values where attention was kept, and the memories of the other layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import CacheLayerMixin
+
+from ...layers import LayerCache
+
+__all__ = ["HybridCache", "MemoryCacheLayer"]
+
+
+class MemoryCacheLayer(CacheLayerMixin):
+    """The memory of one layer, as one of the layers of a cache of transformers.
+
+    Attributes:
+        held: the memory and the last inputs of convolutions.
+        columns: how many columns of the batch the layer has read, padding included.
+    """
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held, self.columns = LayerCache(), 0
+
+    def read(self, columns: int) -> LayerCache:
+        """The cache for a layer that reads so many columns more."""
+        self.columns += columns
+        return self.held
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """A memory makes its tensors itself."""
+
+    def update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ValueError("a memory holds no keys and values; call the model with the cache that it returns")
+
+    def get_seq_length(self) -> int:
+        return self.columns
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.columns + int(query_length), 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name in transformers up to 5.1x
+
+    def offload(self) -> None:
+        """A memory is small: it stays where it is."""
+
+    prefetch = offload
+
+    def reset(self) -> None:
+        self.held, self.columns = LayerCache(), 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.held.apply(lambda x: x.repeat_interleave(repeats, 0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.held.apply(lambda x: x[indices.to(x.device)])
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            raise ValueError(
+                "the cache of a hybrid cannot be cropped: no token can be removed from its memories. Decode without an "
+                "assistant (no assisted, speculative or prompt-lookup decoding)"
+            )
+
+
+class HybridCache(DynamicCache):
+    """Keys and values of the layers with attention, and memories of constant size of the others.
+
+    Args:
+        config: of the hybrid.
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config=config)
+        memory: Sequence[Any] = config.memory
+        self.layers = [
+            layer if entry is None else MemoryCacheLayer() for layer, entry in zip(self.layers, memory, strict=True)
+        ]
+
+    is_compileable = property(lambda self: False)  # generate() would compile the model, and pass masks of another kind

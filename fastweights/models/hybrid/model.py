@@ -1,0 +1,163 @@
+"""What hybrids of all families have in common: memories in place of attention, padding and packing, the cache, first values."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from ...checks import check_whole_number
+from ...layers.initialization import OwnInitialMatrices, OwnInitialValues
+from ...ops.framework.sequences import check_cu_seqlens
+from ...private_huggingface import GenerationHooks
+from ..cache import CACHE_NAME, given_cache
+from ..rows import Rows, cumulative_lengths, predicted_labels
+from .cache import HybridCache
+
+__all__ = ["HybridModel"]
+
+
+class HybridModel(GenerationHooks):
+    """In front of a class for causal language models of transformers. `config.memory` says which layers have a memory.
+
+    Attributes:
+        attention_class: the family's attention with a memory.
+    """
+
+    attention_class: ClassVar[type[nn.Module]]
+    counts_positions = False
+    _is_stateful = True  # transformers then refuses assisted decoding
+    config: Any
+    model: Any
+    training: bool
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        for index, entry in enumerate(config.memory):
+            if entry is not None:
+                self.model.layers[index].self_attn = self.attention_class(config, index)
+
+    def memory_layers(self) -> dict[int, Any]:
+        """The attention modules that have a memory, by the number of their layer."""
+        return {
+            index: self.model.layers[index].self_attn
+            for index, entry in enumerate(self.config.memory)
+            if entry is not None
+        }
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        cache: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As in transformers, with packed rows.
+
+        Args:
+            attention_mask: [B, T] (with a cache also longer, cached tokens first), 1 for tokens and 0 for padding.
+            position_ids: int [B, T] or [1, T]. Where they do not rise by one, the next document of a packed row begins. Their
+                values are read, which waits for a GPU; cu_seqlens avoid that.
+            cu_seqlens, cu_seq_lens_q, cu_seq_lens_k: int [N+1], cumulative lengths of documents packed into one row.
+            labels: the input ids. -100 is ignored, and so are padding and the first token of every document.
+            input_ids, past_key_values, inputs_embeds, use_cache, cache, kwargs: as in transformers.
+
+        Raises:
+            ValueError: an input that does not fit.
+        """
+        tokens: Any = input_ids if inputs_embeds is None else inputs_embeds
+        batch, time = tokens.shape[:2]
+        past = given_cache(past_key_values, cache)
+        if past is None and (self.config.use_cache and not self.training if use_cache is None else use_cache):
+            past = HybridCache(self.config)
+        edges = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
+        check_cu_seqlens(edges, batch, time)
+        documents = dict(attention_mask=attention_mask, position_ids=position_ids, cu_seqlens=edges)
+        if labels is not None:
+            labels = predicted_labels(labels, **documents)
+        rows = None
+        if edges is not None or time > 1 or past is None:  # a single token per sequence continues them all
+            rows = self._lay_out(batch, time, past, documents)
+        if edges is not None:
+            documents["position_ids"] = positions_of(edges, time, tokens.device)
+        if rows is not None and rows.cu_seqlens is None:
+            rows = None
+            if past is None:
+                documents["attention_mask"] = None
+        return super().forward(  # type: ignore[misc]
+            input_ids=input_ids,
+            attention_mask=documents["attention_mask"],
+            position_ids=documents["position_ids"],
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            use_cache=past is not None,
+            memory_rows=rows,
+            **{CACHE_NAME: past},
+            **kwargs,
+        )
+
+    def _lay_out(self, batch: int, time: int, past: Any, documents: dict[str, Any]) -> Rows:
+        """How the sequences lie in the batch."""
+        rows = Rows(batch, time, **documents)
+        mask = documents["attention_mask"]
+        if rows.count != batch and (past is not None or (mask is not None and rows._tokens is not None)):
+            raise ValueError(
+                "packed rows must have no padding and no cache: attention_mask must be 1 for tokens and 0 for padding, and "
+                "use_cache False for rows of several documents"
+            )
+        return rows
+
+    def prepare_cache(self, generation_config: Any, model_kwargs: dict[str, Any], batch_size: int) -> None:
+        given = given_cache(model_kwargs.get("past_key_values"), model_kwargs.get("cache"))
+        if given is not None and not isinstance(given, HybridCache):
+            raise TypeError(
+                f"past_key_values must be a HybridCache, as this model returns it, got {type(given).__name__}; its memories hold "
+                "no keys and values"
+            )
+        if given is None and generation_config.use_cache is not False:
+            model_kwargs[CACHE_NAME] = HybridCache(self.config)
+
+    def state_size(self, length: int = 1) -> int:
+        """How many numbers the cache holds per sequence after `length` tokens: memories, and keys and values where attention was
+        kept (of its window, where it has one)."""
+        check_whole_number("length", length)
+        memories = self.memory_layers()
+        total = 0
+        for index, layer in enumerate(self.model.layers):
+            if index in memories:
+                total += memories[index].memory.state_size(length)
+                continue
+            attention = layer.self_attn
+            window = getattr(attention, "sliding_window", None)
+            kept = length if window is None else min(length, window - 1)
+            total += 2 * kept * self.config.num_key_value_heads * attention.head_dim
+        return total
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """First values of one module's own parameters; those of memories are the layers' own."""
+        if isinstance(module, OwnInitialValues):
+            std = self.config.initializer_range
+            own = module.initial_values(std) if isinstance(module, OwnInitialMatrices) else module.initial_values()
+            for name, value in own.items():
+                init.copy_(module.get_parameter(name), value)
+        else:
+            super()._init_weights(module)  # type: ignore[misc]
+
+
+def positions_of(cu_seqlens: Tensor, time: int, device: torch.device) -> Tensor:
+    """[1, T]: positions within the documents of a packed row, from their cumulative lengths, without a wait for a GPU."""
+    position = torch.arange(time, device=device)
+    edges = cu_seqlens.to(device).long()
+    document = torch.searchsorted(edges, position, right=True) - 1
+    return (position - edges[document])[None]
