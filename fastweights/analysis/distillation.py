@@ -29,7 +29,8 @@ __all__ = [
     "save_ranking_plot",
 ]
 
-KEPT, CHANGED = "softmax", "#BBBBBB"  # kept layers have the colour of softmax attention
+ATTENTION = "softmax"  # the teacher and kept layers have its colour
+MEMORY = "#BBBBBB"
 
 
 def ranking_table(ranking: LayerRanking, kept: Collection[int] = ()) -> Table:
@@ -60,20 +61,20 @@ def save_ranking_plot(ranking: LayerRanking, path: Path, kept: Collection[int] =
 
 def ranking_plot(ranking: LayerRanking, kept: Collection[int] = ()) -> Figure:
     """A bar per layer, as high as its gain. kept: layers that were chosen, which are dark."""
-    described = f"{ranking.base_kl:.4f} nats per token without any; {ranking.tokens:,} tokens of held-out text"
-    figure = titled_figure(
-        "How much nearer attention in one layer brings the student to its teacher", described, (7.5, 4)
+    described = (
+        f"KL(teacher || student) is {ranking.base_kl:.4f} without attention; {ranking.tokens:,} tokens of held-out text"
     )
+    figure = titled_figure("What attention in one layer is worth", described, (7.5, 4))
     axes = figure.subplots()
     layers = sorted(ranking.layers, key=lambda one: one.layer)
-    for name, chosen, colour in (("kept", True, mixer_style(KEPT).colour), ("has a memory", False, CHANGED)):
+    for name, chosen, colour in (("kept", True, mixer_style(ATTENTION).colour), ("has a memory", False, MEMORY)):
         own = [one for one in layers if (one.layer in kept) is chosen]
         if own:
             axes.bar([one.layer for one in own], [one.gain for one in own], color=colour, label=name)
     axes.axhline(0, color="#555555", linewidth=0.8)
     axes.set_xticks([one.layer for one in layers])
     axes.set_xlabel("layer")
-    axes.set_ylabel("KL(teacher || student) lower by, nats per token")
+    axes.set_ylabel("KL lower by, nats per token")
     if kept:
         axes.legend(fontsize=9, frameon=False)
     plain_axes(axes)
@@ -124,12 +125,14 @@ def distillation_plot(result: Distillation) -> Figure:
     described = f"KL(teacher || student) at the end: {result.held_out_kl:.4f} nats per token of held-out text"
     figure = titled_figure("Teacher and student", described, (10.5 if result.kls else 7.5, 4.5))
     *left, right = figure.subplots(1, 2 if result.kls else 1, squeeze=False)[0]
+    styles = {"teacher": mixer_style(ATTENTION), "student": mixer_style("student")}
     for axes in left:
-        look = mixer_style("student").describe_curve("student", markers=1)
-        axes.plot(result.kl_tokens, result.kls, **look)
+        student = styles["student"]
+        axes.plot(result.kl_tokens, result.kls, color=student.colour, marker=student.marker, linewidth=1.2)
         axes.set_xlabel("tokens read")
         axes.set_ylabel("held-out KL, nats per token")
         axes.xaxis.set_major_formatter(short_number)
         plain_axes(axes)
-    draw_perplexities(right, {"teacher": result.teacher.perplexities, "student": result.student.perplexities})
+    models = {"teacher": result.teacher.perplexities, "student": result.student.perplexities}
+    draw_perplexities(right, models, styles)
     return finish_plot(figure, right, label="the last tokens before the length")
