@@ -18,6 +18,7 @@ from .table_style import add_row, plain_table
 from .tables import format_answers, format_perplexity
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 ATTENTION = "softmax"  # the teacher and kept layers have its colour
-MEMORY = "#BBBBBB"
+MEMORY, STUDENT = "#BBBBBB", "student"
 
 
 def ranking_table(ranking: LayerRanking, kept: Collection[int] = ()) -> Table:
@@ -121,18 +122,31 @@ def save_distillation_plot(result: Distillation, path: Path) -> list[Path]:
 
 
 def distillation_plot(result: Distillation) -> Figure:
-    """Perplexity by length of teacher and student, and where it was measured beside it the held-out KL while training."""
+    """The held-out KL while training and the perplexity by length of teacher and student, as far as they were measured.
+
+    Raises:
+        ValueError: neither was.
+    """
+    panels = ((_draw_curve, result.kls), (_draw_lengths, result.teacher.perplexities))
+    drawn = [draw for draw, measured in panels if measured]
+    if not drawn:
+        raise ValueError("result must have perplexities, or a curve of the KL while training, got neither to draw")
     described = f"KL(teacher || student) at the end: {result.held_out_kl:.4f} nats per token of held-out text"
-    figure = titled_figure("Teacher and student", described, (10.5 if result.kls else 7.5, 4.5))
-    *left, right = figure.subplots(1, 2 if result.kls else 1, squeeze=False)[0]
-    styles = {"teacher": mixer_style(ATTENTION), "student": mixer_style("student")}
-    for axes in left:
-        student = styles["student"]
-        axes.plot(result.kl_tokens, result.kls, color=student.colour, marker=student.marker, linewidth=1.2)
-        axes.set_xlabel("tokens read")
-        axes.set_ylabel("held-out KL, nats per token")
-        axes.xaxis.set_major_formatter(short_number)
-        plain_axes(axes)
+    figure = titled_figure("Teacher and student", described, (3 + 4 * len(drawn), 4.5))
+    for draw, axes in zip(drawn, figure.subplots(1, len(drawn), squeeze=False)[0], strict=True):
+        draw(axes, result)
+    return finish_plot(figure, axes, label="the last tokens before the length") if draw is _draw_lengths else figure
+
+
+def _draw_curve(axes: Axes, result: Distillation) -> None:
+    style = mixer_style(STUDENT)
+    axes.plot(result.kl_tokens, result.kls, color=style.colour, marker=style.marker, linewidth=1.2)
+    axes.set_xlabel("tokens read")
+    axes.set_ylabel("held-out KL, nats per token")
+    axes.xaxis.set_major_formatter(short_number)
+    plain_axes(axes)
+
+
+def _draw_lengths(axes: Axes, result: Distillation) -> None:
     models = {"teacher": result.teacher.perplexities, "student": result.student.perplexities}
-    draw_perplexities(right, models, styles)
-    return finish_plot(figure, right, label="the last tokens before the length")
+    draw_perplexities(axes, models, {"teacher": mixer_style(ATTENTION), "student": mixer_style(STUDENT)})
