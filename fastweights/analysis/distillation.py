@@ -135,7 +135,9 @@ def distillation_plot(result: Distillation) -> Figure:
     figure = titled_figure("Teacher and student", described, (3 + 4 * len(drawn), 4.5))
     for draw, axes in zip(drawn, figure.subplots(1, len(drawn), squeeze=False)[0], strict=True):
         draw(axes, result)
-    return finish_plot(figure, axes, label="the last tokens before the length") if draw is _draw_lengths else figure
+    if result.teacher.perplexities:
+        finish_plot(figure, figure.axes[-1], label="the last tokens before the length")
+    return figure
 
 
 def _draw_curve(axes: Axes, result: Distillation) -> None:

@@ -76,10 +76,10 @@ class HeldOutKL:
                 self._read = list(self._teacher_hidden())
 
     def __call__(self, student: Any) -> float:
-        """Of one student, in any mode; it is left in that mode.
+        """Of one student on the teacher's device, in any mode; it is left in that mode.
 
         Raises:
-            ValueError: the student's vocabulary is another one, or the divergence is not finite.
+            ValueError: the student's vocabulary or device is another one, or the divergence is not finite.
         """
         check_model(student)
         head, taught = output_head(student), output_head(self.teacher)
@@ -90,8 +90,8 @@ class HeldOutKL:
                 total += summed_kl(
                     _counted_hidden(student, batch),
                     head.weight_VD,
-                    teacher_TE.to(head.weight_VD.device),
-                    taught.weight_VD.to(head.weight_VD.device),
+                    teacher_TE,
+                    taught.weight_VD,
                     student_bias_V=head.bias_V,
                     teacher_bias_V=taught.bias_V,
                     student_softcap=head.softcap,

@@ -46,7 +46,7 @@ def summed_kl(
     The factor $\tau^2$ keeps the size of the gradients at every temperature (Hinton et al. 2015, section 2). Logits exist for
     one chunk of tokens at a time; backward computes them again from the log-sum-exps that forward keeps. Gradients of the
     student are exact; the teacher gets none. The products of each side are in the dtype of its hidden states, or autocast's;
-    softcaps, softmax, sums and the gradients of weight and bias are in float32, or float64 where a side's products are.
+    softcaps, softmax, sums and the gradients of weight and bias are in float32, or float64 where the student's products are.
 
     Args:
         student_hidden_TD, student_weight_VD: final hidden states of T tokens (0 or more), and the weight of the output layer.

@@ -19,6 +19,7 @@ from ..evaluation.ruler import NEEDLE_TASKS
 from ..kinds import checked
 from ..outputs import check_file, has_keys
 from ..results.distillation import Distillation, ModelMeasures, save_distillation
+from ..training.folder import as_stored
 from .held_out import HeldOutKL, Rows
 from .progress import MeasuringProgress
 
@@ -46,7 +47,7 @@ def compare_models(
     """Measures a student and its teacher: held-out KL(teacher || student), perplexity by length, needles, size of the cache.
 
     Args:
-        student, teacher: causal language models with one tokenizer, each on a device of its own choice.
+        student, teacher: causal language models with one tokenizer, on one device.
         settings: `measures` among "perplexity" and the needle tasks, with their lengths.
         rows: held-out text for the divergence, rows of one length, as `rank_layers` takes them; all are read,
             `settings.batch_size` at a time.
@@ -94,10 +95,7 @@ def compare_models(
         kl_tokens=[tokens for tokens, _ in curve],
         kls=[kl for _, kl in curve],
         **measured,
-        settings={  # as JSON has them
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in dataclasses.asdict(settings).items()
-        },
+        settings=as_stored(dataclasses.asdict(settings)),
         versions=versions(),
         machine=machine(str(student.device)),
     )
