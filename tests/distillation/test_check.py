@@ -10,8 +10,9 @@ from transformers import (
     MambaForCausalLM,
 )
 
-from fastweights.distillation import DistillRun, distill, plan_distillation
+from fastweights.distillation import DistillRun, distill
 from fastweights.distillation.check import check_distillation
+from fastweights.distillation.distill import plan_distillation
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, linearize
 from fastweights.training.language import load_run, train_language
 
