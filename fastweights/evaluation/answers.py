@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..checks import LARGEST_COUNT, check_size, check_whole_number
-from ..layers.norms import at_least_float32
-from ..models import FastWeightsCache
+from .causal_models import copy_cache, token_logits
 from .divided import Reply, Tokens, answer_divided, is_divided
 from .reading import MOST_EXAMPLES, check_losses, check_model, evaluating, hidden_blocks, prompt_tokens, read
 
@@ -98,7 +97,7 @@ def _answer_with_cache(
     """As `answer_divided`, reading through the model's cache. The model generates where one answer is not exact."""
     ids, mask = padded(prompts, model.device, left=True)
     cache = read(model, ids[:, :-1], block, mask[:, :-1])
-    scores = score_continuations(model, cache.copy(), prompts, answers, block)
+    scores = score_continuations(model, copy_cache(cache), prompts, answers, block)
     if all(exact for _, exact in scores):
         return [(losses, True, []) for losses, _ in scores]
     generated = model.generate(
@@ -115,7 +114,7 @@ def _answer_with_cache(
 
 
 def score_continuations(
-    model: Any, cache: FastWeightsCache, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], block: int
+    model: Any, cache: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], block: int
 ) -> list[tuple[list[float], bool]]:
     """-ln p of the tokens of each answer, and whether each token is the most likely one after the right ones before it.
 
@@ -128,10 +127,14 @@ def score_continuations(
     # What the answers are predicted from: the prompt's last token and, of each answer, all tokens but the last.
     # Padding behind them changes nothing before it.
     follows, _ = padded([(p[-1], *a[:-1]) for p, a in zip(prompts, answers)], model.device)
+    columns = torch.arange(1 - cache.get_seq_length(), follows.shape[1] + 1, device=model.device)
+    mask = (
+        columns + torch.tensor([[len(p) - 1] for p in prompts], device=model.device) > 0
+    )  # prompts end where answers begin
     wanted, asked = padded(answers, model.device)
     losses, likeliest = [], []
-    for start, hidden_BTD in hidden_blocks(model, follows, block, cache):
-        logits_BTV = at_least_float32(model.lm_head(hidden_BTD))
+    for start, hidden_BTD in hidden_blocks(model, follows, block, cache, mask.long()):
+        logits_BTV = token_logits(model, hidden_BTD)
         wanted_BT = wanted[:, start : start + hidden_BTD.shape[1]]
         losses.append(F.cross_entropy(logits_BTV.transpose(1, 2), wanted_BT, reduction="none"))
         likeliest.append(logits_BTV.argmax(-1) == wanted_BT)

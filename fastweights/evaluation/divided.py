@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..distributed import gather_tokens, own_tokens
-from ..layers.norms import at_least_float32
+from .causal_models import token_logits
 from .reading import check_losses
 
 __all__ = ["Reading", "Reply", "Tokens", "answer_divided", "is_divided", "read_divided"]
@@ -51,7 +51,7 @@ def read_divided(model: Any, ids_BT: Tensor, next_BT: Tensor, block: int, asked_
     next_P, asked_P = own_tokens(next_BT, cp)[0], own_tokens(asked_BT.long(), cp, filling=0)[0]
     found_P2 = hidden_PD.new_zeros(len(hidden_PD), 2, dtype=torch.float64)
     for places in asked_P.nonzero()[:, 0].split(block):
-        logits = at_least_float32(model.lm_head(hidden_PD[None, places]))[0]
+        logits = token_logits(model, hidden_PD[None, places])[0]
         losses = F.cross_entropy(logits, next_P[places], reduction="none")
         found_P2[places] = torch.stack([losses.double(), logits.argmax(-1).double()], 1)
     losses_BT, likeliest_BT = gather_tokens(found_P2[None], cp, batch=batch, time=time).unbind(-1)

@@ -16,10 +16,9 @@ from lm_eval.tasks import TaskManager
 from transformers import PreTrainedTokenizerBase
 
 from ..checks import check_path, check_size, check_texts, check_whole_number
-from ..models import FastWeightsForCausalLM
 from ..results import HarnessScore
 from .harness_model import Cut, FastWeightsLM
-from .reading import check_lengths
+from .reading import check_lengths, check_model
 
 __all__ = ["FastWeightsLM", "HarnessScore", "evaluate_with_harness"]
 
@@ -69,8 +68,7 @@ def evaluate_with_harness(
     check_whole_number("seed", seed)
     if not check_texts("tasks", tasks, what="names of tasks", empty=False):
         raise ValueError("tasks must hold at least one name of a task, got none")
-    if not isinstance(model, FastWeightsForCausalLM):
-        raise TypeError(f"model must be a FastWeightsForCausalLM, got {type(model).__name__}")
+    check_model(model)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise TypeError(f"tokenizer must be one of transformers' tokenizers, got {type(tokenizer).__name__}")
     lengths = None if ruler_lengths is None else check_lengths(ruler_lengths, 1, name="ruler_lengths")

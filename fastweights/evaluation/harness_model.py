@@ -13,11 +13,12 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
 from ..checks import LARGEST_COUNT, check_size
-from ..models import FastWeightsForCausalLM  # its import makes transformers' Auto classes know our models
 from .answers import padded, score_continuations
+from .causal_models import copy_cache
 from .reading import evaluating, read
 
 __all__ = ["Cut", "FastWeightsLM"]
@@ -126,9 +127,7 @@ class FastWeightsLM(HFLM):
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
         """ln p of each answer, and whether it is the greedy one. A request: (its texts, tokens before the answer, its own)."""
-        if not isinstance(
-            self._reader, FastWeightsForCausalLM
-        ):  # virtual tokens of PEFT stand in front of every reading
+        if not isinstance(self._reader, PreTrainedModel):  # virtual tokens of PEFT stand in front of every reading
             return super()._loglikelihood_tokens(list(requests), disable_tqdm, override_bs)
         rows = override_bs or (self._detect_batch_size() if self.batch_size == "auto" else self.batch_size)
         sharing: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -168,7 +167,7 @@ class FastWeightsLM(HFLM):
             cache = read(model, ids[:, :-1], self.block, mask[:, :-1])
             for start in range(0, len(owners), rows):
                 part = slice(start, start + rows)
-                own = cache.copy()
+                own = copy_cache(cache)
                 own.batch_select_indices(torch.tensor(owners[part], device=self.device))
                 before = [prompts[row] for row in owners[part]]
                 scores += score_continuations(model, own, before, answers[part], self.block)

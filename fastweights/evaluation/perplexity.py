@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..checks import LARGEST_COUNT, check_size, check_whole_number
 from ..kinds import checked
-from ..layers.norms import at_least_float32
 from ..results import LengthPerplexity
+from .causal_models import token_logits
 from .divided import is_divided, read_divided
 from .reading import check_lengths, check_model, evaluating, hidden_blocks
 
@@ -43,7 +43,7 @@ def perplexity_by_length(
     arguments, read a text whole, each a part of it, and get the same result.
 
     Args:
-        model: a `FastWeightsForCausalLM`, in any mode; it is left in that mode.
+        model: a `FastWeightsForCausalLM` or another causal language model of transformers, in any mode; it is left in that mode.
         documents: token ids of one document each.
         lengths: tokens, each at least 2.
         texts: how many texts to read at most.
@@ -103,7 +103,7 @@ def _losses(model: Any, ids_BT: Tensor, block: int) -> Iterable[tuple[int, Tenso
         yield 1, read_divided(model, ids_BT[:, :-1], ids_BT[:, 1:], block).losses_BT.sum(0).cpu()
         return
     for start, hidden_BTD in hidden_blocks(model, ids_BT[:, :-1], block):
-        logits = at_least_float32(model.lm_head(hidden_BTD))
+        logits = token_logits(model, hidden_BTD)
         target_BT = ids_BT[:, start + 1 : start + 1 + hidden_BTD.shape[1]]
         losses = F.cross_entropy(logits.flatten(0, 1), target_BT.flatten(), reduction="none")
         yield start + 1, losses.view(target_BT.shape).double().sum(0).cpu()

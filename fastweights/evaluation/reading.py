@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..checks import LARGEST_COUNT, check_size, describe_value
 from ..environment import within_memory
-from ..models import FastWeightsCache
+from .causal_models import empty_cache, final_hidden
 
 __all__ = [
     "MOST_EXAMPLES",
@@ -34,7 +34,8 @@ def check_model(model: object) -> None:
     """Refuse what is not a language model, such as the name of one."""
     if not isinstance(model, nn.Module) or not hasattr(model, "lm_head") or not hasattr(model, "config"):
         raise TypeError(
-            f"model must be a FastWeightsForCausalLM, got {describe_value(model)}; load_language_model loads one from its folder"
+            "model must be a FastWeightsForCausalLM or another causal language model of transformers, got "
+            f"{describe_value(model)}; load_language_model loads one from its folder"
         )
 
 
@@ -79,22 +80,24 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def hidden_blocks(
-    model: Any, ids_BT: Tensor, block: int, cache: FastWeightsCache | None = None, mask_BT: Tensor | None = None
+    model: Any, ids_BT: Tensor, block: int, cache: Any = None, mask_BS: Tensor | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """The first position and the final hidden states [B, at most block, D] of each block of a sequence, in order.
 
-    cache: what came before the sequence; it is brought up to date. mask: 0 for padding, whose hidden states are zero.
+    cache: what came before the sequence; it is brought up to date. mask: 0 for padding, whose hidden states mean nothing; of the
+    tokens in the cache, then of the sequence.
     """
-    cache = FastWeightsCache.empty(model.config.num_hidden_layers) if cache is None else cache
+    cache = empty_cache(model) if cache is None else cache
+    before = 0 if mask_BS is None else mask_BS.shape[1] - ids_BT.shape[1]
     for start in range(0, ids_BT.shape[1], block):
-        part = slice(start, start + block)
-        mask = None if mask_BT is None else mask_BT[:, part]
-        yield start, model.model(ids_BT[:, part], attention_mask=mask, past_key_values=cache).last_hidden_state
+        end = min(start + block, ids_BT.shape[1])
+        mask = None if mask_BS is None else mask_BS[:, : before + end]
+        yield start, final_hidden(model, ids_BT[:, start:end], mask, past_key_values=cache)
 
 
-def read(model: Any, ids_BT: Tensor, block: int, mask_BT: Tensor | None = None) -> FastWeightsCache:
+def read(model: Any, ids_BT: Tensor, block: int, mask_BT: Tensor | None = None) -> Any:
     """The cache of a model that has read a sequence. mask: 0 for padding."""
-    cache = FastWeightsCache.empty(model.config.num_hidden_layers)
+    cache = empty_cache(model)
     for _ in hidden_blocks(model, ids_BT, block, cache, mask_BT):
         pass
     return cache

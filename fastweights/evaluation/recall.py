@@ -8,6 +8,7 @@ import torch
 from ..checks import check_device, check_size, check_whole_number, describe_value
 from ..data import IGNORE_INDEX, Batch
 from ..kinds import checked
+from .causal_models import token_logits
 from .reading import MOST_EXAMPLES, TEST_BATCH, check_model, evaluating, hidden_blocks
 
 __all__ = ["recall_accuracy", "right_and_asked"]
@@ -90,4 +91,4 @@ def _labelled_blocks(
         here = labels[:, start : start + block]
         queries = here != IGNORE_INDEX
         if queries.any():
-            yield start, model.lm_head(hidden[queries]), here[queries]
+            yield start, token_logits(model, hidden[queries]), here[queries]

@@ -11,10 +11,10 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from ..environment import machine, versions
 from ..files import write_json
-from ..models import FastWeightsForCausalLM
 from ..models.loading import load_config, model_folder
 from ..outputs import check_file, has_keys
 from .evaluate import EvaluationSettings
@@ -105,7 +105,7 @@ def plan_evaluation(
     """
     config = load_config(model_folder(model))
     with torch.device("meta"):
-        parameters = FastWeightsForCausalLM(config).num_parameters()
+        parameters = AutoModelForCausalLM.from_config(config).num_parameters()
     return {
         "model": str(model), "parameters": parameters, "settings": dataclasses.asdict(settings), "lm-eval": list(tasks),
         "suites": list(suites), "text": text, "output": str(output),

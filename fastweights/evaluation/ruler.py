@@ -47,7 +47,7 @@ def needle_recall(
     function of task, length, depth, seed, text and tokenizer. The prompt is read in blocks through the model's cache.
 
     Args:
-        model: a `FastWeightsForCausalLM`.
+        model: a `FastWeightsForCausalLM` or another causal language model of transformers.
         tokenizer: its transformers tokenizer.
         task: "s-niah-1", "s-niah-2" or "s-niah-3".
         length: tokens of prompt and answer together, at most; a text is filled up word by word.
@@ -96,7 +96,7 @@ def ruler_recall(
     blocks through the model's cache. Examples are a function of task, length, seed, text and tokenizer.
 
     Args:
-        model: a `FastWeightsForCausalLM`.
+        model: a `FastWeightsForCausalLM` or another causal language model of transformers.
         tokenizer: its transformers tokenizer.
         task: a name of RULER_TASKS.
         length: tokens of prompt and answer together, at most; a text is filled up as far as it fits.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,16 @@ from ..layers.wrapped import is_bare
 from ..ops.cross_entropy import cross_entropy_errors, cross_entropy_rows
 from ..private_torch import count_forward_hooks
 
-__all__ = ["IGNORED", "OutputLayer", "causal_lm_loss", "next_labels", "summed_cross_entropy"]
+__all__ = [
+    "IGNORED",
+    "OutputLayer",
+    "causal_lm_loss",
+    "chunk_size",
+    "next_labels",
+    "product_dtype",
+    "sum_gradients",
+    "summed_cross_entropy",
+]
 
 IGNORED = -100
 CHUNK_NUMBERS = {"cpu": 2**25, "other": 2**27}  # logits of a chunk: 128 MiB in float32, 256 MiB in 16 bits on a GPU
@@ -55,11 +65,57 @@ def summed_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor,
         target_T: int64.
         chunk: tokens at a time; when None as many as have 2^25 logits on a CPU and 2^27 elsewhere, at least 256.
     """
-    device = hidden_TD.device.type
     if chunk is None:
-        chunk = max(CHUNK_NUMBERS["cpu" if device == "cpu" else "other"] // len(weight_VD), SMALLEST_CHUNK)
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_TD.dtype
-    return _SummedCrossEntropy.apply(hidden_TD, weight_VD, target_T, chunk, dtype)
+        chunk = chunk_size(hidden_TD.device, len(weight_VD))
+    return _SummedCrossEntropy.apply(hidden_TD, weight_VD, target_T, chunk, product_dtype(hidden_TD))
+
+
+def chunk_size(device: torch.device, numbers: int) -> int:
+    """How many tokens to take at a time where each has so many logits: those with 2^25 logits together on a CPU and 2^27
+    elsewhere, at least 256."""
+    return max(CHUNK_NUMBERS["cpu" if device.type == "cpu" else "other"] // numbers, SMALLEST_CHUNK)
+
+
+def product_dtype(hidden_TD: Tensor) -> torch.dtype:
+    """The dtype of the products of hidden states and the output layer's weight: autocast's, or that of the hidden states."""
+    device = hidden_TD.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_TD.dtype
+
+
+def sum_gradients(
+    errors: Iterable[tuple[Tensor, Tensor]],
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None = None,
+    *,
+    weight: Tensor,
+    needed: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of hidden states, weight and bias of logits that exist for one chunk of tokens at a time.
+
+    Those of weight and bias are summed in float32, or float64 where the products are.
+
+    Args:
+        errors: of each chunk of tokens, in order, its hidden states and the gradient of its logits.
+        weight: the weight in the dtype of the products.
+        needed: for which of hidden states, weight and bias a gradient is needed; the others are None.
+    """
+    sums = torch.promote_types(weight.dtype, torch.float32)
+    hidden_gradients = []
+    weight_gradient = torch.zeros_like(weight_VD, dtype=sums) if needed[1] else None
+    bias_gradient = torch.zeros_like(bias_V, dtype=sums) if bias_V is not None and needed[2] else None
+    for hidden, error in errors:
+        if needed[0]:
+            hidden_gradients.append((error @ weight).to(hidden_TD.dtype))
+        if weight_gradient is not None:
+            weight_gradient += error.mT @ hidden
+        if bias_gradient is not None:
+            bias_gradient += error.sum(0, dtype=sums)
+    return (
+        torch.cat(hidden_gradients) if needed[0] else None,
+        None if weight_gradient is None else weight_gradient.to(weight_VD.dtype),
+        None if bias_gradient is None or bias_V is None else bias_gradient.to(bias_V.dtype),
+    )
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
@@ -82,18 +138,18 @@ class _SummedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden_TD, weight_VD, target_T, log_sum_T = ctx.saved_tensors
         weight = weight_VD.to(ctx.dtype)
-        hidden_gradients = []
-        weight_gradient = torch.zeros_like(weight_VD, dtype=log_sum_T.dtype) if ctx.needs_input_grad[1] else None
-        chunks = (x.split(ctx.chunk) for x in (hidden_TD, target_T, log_sum_T))
-        for hidden, target, log_sum in zip(*chunks, strict=True):
-            hidden = hidden.to(ctx.dtype)
-            error = cross_entropy_errors(hidden @ weight.mT, target, log_sum, gradient, IGNORED)
-            hidden_gradients.append((error @ weight).to(hidden_TD.dtype))
-            if weight_gradient is not None:
-                weight_gradient += error.mT @ hidden
-        if weight_gradient is not None:
-            weight_gradient = weight_gradient.to(weight_VD.dtype)
-        return torch.cat(hidden_gradients), weight_gradient, None, None, None
+
+        def errors() -> Iterator[tuple[Tensor, Tensor]]:
+            chunks = (x.split(ctx.chunk) for x in (hidden_TD, target_T, log_sum_T))
+            for hidden, target, log_sum in zip(*chunks, strict=True):
+                hidden = hidden.to(ctx.dtype)
+                yield hidden, cross_entropy_errors(hidden @ weight.mT, target, log_sum, gradient, IGNORED)
+
+        needed = ctx.needs_input_grad
+        hidden_gradient, weight_gradient, _ = sum_gradients(
+            errors(), hidden_TD, weight_VD, weight=weight, needed=needed
+        )
+        return hidden_gradient, weight_gradient, None, None, None
 
 
 class OutputLayer(nn.Linear):
@@ -106,9 +162,12 @@ class OutputLayer(nn.Linear):
         num_items_in_batch: int | Tensor | None = None,
         shift_labels: Tensor | None = None,
         kept_BPD: Tensor | None = None,
+        measure: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor | None]:
         """Logits. With labels the loss (see `causal_lm_loss`), and the logits of the hidden states `kept`, None where it is
-        None."""
+        None. With `measure` what that gives for weight and bias."""
+        if measure is not None:
+            return measure(self.weight, self.bias)
         if labels is None:
             return super().forward(hidden_BTD)
         loss = causal_lm_loss(hidden_BTD, self.weight, labels, num_items_in_batch, shift_labels)

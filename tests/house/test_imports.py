@@ -36,6 +36,7 @@ ORDER = (
     ("distributed",),
     ("analysis", "conversion", "evaluation", "serving"),
     ("training",),
+    ("distillation",),
     ("integrations",),
     ("cli",),
     ("__main__",),

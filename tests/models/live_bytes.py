@@ -32,3 +32,17 @@ class LiveBytes(TorchDispatchMode):
     def freed(self, key, size):
         self.seen.discard(key)
         self.now -= size
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor that anything computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        sizes = [x.numel() for x in tree_leaves(results) if isinstance(x, torch.Tensor)]
+        self.numel = max([self.numel, *sizes])
+        return results

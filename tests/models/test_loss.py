@@ -6,11 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fastweights.models.loss import causal_lm_loss, summed_cross_entropy
 
+from .live_bytes import LargestTensor
 from .small import HYBRID, VOCABULARY, model, tokens
 
 
@@ -85,20 +84,6 @@ def test_nothing_to_predict_is_nan_as_in_torch():
     labels = torch.full((1, 23), -100)
     assert causal_lm_loss(hidden[None], weight, labels).isnan()
     assert causal_lm_loss(hidden[None], weight, labels, num_items_in_batch=4) == 0
-
-
-class LargestTensor(TorchDispatchMode):
-    """The number of elements of the largest tensor that anything computes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        results = func(*args, **(kwargs or {}))
-        sizes = [x.numel() for x in tree_leaves(results) if isinstance(x, torch.Tensor)]
-        self.numel = max([self.numel, *sizes])
-        return results
 
 
 def test_no_tensor_holds_the_logits_of_all_tokens(monkeypatch):

@@ -84,11 +84,16 @@ def hybrid_config(model_type: str) -> type[PreTrainedConfig]:
         _check_memory(self)
         hybrid_model(model_type)  # AutoModelForCausalLM looks for it next
 
+    def mixers(self: Any) -> list[tuple[str, dict[str, Any]]]:
+        """Name and options of the mixer of every layer; attention that was kept is "softmax"."""
+        return [split_entry(entry or "softmax", "memory") for entry in self.memory]
+
     annotations = {"memory": "list[Any] | None", "memory_rope": "bool", "memory_keys": "str", "teacher": "str | None"}
     fields = {
         "__annotations__": {**annotations},
         "__module__": __name__,
         "__post_init__": __post_init__,
+        "mixers": mixers,
         "__doc__": f"""A {family.config} in which layers have memories in place of attention.
 
     Args:
