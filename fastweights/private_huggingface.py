@@ -70,7 +70,13 @@ class Hooks:
 
 
 class GenerationHooks(Hooks):
-    """In front of GenerationMixin: how generate() makes its cache and reads the prompt."""
+    """In front of GenerationMixin: how generate() makes its cache and reads the prompt.
+
+    Attributes:
+        counts_positions: whether the model counts the positions of tokens by itself.
+    """
+
+    counts_positions = True
 
     def read_prompt(
         self, input_ids: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -95,8 +101,9 @@ class GenerationHooks(Hooks):
     ) -> Any:
         self.prepare_cache(generation_config, model_kwargs, batch_size)
 
-    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
-        """No position_ids but those that the caller gives, because the model counts by itself."""
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        """No position_ids but those that the caller gives where the model counts by itself."""
+        return None if self.counts_positions else super()._prepare_position_ids_for_generation(*args, **kwargs)  # type: ignore[misc]
 
 
 def keep_after_generation(given: Any) -> None:

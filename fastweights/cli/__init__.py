@@ -19,6 +19,7 @@ from ..untrusted import one_line
 from ._help import Command
 from ._options import fail
 from .convert import convert
+from .distill import distill
 from .evaluate import evaluate
 from .generate import generate
 from .mixers import mixers
@@ -59,7 +60,7 @@ app = typer.Typer(
     invoke_without_command=True,
     help="Train and compare fast-weight memory layers.",
 )
-for command in (recall, train, convert, evaluate, generate, mixers, tasks):
+for command in (recall, train, convert, distill, evaluate, generate, mixers, tasks):
     app.command(cls=Command)(command)
 app.command(cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 

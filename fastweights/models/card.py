@@ -33,7 +33,10 @@ class Use(NamedTuple):
 
 LANGUAGE_MODEL = "Language model", "A causal language model"
 USES = {
-    "FastWeightsForCausalLM": Use("AutoModelForCausalLM", "text-generation", *LANGUAGE_MODEL, "logits"),
+    **dict.fromkeys(
+        ("FastWeightsForCausalLM", "HybridModel"),
+        Use("AutoModelForCausalLM", "text-generation", *LANGUAGE_MODEL, "logits"),
+    ),
     "FastWeightsForSequenceClassification": Use(
         "AutoModelForSequenceClassification",
         "text-classification",
@@ -103,7 +106,7 @@ tags: [fastweights, linear-attention]
 | | |
 |---|---|
 | Memory layers | {_describe_layers(layers)} |
-| Width, heads | {config.hidden_size:,}, {config.num_heads:,} |
+| Width, heads | {config.hidden_size:,}, {config.num_attention_heads:,} |
 | Vocabulary | {config.vocab_size:,} tokens |
 | Parameters | {model.num_parameters():,} |
 | State | {states}, in numbers per sequence |

@@ -27,8 +27,10 @@ __all__ = [
     "check_has_tokenizer",
     "check_special_tokens",
     "check_vocabulary",
+    "empty_model",
     "find_saved_model",
     "has_tokenizer",
+    "is_own_type",
     "load_config",
     "load_language_model",
     "load_tokenizer",
@@ -40,6 +42,7 @@ __all__ = [
 
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 DTYPES = ("float32", "bfloat16", "float16")
+HYBRID = "fastweights_"  # how the types of hybrids begin
 
 # Every file that a tokenizer may be saved in.
 TOKENIZER_PARTS = (
@@ -100,12 +103,23 @@ def model_folder(path: str | Path, argument: str = "MODEL", *, trust_remote_code
             f"{path} holds no model: there is no config.json in it nor in its folder model/{name_models_inside(path)}"
         )
     model_type = read_json_object(folder / "config.json").get("model_type")
-    if model_type != "fastweights":
+    if not is_own_type(model_type):
         raise ValueError(
             f"{folder} must hold a model of type 'fastweights', got {model_type!r}; `fastweights convert` makes one "
             "from some other architectures"
         )
     return folder
+
+
+def is_own_type(model_type: object) -> bool:
+    """Whether models of this type are of this library: its own, or hybrids of models of transformers."""
+    return isinstance(model_type, str) and (model_type == "fastweights" or model_type.startswith(HYBRID))
+
+
+def empty_model(config: Any) -> Any:
+    """The model of a configuration, on the meta device: without memory for its weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def find_saved_model(path: Path) -> Path:
@@ -132,14 +146,13 @@ def load_config(folder: Path) -> Any:
     or if the weights beside it are not safe to load."""
     with loading(f"the model in {folder}"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    is_own = isinstance(config, FastWeightsConfig)
-    if is_own:
+    if isinstance(config, FastWeightsConfig):
         _check_has_output_layer(folder, config)
     check_special_tokens(folder)
     shapes = check_weights(folder, config)
-    with loading(f"the model in {folder}"), torch.device("meta"):  # built without memory for its weights
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    check_fit(folder, shapes, model, exactly=is_own)
+    with loading(f"the model in {folder}"):
+        model = empty_model(config)
+    check_fit(folder, shapes, model, exactly=is_own_type(config.model_type))
     return config
 
 
@@ -197,7 +210,7 @@ def load_weights(folder: Path, dtype: str | None = None) -> Any:
             output_loading_info=True,
         )
     model, report = loaded
-    for kind in report if isinstance(config, FastWeightsConfig) else ("missing_keys",):
+    for kind in report if is_own_type(config.model_type) else ("missing_keys",):
         if report[kind]:  # whatever the headers did not show
             raise ValueError(
                 f"the weights in {folder} are not those of its config.json, {kind}: {one_line(report[kind])}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -162,9 +162,12 @@ class OutputLayer(nn.Linear):
         num_items_in_batch: int | Tensor | None = None,
         shift_labels: Tensor | None = None,
         kept_BPD: Tensor | None = None,
+        measure: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor | None]:
         """Logits. With labels the loss (see `causal_lm_loss`), and the logits of the hidden states `kept`, None where it is
-        None."""
+        None. With `measure` what that gives for weight and bias."""
+        if measure is not None:
+            return measure(self.weight, self.bias)
         if labels is None:
             return super().forward(hidden_BTD)
         loss = causal_lm_loss(hidden_BTD, self.weight, labels, num_items_in_batch, shift_labels)

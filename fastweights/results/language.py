@@ -33,6 +33,10 @@ class LanguageResult:
         continuation: the model's continuation of the run's prompt; None without a prompt.
         seconds: wall time of this command's part of the training.
         versions, machine: of the libraries and the hardware.
+        held_out_objectives: of a distillation, at the steps of held_out_losses the held-out mean of the loss that it learned by,
+            as `losses` has it of the training text; [] of other trainings.
+        held_out_kls: of a distillation with a teacher, at these steps the held-out divergence KL(teacher || student), nats per
+            token.
         loss_tokens, held_out_tokens: tokens read up to the points of the curves; [] in results of earlier versions, whose steps
             all read as many.
     """
@@ -53,6 +57,8 @@ class LanguageResult:
     seconds: float
     versions: dict[str, str]
     machine: dict[str, Any]
+    held_out_objectives: list[float] = dataclasses.field(default_factory=list)
+    held_out_kls: list[float] = dataclasses.field(default_factory=list)
     loss_tokens: list[int] = dataclasses.field(default_factory=list)
     held_out_tokens: list[int] = dataclasses.field(default_factory=list)
 

@@ -32,7 +32,6 @@ from ..files import (
     write_bytes,
     writing,
 )
-from ..models import FastWeightsConfig
 from ..models.loading import SAVED_MODEL
 from ..untrusted import check_file, read_json_object
 from .folder import as_stored
@@ -61,6 +60,7 @@ PARTS = (("model*.safetensors",), ("optimizer*",), ("scheduler.pt",), ("rng_stat
 ARCHITECTURE = (
     *("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_heads", "mixer", "intermediate_size"),
     *("norm_eps", "tie_word_embeddings"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "memory", "memory_rope", "memory_keys"),  # of hybrids
 )
 # Files of a checkpoint: those of the model, and what transformers' Trainer and accelerate write beside them.
 SAVED_BY_TRAINER = (
@@ -147,7 +147,7 @@ def drop_old(folder: Path, keep: int) -> None:
             remove_own(folder, {checkpoint.name: CHECKPOINT})
 
 
-def latest_whole(folder: Path, config: FastWeightsConfig, report: Callable[[str], None]) -> Path | None:
+def latest_whole(folder: Path, config: Any, report: Callable[[str], None]) -> Path | None:
     """The latest checkpoint of a folder that is as it was written; None if there are no checkpoints.
 
     Damaged ones that are later get another name, and `report` is called with a line for each.
@@ -200,7 +200,7 @@ def _damage(checkpoint: Path) -> str | None:
     return f"it has no {' or '.join(missing[0])}" if missing else None
 
 
-def _check_architecture(checkpoint: Path, config: FastWeightsConfig) -> None:
+def _check_architecture(checkpoint: Path, config: Any) -> None:
     there, here = read_json_object(checkpoint / "config.json"), as_stored(config.to_dict())
     differences = [
         f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"

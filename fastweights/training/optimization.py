@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import check_choice, check_number, check_positive, check_size, check_texts, check_whole_number
+from ..checks import check_choice, check_number, check_positive, check_size, check_texts, check_whole_number, closest
 from ..kinds import checked
 from ..layers.weight_decay import undecayed_parameters
 
@@ -20,6 +20,7 @@ __all__ = [
     "ParameterGroup",
     "WeightDecayMixin",
     "check_optimization",
+    "choose_trained",
     "learning_rate_factor",
     "undecayed_parameters",
     "weight_decay_groups",
@@ -113,6 +114,24 @@ def weight_decay_groups(
         decay = weight_decay if own.weight_decay is None else own.weight_decay
         made.append({"params": parameters, "weight_decay": decay if decays else 0.0, **rate})
     return made
+
+
+def choose_trained(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Freeze all parameters of `model` but those that one of the names or patterns holds, such as "*.q_proj.weight". Without
+    patterns nothing changes.
+
+    Raises:
+        ValueError: a pattern that no parameter has. Nothing has changed.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(
+                f"train must name parameters of the model, none is {pattern!r}{closest(pattern, names)}; it has "
+                f"{', '.join(names[:3])}, ..."
+            )
+    for name, parameter in model.named_parameters() if patterns else ():
+        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
 class WeightDecayMixin:

@@ -18,9 +18,9 @@ import torch
 from ...data.text import PreparedText
 from ...environment import code_version, installed_version, versions
 from ...files import partial_path, writing
+from ...models.loading import find_saved_model
 from ...untrusted import one_line
 from ..folder import as_stored
-from .model import started_folder
 from .processes import (
     from_main_process,
     gather_to_main,
@@ -32,7 +32,15 @@ from .processes import (
 )
 from .run import LanguageRun
 
-__all__ = ["check_same_code", "check_same_models", "check_same_run", "check_same_text", "check_shared", "who_sees"]
+__all__ = [
+    "check_same_code",
+    "check_same_models",
+    "check_same_run",
+    "check_same_text",
+    "check_shared",
+    "sample_model",
+    "who_sees",
+]
 
 SEEN_SECONDS = 60.0  # a network file system may show a new file this late
 OF_A_HOST = ("cache",)  # settings that may differ from host to host
@@ -90,11 +98,11 @@ def check_same_run(run: LanguageRun, **arguments: Any) -> None:
 
 def check_same_models(singles: Sequence[LanguageRun]) -> None:
     """ValueError unless the models that trainings continue from are the same on every host. Those of stages are yet to come."""
-    paths = {str(single.model["path"]): single for single in singles if "path" in single.model}
+    paths = {path for single in singles for path in single.models_read()}
     _check_same(
         lambda: {
-            f"the model {path}": _sample(started_folder(single))
-            for path, single in paths.items()
+            f"the model {path}": sample_model(find_saved_model(Path(path)))
+            for path in sorted(paths)
             if Path(path).exists()
         },
         "every process must continue from the same model",
@@ -102,7 +110,7 @@ def check_same_models(singles: Sequence[LanguageRun]) -> None:
     )
 
 
-def _sample(folder: Path) -> str:
+def sample_model(folder: Path) -> str:
     """A hash of settings, and of the sizes and first bytes of weights, which two trainings do not share."""
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors")):

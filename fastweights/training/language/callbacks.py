@@ -31,6 +31,11 @@ __all__ = [
 ]
 
 
+# What a training may measure on held-out text, in transformers' words: the next-token loss and, of a distillation, the loss that
+# it learns by and the divergence from the teacher.
+HELD_OUT = ("eval_loss", "eval_objective", "eval_kl")
+
+
 class NonFiniteLoss(RuntimeError):
     """The loss or the gradient became infinite or NaN. Checkpoints are of steps before."""
 
@@ -84,7 +89,7 @@ class RunLog(TrainerCallback):
             point["gradient_norm"] = norm if math.isfinite(norm) else None  # fp16 scales down and tries again
             point |= {"loss": logs["loss"], "learning_rate": logs["learning_rate"]}
         elif "eval_loss" in logs:
-            point["held_out_loss"] = logs["eval_loss"]
+            point |= {held_out_name(name): x for name, x in logs.items() if name in HELD_OUT}
         else:
             return
         if state.is_world_process_zero:
@@ -154,7 +159,7 @@ class TensorBoardLog(TrainerCallback):
     ) -> None:
         if self._writer is not None:
             with writing("the TensorBoard log", self._folder):
-                for name in ("loss", "grad_norm", "learning_rate", "eval_loss"):
+                for name in ("loss", "grad_norm", "learning_rate", *HELD_OUT):
                     if name in logs:
                         self._writer.add_scalar(name, logs[name], state.global_step)
                 self._writer.flush()
@@ -192,7 +197,14 @@ def loss_curves(path: Path) -> dict[str, Any]:
         "held_out_steps": [point["step"] for point in held_out],
         "held_out_tokens": [point["tokens"] for point in held_out],
         "held_out_losses": [point["held_out_loss"] for point in held_out],
+        "held_out_objectives": [point["held_out_objective"] for point in held_out if "held_out_objective" in point],
+        "held_out_kls": [point["held_out_kl"] for point in held_out if "held_out_kl" in point],
     }
+
+
+def held_out_name(name: str) -> str:
+    """transformers' name of a held-out number as the log has it."""
+    return name.replace("eval_", "held_out_")
 
 
 def _line(point: dict[str, Any]) -> str:

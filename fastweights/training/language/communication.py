@@ -50,13 +50,18 @@ class Exchange:
     tokens: int
 
 
-def exchanges(run: LanguageRun, model: FastWeightsForCausalLM) -> list[Exchange]:
+def exchanges(run: LanguageRun, model: Any) -> list[Exchange]:
     """By kinds of layers, in the order of their first ones. model: may be without memory for its weights, on the meta device.
 
     Raises:
-        ValueError: a layer that cannot be divided over so many processes.
+        ValueError: a layer that cannot be divided over so many processes, or a hybrid with attention of transformers.
     """
     mixers: dict[str, list[Any]] = {}
+    if not isinstance(model, FastWeightsForCausalLM):
+        raise ValueError(
+            f"context_parallel must be 1 with a {type(model).__name__}, whose attention reads whole rows, got "
+            f"{run.context_parallel}; set it to 1"
+        )
     blocks: Any = model.model.layers
     for block, entry in zip(blocks, model.config.mixers(), strict=True):
         mixers.setdefault(repr(entry), []).append((entry[0], block.mixer))
@@ -88,7 +93,7 @@ def describe_exchanges(found: list[Exchange]) -> Iterator[str]:
         )
 
 
-def exchanged_bytes(run: LanguageRun, model: FastWeightsForCausalLM) -> float:
+def exchanged_bytes(run: LanguageRun, model: Any) -> float:
     """What a process sends to its context group in a step: in forward and backward of all layers, and of the forward twice with
     gradient_checkpointing."""
     if run.context_parallel == 1:
@@ -97,7 +102,7 @@ def exchanged_bytes(run: LanguageRun, model: FastWeightsForCausalLM) -> float:
     return float(times * sum(one.layers * one.sent for one in exchanges(run, model)))
 
 
-def gradient_bytes(run: LanguageRun, model: FastWeightsForCausalLM, processes: int) -> float:
+def gradient_bytes(run: LanguageRun, model: Any, processes: int) -> float:
     """What a process sends for gradients and parameters in a step: with DDP gradients in float32 once out and once back; with
     FSDP2 parameters for the forward and the backward of every pass, and gradients out."""
     parameters, share = model.num_parameters(only_trainable=True), (processes - 1) / processes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ...environment import code_version
-from ...models import FastWeightsForCausalLM
 from ...private_torch import allow_compilations, import_compiler, keep_blocks_whole, size_may_change
 from .run import LanguageRun
 
@@ -47,12 +46,13 @@ def compiler_loading(what: bool | str, device: torch.device) -> Iterator[None]:
         yield
 
 
-def compile_model(model: FastWeightsForCausalLM, what: bool | str, cache: str) -> None:
+def compile_model(model: Any, what: bool | str, cache: str, blocks: Iterable[Any] | None = None) -> None:
     """Compile every block ("blocks"), the whole model (True) or nothing, when it is first called. Names of parameters stay.
 
     All blocks of one kind share what is compiled for the first, so blocks start sooner than a whole model. Compiled code is
     kept in the folder `cache`, where a later training finds it, unless torch's own variable names a folder. What this
-    process has compiled before is forgotten: torch counts all of it, and past a limit would leave blocks uncompiled.
+    process has compiled before is forgotten: torch counts all of it, and past a limit would leave blocks uncompiled. blocks: the
+    modules that a step calls, where these are not the blocks of the model.
     """
     if what is False:
         return
@@ -67,7 +67,7 @@ def compile_model(model: FastWeightsForCausalLM, what: bool | str, cache: str) -
     allow_compilations(len(kinds))
     if what == "blocks":
         keep_blocks_whole()
-    for module in model.model.layers if what == "blocks" else [model]:
+    for module in (blocks or model.model.layers) if what == "blocks" else [model]:
         module.compile(backend=BACKEND)
 
 

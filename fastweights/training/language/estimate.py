@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from ...checks import check_choice, check_size
-from ...models import FastWeightsForCausalLM
+from ...layers import Mixer, SoftmaxAttention
 from .communication import exchanged_bytes, gradient_bytes, link_speed, tokens_of_process
 from .optimizers import muon_matrices
 from .run import UNSHARDED, LanguageRun
@@ -94,9 +94,7 @@ def parse_machine(text: str) -> Machine:
     return Machine(name, check_size("number of GPUs", int(count)))
 
 
-def describe_memory(
-    run: LanguageRun, model: FastWeightsForCausalLM, processes: int, machine: Machine | None = None
-) -> str:
+def describe_memory(run: LanguageRun, model: Any, processes: int, machine: Machine | None = None) -> str:
     """Memory per process in words. model: may be without memory for its weights, on the meta device.
 
     Raises:
@@ -119,7 +117,7 @@ def describe_memory(
     return f"about {total / GIB:.1f} GiB of {room / GIB:.1f} per GPU{doubt}: {listed}"
 
 
-def choose_sharding(run: LanguageRun, model: FastWeightsForCausalLM, processes: int, memory: float | None) -> bool:
+def choose_sharding(run: LanguageRun, model: Any, processes: int, memory: float | None) -> bool:
     """Whether several processes shard parameters (FSDP2). `run.fsdp`; where it is None, whether a copy of all parameters on every
     GPU might not fit, by the largest activations that were measured beside an estimate. FSDP2 was as fast as DDP.
 
@@ -135,7 +133,7 @@ def choose_sharding(run: LanguageRun, model: FastWeightsForCausalLM, processes: 
     return sum(parts.values()) + (MOST_ACTIVATIONS - 1) * parts["activations"] > memory * (1 - RESERVED)
 
 
-def describe_time(run: LanguageRun, model: FastWeightsForCausalLM, plan: StepPlan, machine: Machine) -> str:
+def describe_time(run: LanguageRun, model: Any, plan: StepPlan, machine: Machine) -> str:
     """The time of a training in words."""
     step, (_, rows) = step_seconds(run, model, machine), plan.parts[-1]
     seconds = step.total * plan.tokens(plan.steps) / (rows * plan.passes * plan.length)
@@ -165,7 +163,7 @@ class StepSeconds:
         return self.products + self.exchange + max(0.0, self.gradients - BACKWARD * self.products)
 
 
-def step_seconds(run: LanguageRun, model: FastWeightsForCausalLM, machine: Machine) -> StepSeconds:
+def step_seconds(run: LanguageRun, model: Any, machine: Machine) -> StepSeconds:
     """The prediction for a step of the largest batch, after batch ramps."""
     gpu, tokens = machine.gpu, run.accumulation * run.batch_size * run.length / run.context_parallel
     peak = gpu.float32 if run.precision == "no" else gpu.bfloat16
@@ -176,17 +174,19 @@ def step_seconds(run: LanguageRun, model: FastWeightsForCausalLM, machine: Machi
     )
 
 
-def memory_parts(run: LanguageRun, model: FastWeightsForCausalLM, processes: int = 1) -> dict[str, float]:
-    """Bytes per process: weights and gradients in float32, the optimizer's state, and activations."""
-    weights = 4 * model.num_parameters(only_trainable=True)
+def memory_parts(run: LanguageRun, model: Any, processes: int = 1) -> dict[str, float]:
+    """Bytes per process: weights and gradients in float32, the optimizer's state, activations, and what stands beside the
+    model."""
+    weights, gradients = 4 * model.num_parameters(), 4 * model.num_parameters(only_trainable=True)
     shared = processes if run.fsdp else 1
     # Where gradients are added up over several passes, DDP keeps them in buckets too.
     copies = 2 if processes > 1 and not run.fsdp and run.accumulation > 1 else 1
     return {
         "weights": weights / shared,
-        "gradients": copies * weights / shared,
+        "gradients": copies * gradients / shared,
         "optimizer": optimizer_bytes(run, model) / shared,
         "activations": activation_bytes(run, model),
+        **run.memory_beside(),
     }
 
 
@@ -203,7 +203,7 @@ def optimizer_bytes(run: LanguageRun, model: nn.Module) -> float:
     return total
 
 
-def activation_bytes(run: LanguageRun, model: FastWeightsForCausalLM) -> float:
+def activation_bytes(run: LanguageRun, model: Any) -> float:
     """What forward keeps for backward, of one pass of one process, which with context_parallel = N has one of N parts of the
     tokens. Per token and block: the output of every linear layer and
     what is computed of it, in the precision of the matrix products; the residual stream twice in float32; and the state of the
@@ -213,8 +213,7 @@ def activation_bytes(run: LanguageRun, model: FastWeightsForCausalLM) -> float:
     With gradient_checkpointing, the residual stream of every block, and all of one block.
     """
     size = 4 if run.precision == "no" else 2
-    blocks: Any = model.model.layers
-    kept = [_block_bytes(block, model.config.hidden_size, size) for block in blocks]
+    kept = [_block_bytes(block, model.config.hidden_size, size) for block in model.model.layers]
     rows = max([run.batch_size, *(stage.batch_size for stage in run.batch_ramp)])
     tokens = tokens_of_process(run, rows)
     per_token = sum(kept)
@@ -224,21 +223,27 @@ def activation_bytes(run: LanguageRun, model: FastWeightsForCausalLM) -> float:
     return tokens * per_token + copies
 
 
+def _mixer(block: Any) -> Any:
+    """The mixer of a block; of a block of transformers the memory of its attention, or the attention itself."""
+    return block.mixer if hasattr(block, "mixer") else getattr(block.self_attn, "memory", block.self_attn)
+
+
 def _block_bytes(block: Any, width: int, size: int) -> float:
     """Bytes per token."""
     outputs = sum(part.out_features for part in block.modules() if isinstance(part, nn.Linear))
-    return 2 * size * outputs + 2 * 4 * width + 4 * block.mixer.state_size(CHUNK) / CHUNK
+    mixer = _mixer(block)
+    states = mixer.state_size(CHUNK) if isinstance(mixer, Mixer) else 0
+    return 2 * size * outputs + 2 * 4 * width + 4 * states / CHUNK
 
 
-def step_operations(run: LanguageRun, model: FastWeightsForCausalLM) -> float:
+def step_operations(run: LanguageRun, model: Any) -> float:
     """Operations per token of forward and backward: six per weight of a linear layer, and 6 S H K for each of the two products
     of softmax attention over S earlier tokens, on average half a row. Those of memories, a few percent, are left out.
     gradient_checkpointing adds another forward."""
     weights = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
-    blocks: Any = model.model.layers
     attention = 0.0
-    for block, kind in zip(blocks, model.config.layer_types, strict=True):
-        if kind != "linear_attention":
-            seen = min(run.length / 2, getattr(block.mixer, "window", None) or math.inf)
-            attention += 2 * 6 * seen * block.mixer.q_proj.out_features
+    for mixer in map(_mixer, model.model.layers):
+        if isinstance(mixer, SoftmaxAttention) or not isinstance(mixer, Mixer):
+            window = getattr(mixer, "window", None) or getattr(mixer, "sliding_window", None) or math.inf
+            attention += 2 * 6 * min(run.length / 2, window) * mixer.q_proj.out_features
     return (6 * weights + attention) * (4 / 3 if run.gradient_checkpointing else 1)

@@ -11,8 +11,9 @@ from typing import Any
 from ...analysis.language_plots import PLOT_FILES
 from ...data.text import PreparedText
 from ...files import FOLDER, any_file, what_stands
-from ...models.loading import SAVED_MODEL
+from ...models.loading import SAVED_MODEL, is_own_type
 from ...outputs import has_keys
+from ...untrusted import read_json_object
 from ..checkpoints import CHECKPOINT
 from ..folder import OwnedFolder, as_stored
 from .processes import on_main_process, world_size
@@ -26,12 +27,13 @@ MEASURED = ("context_lengths", "context_texts", "prompt")
 FREE = (
     *("output", "label", "cache", "compile", "graphs", "fsdp", "reshard_after_forward", "forward_prefetch"),
     *("context_parallel", "context_way", "keep_checkpoints", "tensorboard", "report_to", *MEASURED),
+    *("teacher", "cache_teacher"),  # of a distillation, whose teacher is known by its content
 )
 # Fields that came after the first run.json files were written. At their defaults they are left out.
 LATER = (
     *("batch_ramp", "max_tokens", "warmup_steps", "warmup_tokens", "schedule", "schedule_tokens", "decay_fraction"),
     *("decay_shape", "final_learning_rate", "optimizer", "optimizer_options", "groups", "keep_optimizer"),
-    *("presets", "stages", "stage"),
+    *("presets", "stages", "stage", "train"),
 )
 
 
@@ -96,7 +98,7 @@ class LanguageFolder(OwnedFolder):
         return (
             path.name == "checkpoints"
             and what_stands(path) == FOLDER
-            and all(has_keys(one / "config.json", model_type="fastweights") for one in path.iterdir())
+            and all(_has_own_model(one) for one in path.iterdir())
         )
 
     @contextmanager
@@ -115,3 +117,9 @@ class LanguageFolder(OwnedFolder):
 
             on_main_process(hold)
             yield
+
+
+def _has_own_model(folder: Path) -> bool:
+    """Whether config.json in the folder is that of a model of this library."""
+    settings = folder / "config.json"
+    return has_keys(settings, "model_type") and is_own_type(read_json_object(settings)["model_type"])

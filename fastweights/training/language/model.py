@@ -16,8 +16,9 @@ from ...data.text import TextCorpus, TextTokenizer
 from ...data.text.tokenizer import vocabulary_size
 from ...layers.choice import split_entry
 from ...models import FastWeightsConfig, FastWeightsForCausalLM, preset
-from ...models.loading import has_tokenizer, load_config, load_tokenizer, load_weights, model_folder
+from ...models.loading import empty_model, has_tokenizer, load_config, load_tokenizer, load_weights, model_folder
 from ..checkpoints import checkpoints_in
+from ..optimization import choose_trained
 from .processes import world_size
 from .run import LanguageRun
 
@@ -26,6 +27,7 @@ __all__ = [
     "model_config",
     "model_name",
     "model_tokenizer",
+    "model_to_plan",
     "moments_of",
     "started_folder",
     "training_facts",
@@ -52,9 +54,10 @@ def model_tokenizer(run: LanguageRun) -> TextTokenizer:
     return run.tokenizer
 
 
-def model_config(run: LanguageRun, tokenizer: Any = None, before: FastWeightsConfig | None = None) -> FastWeightsConfig:
-    """The configuration of the run's model. It has the tokens of the tokenizer, where there is one already. before: that of the
-    model which the run continues, where a stage before makes it.
+def model_config(run: LanguageRun, tokenizer: Any = None, before: Any = None) -> Any:
+    """The configuration of the run's model: a `FastWeightsConfig`, or that of a hybrid which the run continues. It has the tokens
+    of the tokenizer, where there is one already. before: that of the model which the run continues, where a stage before makes
+    it.
 
     Raises:
         ValueError: a preset that does not exist, fields that do not fit, a folder without a model of this library, or a
@@ -74,12 +77,19 @@ def model_config(run: LanguageRun, tokenizer: Any = None, before: FastWeightsCon
     return config
 
 
-def _changed_config(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsConfig:
+def _changed_config(run: LanguageRun, config: Any) -> Any:
     """The configuration of a model that is continued, with the mixer and the options that the run asks for.
 
     Raises:
         ValueError: no layer continues as that mixer, there is no layer for an option, or an option changes weights.
     """
+    if not isinstance(config, FastWeightsConfig):
+        for key in sorted(run.model.keys() & {"mixer", "options"}):
+            raise ValueError(
+                f"model must have nothing beside path where that is a hybrid, {config.model_type}, got {key}; `fastweights "
+                "convert` chooses the memories of its layers"
+            )
+        return config
     name, options = _target(run)
     if name is not None:
         config = fitting_config(config, name, options)
@@ -94,11 +104,9 @@ def _changed_config(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsC
     entries = [{"name": name, **options, **changes.get(name, {})} for name, options in layers]
     listed = {"mixer": entries, "softmax_layers": [], "softmax_options": None}
     changed = FastWeightsConfig.from_dict({**config.to_dict(), **listed})
-    with torch.device("meta"):
-        there, here = (
-            {name: tuple(x.shape) for name, x in FastWeightsForCausalLM(one).state_dict().items()}
-            for one in (config, changed)
-        )
+    there, here = (
+        {name: tuple(x.shape) for name, x in empty_model(one).state_dict().items()} for one in (config, changed)
+    )
     if there != here:
         raise ValueError(
             f"options of model must leave the weights as they are, got {dict(changes)}; choose others, or convert with mixer"
@@ -111,7 +119,18 @@ def _target(run: LanguageRun) -> tuple[str | None, dict[str, Any]]:
     return split_entry(run.model["mixer"], "model mixer") if "mixer" in run.model else (None, {})
 
 
-def build_model(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsForCausalLM:
+def model_to_plan(run: LanguageRun, config: Any) -> Any:
+    """The model of a configuration as the run trains it, without memory for its weights.
+
+    Raises:
+        ValueError: `train` names no parameter.
+    """
+    model = empty_model(config)
+    choose_trained(model, run.trained_parameters(model))
+    return model
+
+
+def build_model(run: LanguageRun, config: Any) -> Any:
     """The model to train, with the weights of the folder it continues from, or first weights from the run's seed. What another
     mixer adds to a model that continues starts from first values (`fastweights.conversion.CONVERSIONS`).
 
@@ -119,12 +138,15 @@ def build_model(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsForCa
         ValueError: the folder's weights are damaged, or not those of its configuration.
     """
     if "path" in run.model:
-        return _continued(run, config)
-    torch.manual_seed(run.seed)
-    return FastWeightsForCausalLM(config)
+        model = _continued(run, config)
+    else:
+        torch.manual_seed(run.seed)
+        model = FastWeightsForCausalLM(config)
+    choose_trained(model, run.trained_parameters(model))
+    return model
 
 
-def _continued(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsForCausalLM:
+def _continued(run: LanguageRun, config: Any) -> Any:
     """The model of the folder that the run continues from, with the run's mixer and options."""
     model = load_weights(started_folder(run), "float32")
     name, options = _target(run)
@@ -155,7 +177,7 @@ def moments_of(run: LanguageRun) -> Path | None:
     return found[0]
 
 
-def model_name(run: LanguageRun, config: FastWeightsConfig) -> str:
+def model_name(run: LanguageRun, config: Any) -> str:
     """The run's label, or the mixer that all layers have, or "hybrid"."""
     if run.label:
         return run.label
@@ -208,7 +230,7 @@ def started_folder(run: LanguageRun) -> Path:
     return model_folder(str(run.model["path"]), "model path", trust_remote_code=trusted)
 
 
-def _check_tokenizer(run: LanguageRun, config: FastWeightsConfig, tokenizer: Any) -> None:
+def _check_tokenizer(run: LanguageRun, config: Any, tokenizer: Any) -> None:
     if "path" in run.model and has_tokenizer(started_folder(run)):
         own = load_tokenizer(started_folder(run), trust_remote_code=run.tokenizer.trust_remote_code)
         if own.get_vocab() != tokenizer.get_vocab():

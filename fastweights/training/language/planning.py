@@ -13,14 +13,13 @@ import torch
 from ...checks import check_flag, check_size
 from ...data.text import TextTokenizer
 from ...layers.choice import check_backend
-from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ..checkpoints import checkpoint_step, checkpoints_in
 from ..folder import as_stored
 from ..optimization import weight_decay_groups
 from .communication import describe_exchanges, exchanges
 from .estimate import Machine, choose_sharding, describe_memory, describe_time, parse_machine
 from .folder import LanguageFolder
-from .model import model_config, model_name, model_tokenizer, moments_of
+from .model import model_config, model_name, model_to_plan, model_tokenizer, moments_of
 from .processes import check_launch, is_main_process, step_size, world_size
 from .run import LanguageRun
 from .stages import resolve
@@ -71,10 +70,8 @@ def _own_memory() -> float | None:
     )
 
 
-def _with_sharding(run: LanguageRun, config: FastWeightsConfig, processes: int, memory: float | None) -> LanguageRun:
-    with torch.device("meta"):
-        model = FastWeightsForCausalLM(config)
-    return dataclasses.replace(run, fsdp=choose_sharding(run, model, processes, memory))
+def _with_sharding(run: LanguageRun, config: Any, processes: int, memory: float | None) -> LanguageRun:
+    return dataclasses.replace(run, fsdp=choose_sharding(run, model_to_plan(run, config), processes, memory))
 
 
 def plan_training(
@@ -101,7 +98,7 @@ def plan_training(
         text = single.corpus.from_start()
         if text.is_local and all(text != other.corpus.from_start() for other in singles[:number]):
             next(single.corpus.documents(), None)  # raises where there is none
-    configs: dict[str, FastWeightsConfig] = {}
+    configs: dict[str, Any] = {}
     models = []
     for single in singles:
         before = configs.get(str(single.model.get("path")))
@@ -114,7 +111,7 @@ def plan_training(
     }
 
 
-def _planned_config(run: LanguageRun, tokenizer: TextTokenizer, before: FastWeightsConfig | None) -> FastWeightsConfig:
+def _planned_config(run: LanguageRun, tokenizer: TextTokenizer, before: Any) -> Any:
     sized = not run.model.keys().isdisjoint(("vocab_size", "preset", "path"))
     if tokenizer.exists and not (sized and tokenizer.name is not None):
         return model_config(run, tokenizer.load(), before)
@@ -124,16 +121,17 @@ def _planned_config(run: LanguageRun, tokenizer: TextTokenizer, before: FastWeig
 
 
 def _plan_model(
-    run: LanguageRun, config: FastWeightsConfig, overwrite: bool, processes: int, machine: Machine | None
+    run: LanguageRun, config: Any, overwrite: bool, processes: int, machine: Machine | None
 ) -> dict[str, Any]:
-    with torch.device("meta"):
-        model = FastWeightsForCausalLM(config)
+    model = model_to_plan(run, config)
+    trained = model.num_parameters(only_trainable=True)
     plan = run.plan(processes)
     exchanged = list(describe_exchanges(exchanges(run, model))) if run.context_parallel > 1 else []
     return {
         "name": model_name(run, config),
         **({"stage": run.stage, "step": step_size(run, processes)} if run.stage else {}),
         "parameters": model.num_parameters(),
+        **({"trained parameters": trained} if trained < model.num_parameters() else {}),
         "state size": model.state_size(run.length),
         "steps": plan.steps,
         "tokens": plan.tokens(plan.steps),
@@ -168,23 +166,22 @@ def _check_device(run: LanguageRun, processes: int, has_gpu: bool) -> None:
         )
 
 
-def _checked_config(run: LanguageRun, tokenizer: Any, before: FastWeightsConfig | None) -> FastWeightsConfig:
+def _checked_config(run: LanguageRun, tokenizer: Any, before: Any) -> Any:
     """The configuration of the run's model, checked by building the model without memory for its weights. before: that of the
     model which it continues, where a stage before makes it."""
     config = model_config(run, tokenizer, before)
     for name, options in config.mixers():
         check_backend(name, options, "cuda" if torch.cuda.is_available() else "cpu")
-    with torch.device("meta"):
-        model = FastWeightsForCausalLM(config)
+    model = model_to_plan(run, config)
     weight_decay_groups(model, run.weight_decay, run.groups)
     if run.context_parallel > 1:
         exchanges(run, model)  # raises where the layers cannot be divided
     return config
 
 
-def checked_configs(singles: Sequence[LanguageRun], tokenizer: Any = None) -> list[FastWeightsConfig]:
+def checked_configs(singles: Sequence[LanguageRun], tokenizer: Any = None) -> list[Any]:
     """The configurations of all models and stages, checked. tokenizer: where there is one already."""
-    configs: dict[str, FastWeightsConfig] = {}
+    configs: dict[str, Any] = {}
     for single in singles:
         before = configs.get(str(single.model.get("path")))
         configs[single.output] = _checked_config(single, tokenizer, before)

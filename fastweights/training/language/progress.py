@@ -89,7 +89,8 @@ class TrainingProgress(TrainerCallback):
     ) -> None:
         now, step = time.monotonic(), state.global_step
         if "eval_loss" in logs:
-            self._held_out, self._measured = f"held-out loss {logs['eval_loss']:.3f}", step
+            kl = f", KL {logs['eval_kl']:.4f}" if "eval_kl" in logs else ""
+            self._held_out, self._measured = f"held-out loss {logs['eval_loss']:.3f}{kl}", step
         elif "loss" in logs and step > self._step:
             speed = (self._plan.tokens(step) - self._plan.tokens(self._step)) / max(now - self._since, 1e-9)
             self._training = f"loss {logs['loss']:.3f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from ...checks import (
     LARGEST_COUNT,
@@ -29,7 +29,7 @@ from .choices import split_preset
 from .schedule import Schedule
 from .stages import split_into_stages
 
-__all__ = ["LanguageRun"]
+__all__ = ["LanguageRun", "Run"]
 
 SIZES = ("log_every", "evaluation_rows", "checkpoint_every", "keep_checkpoints", "context_texts")
 TRACKERS = ("wandb", "trackio", "tensorboard")
@@ -125,6 +125,8 @@ class LanguageRun(Schedule):
         tensorboard: write a TensorBoard log too, in the folder tensorboard of the output.
         report_to: "wandb", "trackio" or "tensorboard", or several of them. transformers' Trainer sends its points to the first
             two, which read their own settings from environment variables; "tensorboard" is as tensorboard = true.
+        train: names of the parameters that learn, or patterns of names such as "*.mixer.*". All others keep their first values.
+            () for all.
         keep_optimizer: begin with the moments of the optimizer from the last checkpoint of the training whose folder `model`
             names as path. Rates and decays are those of this run. False begins without moments.
         stages: trainings that follow each other, each on the model of the one before: tables of fields that differ from
@@ -138,6 +140,7 @@ class LanguageRun(Schedule):
         TypeError: a value of a wrong kind.
     """
 
+    COMMAND: ClassVar[str] = "train"  # which takes such runs
     output: str = "runs/train"
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     mixers: tuple[str | MixerChoice, ...] = ()
@@ -165,6 +168,7 @@ class LanguageRun(Schedule):
     prompt: str = ""
     tensorboard: bool = False
     report_to: str | tuple[str, ...] = ()
+    train: tuple[str, ...] = ()
     keep_optimizer: bool = False
     stages: tuple[Mapping[str, Any], ...] = ()
     stage: str = ""
@@ -203,6 +207,8 @@ class LanguageRun(Schedule):
         object.__setattr__(self, "report_to", check_texts("report_to", trackers, what="names of trackers"))
         for tracker in self.report_to:
             check_choice("report_to", tracker, TRACKERS)
+        given = (self.train,) if isinstance(self.train, str) else self.train
+        object.__setattr__(self, "train", check_texts("train", given, what="names of parameters", empty=False))
         lengths = check_list("context_lengths", self.context_lengths, "whole numbers")
         lengths = tuple(check_whole_number("context_lengths", length, low=2) for length in lengths)
         object.__setattr__(self, "context_lengths", lengths)
@@ -221,6 +227,18 @@ class LanguageRun(Schedule):
     def writes_tensorboard(self) -> bool:
         """Whether there is a TensorBoard log."""
         return self.tensorboard or "tensorboard" in self.report_to
+
+    def trained_parameters(self, model: Any) -> tuple[str, ...]:
+        """Names or patterns of the parameters of `model` that learn, () for all."""
+        return self.train
+
+    def models_read(self) -> tuple[str, ...]:
+        """The folders of the models that the training begins with."""
+        return (str(self.model["path"]),) if "path" in self.model else ()
+
+    def memory_beside(self) -> dict[str, float]:
+        """Bytes per process of what stands beside the model, by what it is."""
+        return {}
 
     @property
     def settings_without_graphs(self) -> list[str]:
@@ -321,3 +339,6 @@ class LanguageRun(Schedule):
     def stage_runs(self) -> list[LanguageRun]:
         """One run per stage, each in its own folder within `output`; the run itself where there are no stages."""
         return split_into_stages(self) if self.stages else [self]
+
+
+Run = TypeVar("Run", bound=LanguageRun)

@@ -20,7 +20,7 @@ from ..run_files import (
     read_fields,
     read_toml,
 )
-from .run import LanguageRun
+from .run import LanguageRun, Run
 from .schedule import reset_alternatives
 from .stages import LISTS, make_lists
 from .tiny import tiny_run
@@ -31,10 +31,17 @@ TABLES: dict[str, type[Any]] = {"corpus": TextCorpus, "tokenizer": TextTokenizer
 MODELS = ("mixers", "presets")  # which models a run trains
 
 
-def load_run(path: str | Path, *, overrides: Sequence[str] = (), tiny: bool = False, **changes: Any) -> LanguageRun:
+def load_run(
+    path: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    tiny: bool = False,
+    kind: type[Run] = LanguageRun,  # type: ignore[assignment]
+    **changes: Any,
+) -> Run:
     """The run that a file describes, with `changes` (fields of `LanguageRun`) over it, and over both `overrides`, keys and values
     such as "model.num_heads=8". tiny: the run of the file is made small first (`tiny_run`), with the mixers or
-    presets that changes and overrides choose.
+    presets that changes and overrides choose. kind: of run, such as `fastweights.distillation.DistillRun`.
 
     A .toml file has the fields as keys, the tables [model], [corpus] and [tokenizer], and lists of tables [[stages]],
     [[batch_ramp]] and [[groups]]. A .py file is executed; it defines `run`, a `LanguageRun` or a function without arguments that
@@ -43,12 +50,12 @@ def load_run(path: str | Path, *, overrides: Sequence[str] = (), tiny: bool = Fa
     Raises:
         ValueError: no such file, a file of another kind, bad syntax, an unknown key, a value that does not fit.
     """
-    known = [field.name for field in dataclasses.fields(LanguageRun)]
+    known = [field.name for field in dataclasses.fields(kind)]
     for name in changes:
         check_choice("a change", name, known)
     file = check_run_file(path, ".toml", ".py")
     replaced = parse_overrides(overrides)
-    run = _from_toml(file) if file.suffix == ".toml" else _from_python(file)
+    run = _from_toml(file, kind) if file.suffix == ".toml" else _from_python(file, kind)
     if check_flag("tiny", tiny):
         models = {name: changes.pop(name) for name in MODELS if name in changes}
         chosen = [override for override in replaced if override[0][0] in MODELS]
@@ -57,23 +64,23 @@ def load_run(path: str | Path, *, overrides: Sequence[str] = (), tiny: bool = Fa
     return _change_run(run, changes, replaced)
 
 
-def _change_run(run: LanguageRun, changes: Mapping[str, Any], replaced: Sequence[Override]) -> LanguageRun:
+def _change_run(run: Run, changes: Mapping[str, Any], replaced: Sequence[Override]) -> Run:
     run = dataclasses.replace(run, **{**reset_alternatives(changes), **changes})
     if not replaced:
         return run
     reset = reset_alternatives({key[0]: value for key, value in replaced if len(key) == 1})
-    return _make_run(override_settings({**_write_tables(run), **reset}, replaced))
+    return _make_run(override_settings({**_write_tables(run), **reset}, replaced), type(run))
 
 
-def _from_toml(file: Path) -> LanguageRun:
+def _from_toml(file: Path, kind: type[Run]) -> Run:
     values = read_toml(file)
     try:
-        return _make_run(values)
+        return _make_run(values, kind)
     except (ValueError, TypeError) as error:
         raise ValueError(f"run file {file}: {error}") from None
 
 
-def _make_run(values: dict[str, Any]) -> LanguageRun:
+def _make_run(values: dict[str, Any], kind: type[Run]) -> Run:
     """The run of the tables of a file."""
     tables = {key: dict(values[key]) for key in TABLES if isinstance(values.get(key), dict)}
     sources = tables.get("corpus", {}).get("sources")
@@ -81,7 +88,7 @@ def _make_run(values: dict[str, Any]) -> LanguageRun:
         made = [from_mapping(TextSource, source, "[[corpus.sources]]") for source in sources]
         tables["corpus"]["sources"] = made
     tables = {key: from_mapping(TABLES[key], table, f"[{key}]") for key, table in tables.items()}
-    return from_mapping(LanguageRun, {**make_lists(values), **tables}, "the file")
+    return from_mapping(kind, {**make_lists(values), **tables}, "the file")
 
 
 def _write_tables(run: LanguageRun) -> dict[str, Any]:
@@ -93,14 +100,14 @@ def _write_tables(run: LanguageRun) -> dict[str, Any]:
     return {**read_fields(run), **tables, **lists, "mixers": mixers}
 
 
-def _from_python(file: Path) -> LanguageRun:
+def _from_python(file: Path, kind: type[Run]) -> Run:
     try:
         run = runpy.run_path(str(file)).get("run")
         run = run() if callable(run) else run
     except (Exception, SystemExit) as error:
         raise ValueError(f"run file {file}: {type(error).__name__}: {error}") from error
-    if not isinstance(run, LanguageRun):
+    if not isinstance(run, kind) or run.COMMAND != kind.COMMAND:
         raise ValueError(
-            f"run file {file} must define `run`, a LanguageRun or a function that returns one, got {type(run).__name__}"
+            f"run file {file} must define `run`, a {kind.__name__} or a function that returns one, got {type(run).__name__}"
         )
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,12 +13,12 @@ from .run import LanguageRun
 __all__ = ["ForwardPrefetch", "autocast_policy", "fsdp_config", "cast_to_float32"]
 
 
-def fsdp_config(run: LanguageRun) -> dict[str, Any]:
-    """TrainingArguments.fsdp_config. Besides blocks, accelerate gathers the embedding alone, and the last norm with the output
+def fsdp_config(run: LanguageRun, blocks: Iterable[torch.nn.Module]) -> dict[str, Any]:
+    """TrainingArguments.fsdp_config. Besides `blocks`, accelerate gathers the embedding alone, and the last norm with the output
     layer, whose parameters it always keeps for the backward."""
     return {
         "version": 2,
-        "transformer_layer_cls_to_wrap": ["FastWeightsBlock"],
+        "transformer_layer_cls_to_wrap": sorted({type(block).__name__ for block in blocks}),
         "reshard_after_forward": run.reshard_after_forward,
     }
 

@@ -10,7 +10,7 @@ from ...data.text import TextCorpus, TextTokenizer
 from ...kinds import checked
 from ...models import FastWeightsConfig
 from .model import model_config
-from .run import LanguageRun
+from .run import LanguageRun, Run
 
 __all__ = ["tiny_run"]
 
@@ -38,7 +38,7 @@ EVERYWHERE: dict[str, Any] = {
 
 
 @checked
-def tiny_run(run: LanguageRun) -> LanguageRun:
+def tiny_run(run: Run) -> Run:
     """The run with every model, kind of layer, option, stage and shape of schedule, at sizes that a CPU trains in minutes.
 
     Models have two layers, or one of each kind, of width 64 with two heads. Rows have 64 tokens, up to 256 where a stage has

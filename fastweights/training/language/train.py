@@ -20,7 +20,6 @@ from ...environment import machine, versions
 from ...evaluation import continue_text, load_language_model, perplexity_by_length
 from ...files import write_json
 from ...kinds import checked
-from ...models import FastWeightsConfig
 from ...results import LanguageResult
 from ...results.language import load_result, save_result
 from ...stopping import StopSignals
@@ -50,7 +49,7 @@ from .stages import reads_on
 from .texts import prepare_texts
 from .trainer import LanguageTrainer, held_out_rows
 
-__all__ = ["NonFiniteLoss", "train_language"]
+__all__ = ["NonFiniteLoss", "train_all", "train_language"]
 
 CONTINUED_TOKENS = 100
 PATIENCE = timedelta(minutes=30)  # of a GPU, for another process that compiles or writes a checkpoint
@@ -95,15 +94,21 @@ def train_language(
         Stopped: a signal arrived. The same call continues.
     """
     work_begins("train_language")
-    if not isinstance(run, LanguageRun):
+    if not isinstance(run, LanguageRun) or run.COMMAND != LanguageRun.COMMAND:
         raise TypeError(f"run must be a LanguageRun, got {describe_value(run)}; load_run reads one from a file")
     with joined():
-        return _train_all(run, stop_at, overwrite, console or Console(quiet=True), signals or StopSignals())
+        return train_all(run, stop_at, overwrite, console or Console(quiet=True), signals or StopSignals())
 
 
-def _train_all(
-    run: LanguageRun, stop_at: int | None, overwrite: bool, console: Console, signals: StopSignals
+def train_all(
+    run: LanguageRun,
+    stop_at: int | None,
+    overwrite: bool,
+    console: Console,
+    signals: StopSignals,
+    trainer_class: type[LanguageTrainer] = LanguageTrainer,
 ) -> list[LanguageResult] | None:
+    """As `train_language` says, among processes that have `joined`. trainer_class: trains each model and stage."""
     check_same_run(run, stop_at=stop_at, overwrite=overwrite)
     singles = on_every_process(lambda: check_training(run, stop_at=stop_at, overwrite=overwrite))
     check_same_models(singles)
@@ -123,7 +128,15 @@ def _train_all(
                 None
                 if waits
                 else _train_one(
-                    single, config, text, stop_at, overwrite, report=report, console=console, signals=signals
+                    single,
+                    config,
+                    text,
+                    stop_at,
+                    overwrite,
+                    trainer_class,
+                    report=report,
+                    console=console,
+                    signals=signals,
                 )
             )
         if not is_main_process():
@@ -142,7 +155,7 @@ def _train_all(
 
 def _check_all(
     singles: Sequence[LanguageRun], texts: Sequence[PreparedText], report: Callable[[str], None]
-) -> list[FastWeightsConfig]:
+) -> list[Any]:
     """The configurations of all models and stages, once text and tokenizer are known."""
     for single, text in zip(singles, texts, strict=True):
         _check_text(single, text, report)
@@ -168,10 +181,11 @@ def _count_rows(run: LanguageRun) -> int:
 
 def _train_one(
     run: LanguageRun,
-    config: FastWeightsConfig,
+    config: Any,
     text: PreparedText,
     stop_at: int | None,
     overwrite: bool,
+    trainer_class: type[LanguageTrainer],
     *,
     report: Callable[[str], None],
     console: Console,
@@ -180,7 +194,8 @@ def _train_one(
     context = ContextGroups.of(run)
     context.make()  # in every process: later those of the first group alone measure the model
     start = find_start(run, text)
-    text = dataclasses.replace(text, fingerprints={**text.fingerprints, **start.record(run)})
+    fingerprints = {**text.fingerprints, **start.record(run), **trainer_class.fingerprints(run)}
+    text = dataclasses.replace(text, fingerprints=fingerprints)
     folder, name = LanguageFolder(Path(run.output)), model_name(run, config)
     title = " ".join(filter(None, (name, run.stage)))
     model = None
@@ -204,7 +219,7 @@ def _train_one(
         callbacks = [StopOnSignal(signals, report), StopAt(stop_at), log, *board, progress]
         parameters = model.num_parameters(only_trainable=True)
         earlier = moments_of(run) if latest is None else None
-        trainer = LanguageTrainer(run, model, text, folder, callbacks, earlier)
+        trainer = trainer_class(run, model, text, folder, callbacks, earlier)
         with progress:
             with signals.hold(), trainer.checkpoints:
                 trainer.train(resume_from_checkpoint=None if latest is None else str(latest))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.data_loader import prepare_data_loader
@@ -20,6 +20,7 @@ from ...data.text import PackedRows, PreparedText, TokenShards, pack_rows
 from ...data.text.packing import ShuffledRows
 from ...evaluation.reading import evaluating
 from ...files import partial_path, publish_folder, write_json
+from ...models import FastWeightsForCausalLM
 from ...models.card import write_card
 from ...models.loading import SAVED_MODEL
 from ...private_huggingface import TrainerHooks, use_one_gpu
@@ -52,6 +53,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
     """Trains `model` as `run` says. `text` are the tokens, `folder` is where checkpoints go, `earlier` is a checkpoint of
     another training whose optimizer's moments this one begins with."""
 
+    MEASURED: ClassVar[tuple[str, ...]] = ("eval_loss",)  # what `evaluate` measures on held-out text
     model: Any
     optimizer: Any
 
@@ -74,7 +76,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         self.rows = training_rows(run, text, self.start, count=self.plan.rows(self.plan.steps))
         super().__init__(
             model,
-            training_arguments(run, folder.checkpoints),
+            training_arguments(run, folder.checkpoints, self.blocks_of(model)),
             data_collator=pack_rows,
             train_dataset=self.rows,
             eval_dataset=self.held_out,
@@ -96,7 +98,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
             self.model.get_input_embeddings().register_forward_hook(cast_to_float32)
         self.groups.divide(self.model)
         self._compiled = what_to_compile(run)
-        compile_model(self.model, self._compiled, run.cache)
+        compile_model(self.model, self._compiled, run.cache, self.blocks_of(self.model))
         self._graphed: GraphedGradients | None = None
         if what_to_graph(run):
             parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -109,6 +111,15 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         # transformers forgets its own sum of losses at every checkpoint; a point of the curve would depend on where it is.
         self._losses = torch.zeros((), dtype=torch.float64, device=self.args.device)
         self._last_point = 0  # step
+
+    @classmethod
+    def fingerprints(cls, run: Any) -> dict[str, str]:
+        """What run.json keeps of what the training reads, beside text and tokenizer."""
+        return {}
+
+    def blocks_of(self, model: Any) -> list[torch.nn.Module]:
+        """The modules of the model that are compiled, and sharded by FSDP2, one by one."""
+        return list(model.model.layers)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers. With graphs and several processes all of it is on the stream of the captures, where DDP must have
@@ -194,33 +205,39 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         return self.lr_scheduler
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """The held-out loss: the mean over all predicted tokens, for any number of processes."""
-        metrics = {"eval_loss": self._held_out_loss()}
+        """The held-out loss: the mean over all predicted tokens, for any number of processes; in subclasses all of `MEASURED`."""
+        metrics = dict(zip(self.MEASURED, self._held_out_means(), strict=True))
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _held_out_loss(self) -> float:
-        summed = torch.zeros(2, dtype=torch.float64, device=self.args.device)  # losses, tokens
+    def _held_out_means(self) -> list[float]:
+        summed = torch.zeros(len(self.MEASURED) + 1, dtype=torch.float64, device=self.args.device)  # sums, tokens
         size, groups = self.run.batch_size, self.groups
         # Held-out rows, fewer in their last batch, would be compiled for themselves.
         with evaluating(self.model), torch.compiler.set_stance("force_eager") if self._compiled else nullcontext():
             for start in range(groups.index * size, len(self.held_out), groups.count * size):
                 rows = range(start, min(start + size, len(self.held_out)))
-                summed += self._summed_loss(rows)
+                summed += self._sum_up(rows)
             if self.is_fsdp_enabled:  # every process takes part in every forward
                 batches = -(-len(self.held_out) // size)
                 if groups.index >= batches % groups.count > 0:
-                    self._summed_loss(range(1))
-        total, tokens = self.accelerator.reduce(summed, "sum").tolist()
-        return total / tokens
+                    self._sum_up(range(1))
+        *totals, tokens = self.accelerator.reduce(summed, "sum").tolist()
+        return [total / tokens for total in totals]
 
-    def _summed_loss(self, rows: range) -> torch.Tensor:
+    def _sum_up(self, rows: range) -> torch.Tensor:
+        """Of `MEASURED` the sums over the predicted tokens of held-out rows, and how many tokens they are."""
         batch = self.prepare_inputs(pack_rows([self.held_out[row] for row in rows]))
         tokens = (batch["labels"] >= 0).sum().double()
         with self.autocast_smart_context_manager():
-            loss = self.model(**batch, use_cache=False, logits_to_keep=1).loss
-        return torch.stack([loss.double() * tokens, tokens])
+            means = self.measure(batch)
+        return torch.stack([*(mean.double() * tokens for mean in means), tokens])
+
+    def measure(self, batch: dict[str, Any]) -> list[torch.Tensor]:
+        """The means of `MEASURED` over the predicted tokens of a batch."""
+        few = {"logits_to_keep": 1} if isinstance(self.model, FastWeightsForCausalLM) else {}  # beside its chunked loss
+        return [self.model(**batch, use_cache=False, **few).loss]
 
     def save_to(self, path: Path, facts: Mapping[str, str]) -> None:
         """Save the model, its tokenizer and a card with the facts of its training as the folder `path`, whole or not at all."""
@@ -314,11 +331,11 @@ def held_out_rows(shards: TokenShards, length: int) -> PackedRows:
     return PackedRows(shards, max(2, min(length, len(shards))))
 
 
-def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:
-    """The part of a run that transformers and accelerate carry out."""
+def training_arguments(run: LanguageRun, folder: Path, blocks: list[torch.nn.Module]) -> TrainingArguments:
+    """The part of a run that transformers and accelerate carry out. blocks: modules that FSDP2 shards one by one."""
     extra: dict[str, Any] = {}
     if run.fsdp:
-        extra |= {"fsdp": True, "fsdp_config": fsdp_config(run)}
+        extra |= {"fsdp": True, "fsdp_config": fsdp_config(run, blocks)}
     if run.gradient_checkpointing:  # transformers 5.20 has another name for it
         new_name = hasattr(TrainingArguments, "activation_checkpointing")
         extra["activation_checkpointing" if new_name else "gradient_checkpointing"] = True

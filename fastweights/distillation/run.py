@@ -1,0 +1,121 @@
+"""The configuration of a distillation: that of a training, and how its student learns from its teacher."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..checks import check_choice, check_number, check_path, check_positive, check_text, describe_value
+from ..models.loading import empty_model, find_saved_model, load_config
+from ..training.language import LanguageRun
+from .losses import HIDDEN_LOSSES
+
+__all__ = ["OBJECTIVES", "TEACHER_DTYPES", "DistillRun"]
+
+OBJECTIVES = ("attention", "logits", "text")
+TEACHER_DTYPES = {"bfloat16": 2, "float32": 4, "int8": 1}  # bytes of a weight
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistillRun(LanguageRun):
+    """One distillation: a hybrid that `fastweights convert` made of a pretrained model, its teacher, learns what that computes.
+
+    It is a training as `LanguageRun` describes it, with another loss. A recipe of several steps has them as `stages`, each with
+    an objective, rows, rates and `train` of its own.
+
+    Attributes:
+        model: {"path": folder} of the student, or of a training to continue from.
+        teacher: folder of the teacher; "" for the one that the student's config.json names.
+        teacher_dtype: "bfloat16", "float32", or "int8": the weights of linear layers in 8 bits, one scale per output channel, all
+            else in bfloat16. The output layer stays in bfloat16. A teacher takes no part in gradients, checkpoints or sharding.
+            Every process has one. Processes on the CPUs of one host share its memory where its files have this dtype: they map
+            the files.
+        objective: what the student learns.
+            "attention": the memory in every converted layer learns what the attention in its place gave, on the teacher's hidden
+            states. All layers learn from one forward of the teacher, and the rest of the student is not computed.
+            "logits": the student learns the teacher's distribution over the next token, and its final hidden states.
+            "text": the next token, without a teacher, as for long contexts at the end.
+        attention_loss: "mse" or "cosine" (1 - cosine), the mean over tokens, summed over layers; of "attention".
+        hidden_loss: "mse" or "cosine", of the final hidden states before the output layer; of "logits".
+        kl_weight, hidden_weight, text_weight: the loss of "logits" is kl_weight KL(teacher || student) + hidden_weight times the
+            hidden_loss + text_weight times the next-token loss, each the mean over the tokens that predict one.
+        temperature: both sides' logits are divided by it in the training loss, and the divergence is multiplied by its square.
+        train: as in `LanguageRun`. () is the attention modules that have a memory for "attention", and all parameters for others.
+        cache_teacher: folder where the teacher's final hidden states are kept per row of text, in its dtype, and read again
+            by later epochs, stages and runs with the same teacher and rows; False computes them each time. A token takes twice
+            the teacher's width in bytes, with float32 four times. "attention" needs what every layer computed, and keeps
+            nothing.
+
+    Raises:
+        ValueError: a value that does not fit.
+        TypeError: a value of a wrong kind.
+    """
+
+    COMMAND: ClassVar[str] = "distill"
+    output: str = "runs/distill"
+    teacher: str = ""
+    teacher_dtype: str = "bfloat16"
+    objective: str = "logits"
+    attention_loss: str = "mse"
+    hidden_loss: str = "mse"
+    kl_weight: float = 1.0
+    hidden_weight: float = 0.0
+    text_weight: float = 0.0
+    temperature: float = 1.0
+    cache_teacher: str | bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "path" not in self.model:
+            raise ValueError(
+                "model must have a path, the folder of a student that `fastweights convert` has made of its teacher, got "
+                f"{describe_value(dict(self.model))}; set path in [model]"
+            )
+        if self.context_parallel > 1:
+            raise ValueError(
+                f"context_parallel must be 1 in a distillation, whose attention reads whole rows, got {self.context_parallel}"
+            )
+        check_text("teacher", self.teacher)
+        for name, known in (
+            ("teacher_dtype", TEACHER_DTYPES),
+            ("objective", OBJECTIVES),
+            ("attention_loss", HIDDEN_LOSSES),
+            ("hidden_loss", HIDDEN_LOSSES),
+        ):
+            check_choice(name, getattr(self, name), known)
+        if self.objective == "attention" and self.forward_prefetch:
+            raise ValueError('forward_prefetch must be 0 with the objective "attention", which calls no whole blocks')
+        for name in ("kl_weight", "hidden_weight", "text_weight"):
+            check_number(name, getattr(self, name), low=0)
+        check_positive("temperature", self.temperature)
+        if self.objective == "logits" and not self.kl_weight + self.hidden_weight:
+            raise ValueError(
+                'kl_weight or hidden_weight must be above 0 with the objective "logits", got 0 and 0; for the next-token loss '
+                'alone choose the objective "text"'
+            )
+        if self.cache_teacher is True or not isinstance(self.cache_teacher, (str, bool)) or self.cache_teacher == "":
+            raise TypeError(
+                f"cache_teacher must be the path of a folder, or False, got {describe_value(self.cache_teacher)}"
+            )
+        if self.cache_teacher:
+            check_path("cache_teacher", self.cache_teacher, "the path of a folder")
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the objective compares with a teacher."""
+        return self.objective != "text"
+
+    def trained_parameters(self, model: Any) -> tuple[str, ...]:
+        if self.train or self.objective != "attention":
+            return self.train
+        return tuple(f"model.layers.{layer}.self_attn.*" for layer in model.memory_layers())
+
+    def memory_beside(self) -> dict[str, float]:
+        if not (self.needs_teacher and self.teacher):
+            return {}
+        model = empty_model(load_config(find_saved_model(Path(self.teacher))))
+        return {"teacher": float(TEACHER_DTYPES[self.teacher_dtype] * model.num_parameters())}
+
+    def models_read(self) -> tuple[str, ...]:
+        return (*super().models_read(), *([self.teacher] if self.needs_teacher and self.teacher else []))

@@ -1,0 +1,149 @@
+"""The teacher of a distillation: loaded once per process, called without gradients, its outputs optionally kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..models.hybrid.model import positions_of
+from ..models.loading import find_saved_model, load_weights
+from .cache import RowCache
+
+__all__ = ["HIDDEN", "INPUTS", "OUTPUTS", "Int8Linear", "Teacher", "final_hidden", "quantize_linears"]
+
+# What a batch gets of a teacher: final hidden states [1, B T, E]; of each converted layer [layers, 1, B T, E].
+HIDDEN, INPUTS, OUTPUTS = "teacher_hidden", "teacher_inputs", "teacher_outputs"
+
+
+class Int8Linear(nn.Module):
+    r"""A linear layer whose weight is kept in 8 bits, for a model that is only read:
+
+    $$y = s \odot (x \hat W^\top) + b, \qquad s_o = \max_i |W_{oi}| / 127, \quad \hat W = \mathrm{round}(W / s)$$ with one
+    scale per output channel. Products are in the dtype of x. (Quantisation by the absolute maximum: Dettmers et al. 2022,
+    section 2.1.)
+
+    Attributes:
+        weight: int8 [out, in].
+        scale: [out], of the dtype of the layer that it is made of.
+    """
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach().float()
+        scale = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+        self.register_buffer("weight", (weight / scale[:, None]).round().to(torch.int8))
+        self.register_buffer("scale", scale.to(linear.weight.dtype))
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out]."""
+        y = F.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
+        return y if self.bias is None else y + self.bias.to(x.dtype)
+
+
+def quantize_linears(model: nn.Module) -> None:
+    """Put an `Int8Linear` in place of every `nn.Linear` in the blocks of a causal language model."""
+    blocks = model.get_submodule("model.layers")
+    for parent in list(blocks.modules()):
+        for name, part in parent.named_children():
+            if type(part) is nn.Linear:
+                setattr(parent, name, Int8Linear(part))
+
+
+class Teacher:
+    """A pretrained model that is read.
+
+    Args:
+        folder: of the model.
+        dtype: "bfloat16", "float32" or "int8" (`DistillRun.teacher_dtype`).
+        device: where it computes.
+        layers: whose attention is observed.
+        length: tokens of a row.
+        cache: where final hidden states are kept; None computes them each time.
+
+    Attributes:
+        model: in evaluation mode, without gradients.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        dtype: str,
+        device: torch.device,
+        *,
+        layers: Sequence[int] = (),
+        length: int,
+        cache: RowCache | None = None,
+    ) -> None:
+        self.model = load_weights(find_saved_model(Path(folder)), "bfloat16" if dtype == "int8" else dtype)
+        if dtype == "int8":
+            quantize_linears(self.model)
+        self.model.eval().requires_grad_(False).to(device)
+        self._layers, self._length, self._cache = tuple(layers), length, cache
+
+    @torch.no_grad()
+    def read(self, batch: Mapping[str, Any], *, observe: bool) -> dict[str, Tensor]:
+        """What the teacher computes of a packed batch: `HIDDEN`, and with `observe` the inputs and outputs of attention, `INPUTS`
+        and `OUTPUTS`.
+
+        It reads the rows side by side. As one row of all tokens, as the student has them, attention would compute and mask
+        what a row sees of others.
+        """
+        ids_1N = batch["input_ids"]
+        ids_BT = ids_1N.view(-1, min(self._length, ids_1N.shape[1]))
+        positions_BT = positions_of(batch["cu_seqlens"], ids_1N.shape[1], ids_1N.device).view_as(ids_BT)
+        with ExitStack() as stack:
+            seen = stack.enter_context(self._observed(ids_BT)) if observe else {}
+            compute = partial(self._final_hidden, ids_BT, positions_BT)
+            cache = None if observe else self._cache
+            hidden_BTE = compute() if cache is None else cache.read(ids_BT, positions_BT, compute)
+        return {name: x.flatten(-3, -2).unsqueeze(-3) for name, x in {HIDDEN: hidden_BTE, **seen}.items()}
+
+    def _final_hidden(self, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
+        with torch.autocast(ids_BT.device.type, enabled=False):
+            return final_hidden(
+                self.model, self.model.forward, input_ids=ids_BT, position_ids=positions_BT, use_cache=False
+            )
+
+    @contextmanager
+    def _observed(self, ids_BT: Tensor) -> Iterator[dict[str, Tensor]]:
+        """Inputs and outputs [layers, B, T, E] of the attention of `layers`, which a forward within fills in."""
+        weight = self.model.get_input_embeddings().weight
+        shape = (len(self._layers), *ids_BT.shape, self.model.config.hidden_size)
+        seen = {name: torch.empty(shape, dtype=weight.dtype, device=weight.device) for name in (INPUTS, OUTPUTS)}
+
+        def note(number: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            seen[INPUTS][number] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            seen[OUTPUTS][number] = output[0]
+
+        hooks = [
+            self.model.model.layers[layer].self_attn.register_forward_hook(partial(note, number), with_kwargs=True)
+            for number, layer in enumerate(self._layers)
+        ]
+        try:
+            yield seen
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def final_hidden(model: Any, forward: Callable[..., Any], **inputs: Any) -> Tensor:
+    """The final hidden states [B, T, D] of a causal language model, which are what its output layer reads. forward: of the model;
+    it gives logits to the last token alone."""
+    seen: list[Any] = []
+    hook = model.model.register_forward_hook(lambda module, args, output: seen.append(output))
+    try:
+        forward(**inputs, logits_to_keep=1)
+    finally:
+        hook.remove()
+    return seen[0][0]

@@ -1,0 +1,29 @@
+"""Models and text made once."""
+
+import pytest
+import torch
+
+from .small import distill_run, write_models
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sums are those of the processes of other tests."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """A folder with a teacher, its student and text."""
+    folder = tmp_path_factory.mktemp("models")
+    write_models(folder)
+    return folder
+
+
+@pytest.fixture
+def make_run(models, tmp_path):
+    """`distill_run` with an output folder of its own."""
+    return lambda name="out", **changes: distill_run(models, output=str(tmp_path / name), **changes)
