@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["PLOT_FILES", "length_plot", "loss_plot", "perplexity_plot", "save_language_plots", "save_perplexity_plot"]
+__all__ = [
+    "PLOT_FILES",
+    "draw_perplexities",
+    "finish_plot",
+    "length_plot",
+    "loss_plot",
+    "perplexity_plot",
+    "save_language_plots",
+    "save_perplexity_plot",
+    "short_number",
+]
 
 PLOT_FILES = ("loss.png", "perplexity.png")
 
@@ -56,8 +66,8 @@ def loss_plot(results: Sequence[LanguageResult]) -> Figure:
         before[result.name] = start + result.tokens
     axes.set_xlabel("tokens read")
     axes.set_ylabel("cross-entropy, nats per token")
-    axes.xaxis.set_major_formatter(_short_number)
-    return _finish(figure, axes)
+    axes.xaxis.set_major_formatter(short_number)
+    return finish_plot(figure, axes)
 
 
 def _tokens(result: LanguageResult, tokens: Sequence[int], steps: Sequence[int]) -> Sequence[float]:
@@ -68,12 +78,12 @@ def _tokens(result: LanguageResult, tokens: Sequence[int], steps: Sequence[int])
 def perplexity_plot(results: Sequence[LanguageResult]) -> Figure:
     """Held-out perplexity over context length: of whole texts (solid), and of their last tokens alone (dashed)."""
     figure, axes = _panel("Held-out perplexity by context length", results)
-    _draw_perplexities(
+    draw_perplexities(
         axes, {result.label: [LengthPerplexity(**entry) for entry in result.perplexities] for result in results}
     )
     for trained in sorted({result.run["length"] for result in results}):
         axes.axvline(trained, color="#555555", linestyle=(0, (2, 2)), linewidth=1, label=f"trained at {trained:,}")
-    return _finish(figure, axes, label="the last 256 tokens before the length")
+    return finish_plot(figure, axes, label="the last 256 tokens before the length")
 
 
 def save_perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]], path: Path) -> list[Path]:
@@ -96,12 +106,13 @@ def length_plot(models: Mapping[str, Sequence[LengthPerplexity]]) -> Figure:
 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
-    _draw_perplexities(axes, models)
+    draw_perplexities(axes, models)
     axes.set_title("Perplexity by context length", fontsize=13, fontweight="bold", loc="left")
-    return _finish(figure, axes, label="the last tokens before the length")
+    return finish_plot(figure, axes, label="the last tokens before the length")
 
 
-def _draw_perplexities(axes: Axes, models: Mapping[str, Sequence[LengthPerplexity]]) -> None:
+def draw_perplexities(axes: Axes, models: Mapping[str, Sequence[LengthPerplexity]]) -> None:
+    """The two lines of each model of `length_plot`."""
     styles = mixer_styles(models)
     for name, rows in models.items():
         style = styles[name]
@@ -122,7 +133,7 @@ def _panel(title: str, results: Sequence[LanguageResult]) -> tuple[Figure, Axes]
     return figure, figure.subplots()
 
 
-def _finish(figure: Figure, axes: Axes, label: str = "") -> Figure:
+def finish_plot(figure: Figure, axes: Axes, label: str = "") -> Figure:
     """Grid lines and a legend. label: what dashed lines mean; the legend then stands beside the plot."""
     from matplotlib.lines import Line2D
 
@@ -138,7 +149,7 @@ def _finish(figure: Figure, axes: Axes, label: str = "") -> Figure:
     return figure
 
 
-def _short_number(value: float, position: object = None) -> str:
+def short_number(value: float, position: object = None) -> str:
     """1.5M for 1500000"""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:

@@ -22,7 +22,14 @@ from ..results.experiment import best_results, describe_experiment
 from .naming import find_task, short_unit
 from .table_style import LENGTHS_PER_TABLE, add_row, plain_table
 
-__all__ = ["evaluation_tables", "language_tables", "recall_table", "stage_table"]
+__all__ = [
+    "evaluation_tables",
+    "format_answers",
+    "format_perplexity",
+    "language_tables",
+    "recall_table",
+    "stage_table",
+]
 
 
 @checked
@@ -93,7 +100,7 @@ def language_tables(results: Sequence[LanguageResult]) -> Iterator[Table]:
             f"{result.parameters:,}",
             f"{result.state_size:,}",
             f"{loss:.4f}",
-            _format_perplexity(loss),
+            format_perplexity(loss),
         )
     yield table
     lengths = [entry["length"] for entry in results[0].perplexities]
@@ -102,7 +109,7 @@ def language_tables(results: Sequence[LanguageResult]) -> Iterator[Table]:
         headers = [f"{length:,} tokens" for length in lengths[part]]
         table = plain_table("Perplexity of held-out texts by their length", text=("model",), numbers=headers)
         for result in results:
-            add_row(table, result.label, *(_format_perplexity(entry["loss"]) for entry in result.perplexities[part]))
+            add_row(table, result.label, *(format_perplexity(entry["loss"]) for entry in result.perplexities[part]))
         yield table
 
 
@@ -195,7 +202,7 @@ def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _format_perplexity(loss: float) -> str:
+def format_perplexity(loss: float) -> str:
     return f"{math.exp(min(loss, 700.0)):.4g}"
 
 
@@ -244,5 +251,10 @@ def _format_cell(rows: Sequence[Any]) -> str:
         return "-"
     if hasattr(rows[0], "accuracy"):
         return f"{rows[0].accuracy:.3f}"
+    return format_answers(rows)
+
+
+def format_answers(rows: Sequence[Any]) -> str:
+    """Of rows of needles or RULER tasks: the part found, and in brackets the loss of the answers."""
     found, loss = (sum(getattr(row, name) for row in rows) / len(rows) for name in ("found", "answer_loss"))
     return f"{found:.2f} ({loss:.2f})"

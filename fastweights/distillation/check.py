@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -57,6 +58,13 @@ def check_distillation(run: DistillRun) -> DistillRun:
 
 def _check_teacher(run: DistillRun, student: Any) -> None:
     config, own = load_config(find_saved_model(Path(run.teacher))), student.config
+    teacher = empty_model(config)
+    unknown = {"position_ids", "logits_to_keep"} - inspect.signature(teacher.forward).parameters.keys()
+    if unknown:
+        raise ValueError(
+            f"the teacher must be a causal language model whose forward takes {' and '.join(sorted(unknown))}, which that of a "
+            f"{type(teacher).__name__} does not; take the model that the student was made of"
+        )
     if config.vocab_size != own.vocab_size:
         raise ValueError(
             f"the teacher must have the student's vocabulary of {own.vocab_size:,} tokens, but {run.teacher} has "
@@ -70,7 +78,7 @@ def _check_teacher(run: DistillRun, student: Any) -> None:
             f'{config.hidden_size:,}; take the model that the student was made of, or objective "logits" with hidden_weight = 0'
         )
     if run.objective == "attention":
-        _check_attention(run, student, empty_model(config))
+        _check_attention(run, student, teacher)
 
 
 def _check_attention(run: DistillRun, student: Any, teacher: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..models.hybrid.model import positions_of
 from ..models.loading import find_saved_model, load_weights
@@ -51,10 +52,9 @@ class Int8Linear(nn.Module):
         return y if self.bias is None else y + self.bias.to(x.dtype)
 
 
-def quantize_linears(model: nn.Module) -> None:
-    """Put an `Int8Linear` in place of every `nn.Linear` in the blocks of a causal language model."""
-    blocks = model.get_submodule("model.layers")
-    for parent in list(blocks.modules()):
+def quantize_linears(model: PreTrainedModel) -> None:
+    """Put an `Int8Linear` in place of every `nn.Linear` of a causal language model but its output layer."""
+    for parent in list(model.base_model.modules()):
         for name, part in parent.named_children():
             if type(part) is nn.Linear:
                 setattr(parent, name, Int8Linear(part))
@@ -141,7 +141,7 @@ def final_hidden(model: Any, forward: Callable[..., Any], **inputs: Any) -> Tens
     """The final hidden states [B, T, D] of a causal language model, which are what its output layer reads. forward: of the model;
     it gives logits to the last token alone."""
     seen: list[Any] = []
-    hook = model.model.register_forward_hook(lambda module, args, output: seen.append(output))
+    hook = model.base_model.register_forward_hook(lambda module, args, output: seen.append(output))
     try:
         forward(**inputs, logits_to_keep=1)
     finally:

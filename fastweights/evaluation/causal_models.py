@@ -11,10 +11,19 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from ..layers.norms import at_least_float32
-from ..models import FastWeightsCache
+from ..models import FastWeightsCache, HybridCache, HybridModel
 from ..models.modeling import FastWeightsPreTrainedModel
 
-__all__ = ["OutputHead", "copy_cache", "empty_cache", "final_hidden", "is_other", "output_head", "token_logits"]
+__all__ = [
+    "OutputHead",
+    "copy_cache",
+    "empty_cache",
+    "final_hidden",
+    "is_other",
+    "output_head",
+    "state_size",
+    "token_logits",
+]
 
 
 class OutputHead(NamedTuple):
@@ -32,14 +41,25 @@ def is_other(model: Any) -> bool:
 
 def empty_cache(model: Any) -> Any:
     """A cache that has read nothing."""
-    return (
-        DynamicCache(config=model.config) if is_other(model) else FastWeightsCache.empty(model.config.num_hidden_layers)
-    )
+    if not is_other(model):
+        return FastWeightsCache.empty(model.config.num_hidden_layers)
+    return HybridCache(model.config) if isinstance(model, HybridModel) else DynamicCache(config=model.config)
 
 
 def copy_cache(cache: Any) -> Any:
     """An independent cache at the same point; that of our models costs nothing."""
     return cache.copy() if isinstance(cache, FastWeightsCache) else copy.deepcopy(cache)
+
+
+def state_size(model: Any, length: int) -> int:
+    """How many numbers the cache of a model holds per sequence after `length` tokens: memories, keys and values."""
+    if hasattr(model, "state_size"):
+        return model.state_size(length)
+    heads, total = model.config.num_key_value_heads, 0
+    for block, layer in zip(model.model.layers, empty_cache(model).layers, strict=True):
+        kept = min(length, layer.sliding_window - 1) if layer.is_sliding else length
+        total += 2 * kept * heads * block.self_attn.head_dim
+    return total
 
 
 def final_hidden(model: Any, input_ids: Tensor, mask_BS: Tensor | None = None, **inputs: Any) -> Tensor:
@@ -49,7 +69,7 @@ def final_hidden(model: Any, input_ids: Tensor, mask_BS: Tensor | None = None, *
     """
     if not is_other(model):
         return model.model(input_ids, attention_mask=mask_BS, **inputs).last_hidden_state
-    if mask_BS is not None:  # padding on the left moves no position
+    if mask_BS is not None:  # padding on the left moves no position, as in generate(), which continues from the cache
         positions_BS = (mask_BS.long().cumsum(1) - 1).clamp_min(0)
         inputs = {"position_ids": positions_BS[:, -input_ids.shape[1] :], **inputs}
     found: list[Tensor] = []

@@ -43,18 +43,27 @@ def reading_fields(what: object) -> Iterator[None]:
 
 
 def from_record(kind: type[Made], record: Any, path: Path) -> Made:
-    """The dataclass `kind` that a JSON object of file `path` describes.
+    """The dataclass `kind` that a JSON object of file `path` describes, with those that its fields hold.
 
     Raises:
         ResultsError: its fields are others, or of another kind.
     """
     with reading_fields(path):
-        made = kind(**record)
         hints = _read_hints(kind)  # type: ignore[arg-type]  # to mypy a type variable has no hash
+        made = kind(**{name: _make_inner(value, hints.get(name), path) for name, value in record.items()})
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
             if not _matches(getattr(made, field.name), hints[field.name]):
                 raise TypeError(f"{field.name} is {type(getattr(made, field.name)).__name__}")
         return made
+
+
+def _make_inner(value: Any, hint: Any, path: Path) -> Any:
+    """The value of a field: a dataclass, or a list of them, in place of JSON objects."""
+    if dataclasses.is_dataclass(hint):
+        return from_record(hint, value, path)  # type: ignore[arg-type]
+    if get_origin(hint) is list and isinstance(value, list):
+        return [_make_inner(entry, get_args(hint)[0], path) for entry in value]
+    return value
 
 
 @cache  # a file may hold thousands of records of one kind

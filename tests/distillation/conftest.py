@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from .small import distill_run, write_models
+from .runs import distill_run, write_models
 
 
 @pytest.fixture(autouse=True)

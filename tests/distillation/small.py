@@ -1,58 +1,27 @@
-"""A teacher, its student and distillations that take a fraction of a second."""
+"""Rows of text, and a student with memories of a small teacher."""
 
-from pathlib import Path
+from __future__ import annotations
+
 from typing import Any
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import numpy as np
 
-from fastweights.data.text import prepare_text
-from fastweights.distillation import DistillRun
-from fastweights.models import linearize
+from fastweights.data.text.packing import Row
+from fastweights.models import HybridModel, linearize
 
-from ..training.language.small import small_run
+from ..evaluation.other_models import llama
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "attention_bias": True,
-}
+LENGTH = 24
 
 
-def make_teacher(**changes: Any) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(**{"vocab_size": 300, **SIZES, "bos_token_id": None, "eos_token_id": 0, **changes})
-    return LlamaForCausalLM(config).eval()
+def rows(count: int = 4) -> list[Row]:
+    """Of one, two or three documents each."""
+    draws = np.random.default_rng(0)
+    starts = [np.array([0, 7, 8][: 1 + row % 3]) for row in range(count)]
+    return [(draws.integers(400, size=LENGTH), begun) for begun in starts]
 
 
-def write_models(folder: Path) -> None:
-    """`folder`/teacher and `folder`/student, whose layers 0 and 2 have memories, and text with tokens."""
-    run = small_run(folder)
-    tokenizer = prepare_text(run.corpus, run.tokenizer, run.cache).tokenizer
-    teacher = make_teacher(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
-    student = linearize(teacher, to="gdn", keep=[1])
-    student.config.teacher = str(folder / "teacher")
-    for name, model in (("teacher", teacher), ("student", student)):
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-
-
-def distill_run(folder: Path, **changes: Any) -> DistillRun:
-    """A distillation of the models in `folder`."""
-    usual = small_run(folder)
-    names = ("cache", "corpus", "length", "batch_size", "learning_rate", "log_every", "evaluate_every", "evaluation_rows")
-    return DistillRun(
-        **{
-            **{name: getattr(usual, name) for name in names},
-            "output": str(folder / "out"),
-            "model": {"path": str(folder / "student")},
-            "teacher_dtype": "float32",
-            "max_steps": 6,
-            "checkpoint_every": 4,
-            "context_lengths": (),
-            **changes,
-        }
-    )
+def pair(**options: Any) -> tuple[HybridModel, Any]:
+    """A student without attention, and its teacher."""
+    teacher = llama(num_hidden_layers=3)
+    return linearize(teacher, to="gdn", **options), teacher

@@ -12,7 +12,7 @@ from fastweights.distillation.objectives import Objective
 from fastweights.distillation.teacher import INPUTS, OUTPUTS, Teacher
 from fastweights.models import linearize
 
-from .small import SIZES, distill_run, make_teacher
+from .runs import SIZES, distill_run, make_teacher
 
 LENGTH = 12
 DOCUMENTS = [(0, 5), (5, 12), (12, 24)]  # in two rows
@@ -81,7 +81,9 @@ def test_logits_hidden_states_and_text(kind, batch, tmp_path, models):
     wanted.backward()
     for name, parameter in plain.named_parameters():
         found = student.get_parameter(name).grad
-        torch.testing.assert_close(found, parameter.grad, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found, parameter.grad, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("kind", TEACHERS)
@@ -105,7 +107,9 @@ def test_attention(kind, how, batch, tmp_path, models):
             teacher(input_ids=batch["input_ids"][:, slice(*span)], use_cache=False)
             hook.remove()
             wanted = seen.pop("output").detach()
-            answer, _ = plain.get_submodule(name)(**{x: y.detach() if x == "hidden_states" else y for x, y in seen.items()})
+            answer, _ = plain.get_submodule(name)(
+                **{x: y.detach() if x == "hidden_states" else y for x, y in seen.items()}
+            )
             ours, theirs = answer[0, :-1], wanted[0, :-1]
             far = (ours - theirs).square().mean(-1) if how == "mse" else 1 - F.cosine_similarity(ours, theirs, -1)
             total += far.sum()
@@ -116,7 +120,9 @@ def test_attention(kind, how, batch, tmp_path, models):
     learnt = {name for name, parameter in student.named_parameters() if parameter.grad is not None}
     assert learnt and all(".self_attn." in name and ".layers.1." not in name for name in learnt)
     for name in learnt:
-        torch.testing.assert_close(student.get_parameter(name).grad, plain.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            student.get_parameter(name).grad, plain.get_parameter(name).grad, rtol=1e-4, atol=1e-6
+        )
 
 
 def test_the_loss_of_a_step_is_divided_by_the_labels_of_all_its_batches(batch, tmp_path, models):

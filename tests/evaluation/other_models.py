@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from fastweights.models import HybridModel, linearize
+
 SIZES: dict[str, Any] = {
     "vocab_size": 400,
     "hidden_size": 16,
@@ -33,3 +35,8 @@ def gemma(**options: Any) -> PreTrainedModel:
     windows = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
     bound = {"final_logit_softcapping": 3.0}
     return Gemma2ForCausalLM(Gemma2Config(**SIZES | windows | bound | options)).eval()
+
+
+def hybrid(keep: str = "1", **options: Any) -> HybridModel:
+    """A memory in the first layer, attention in the second."""
+    return linearize(llama(**options), to="gdn", keep=keep)

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 
 from fastweights.evaluation import needle_recall, perplexity_by_length
 from fastweights.evaluation.answers import answer_prompts
-from fastweights.evaluation.causal_models import final_hidden, token_logits
+from fastweights.evaluation.causal_models import empty_cache, final_hidden, state_size, token_logits
 
-from .other_models import gemma, llama
+from .other_models import gemma, hybrid, llama
 from .small import BLOCK, LONG, Numbers, questions, tokenizer
 
-MODELS = pytest.mark.parametrize("make", [llama, gemma])
+MODELS = pytest.mark.parametrize("make", [llama, gemma, hybrid])
 
 
 @MODELS
@@ -50,7 +50,7 @@ def test_needles():
 
 @MODELS
 def test_hidden_states_and_output_layer_make_the_logits(make):
-    """Padding on the left moves no position."""
+    """With padding on the left too."""
     lm = make()
     ids = torch.stack([text[:30] for text in LONG])
     mask = torch.ones_like(ids)
@@ -72,3 +72,16 @@ def test_the_harness_asks_them(make):
         logits = lm(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
         assert score == pytest.approx(-F.cross_entropy(logits, torch.tensor(answer), reduction="sum").item(), rel=1e-4)
         assert greedy == (logits.argmax(-1).tolist() == answer)
+
+
+@MODELS
+def test_the_size_of_the_cache_is_counted(make):
+    lm, cache = make(), None
+    for length in (1, 20):
+        cache = empty_cache(lm)
+        final_hidden(lm, LONG[0][None, :length], past_key_values=cache)
+        held = [
+            layer.held.memory.values() if hasattr(layer, "held") else (layer.keys, layer.values)
+            for layer in cache.layers
+        ]
+        assert state_size(lm, length) == sum(x.numel() for tensors in held for x in tensors)

@@ -37,6 +37,7 @@ ORDER = (
     ("analysis", "conversion", "evaluation", "serving"),
     ("training",),
     ("distillation",),
+    ("distillation",),
     ("integrations",),
     ("cli",),
     ("__main__",),

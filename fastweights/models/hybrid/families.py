@@ -84,11 +84,16 @@ def hybrid_config(model_type: str) -> type[PreTrainedConfig]:
         _check_memory(self)
         hybrid_model(model_type)  # AutoModelForCausalLM looks for it next
 
+    def mixers(self: Any) -> list[tuple[str, dict[str, Any]]]:
+        """Name and options of the mixer of every layer; attention that was kept is "softmax"."""
+        return [split_entry(entry or "softmax", "memory") for entry in self.memory]
+
     annotations = {"memory": "list[Any] | None", "memory_rope": "bool", "memory_keys": "str", "teacher": "str | None"}
     fields = {
         "__annotations__": {**annotations},
         "__module__": __name__,
         "__post_init__": __post_init__,
+        "mixers": mixers,
         "__doc__": f"""A {family.config} in which layers have memories in place of attention.
 
     Args:
@@ -125,6 +130,7 @@ def _check_memory(config: Any) -> None:
 @cache
 def hybrid_model(model_type: str) -> type[PreTrainedModel]:
     """The model class of a family's hybrids."""
+    from ..own import OwnModel
     from .model import HybridModel
 
     family = FAMILIES[model_type]
@@ -135,7 +141,7 @@ def hybrid_model(model_type: str) -> type[PreTrainedModel]:
         "config_class": hybrid_config(model_type),
         "attention_class": memory_attention(family.attention),
     }
-    model = type(f"{PREFIX}{base.__name__}", (HybridModel, base), fields)
+    model = type(f"{PREFIX}{base.__name__}", (HybridModel, OwnModel, base), fields)
     AutoModelForCausalLM.register(hybrid_config(model_type), model)
     return model
 

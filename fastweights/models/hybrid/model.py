@@ -28,6 +28,7 @@ class HybridModel(GenerationHooks):
 
     attention_class: ClassVar[type[nn.Module]]
     counts_positions = False
+    _predicts_labels = True
     _is_stateful = True  # transformers then refuses assisted decoding
     config: Any
     model: Any

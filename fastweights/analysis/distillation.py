@@ -1,0 +1,135 @@
+"""Tables and plots of a distillation: the ranking of layers, and teacher and student side by side.
+
+matplotlib (the `viz` extra) is imported when a plot is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from ..results.distillation import Distillation, LayerRanking, ModelMeasures
+from .language_plots import draw_perplexities, finish_plot, short_number
+from .plot_style import finish_axes, mixer_style, plain_axes, save_figure, titled_figure
+from .table_style import add_row, plain_table
+from .tables import format_answers, format_perplexity
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "distillation_plot",
+    "distillation_table",
+    "ranking_plot",
+    "ranking_table",
+    "save_distillation_plot",
+    "save_ranking_plot",
+]
+
+KEPT, CHANGED = "softmax", "#BBBBBB"  # kept layers have the colour of softmax attention
+
+
+def ranking_table(ranking: LayerRanking, kept: Collection[int] = ()) -> Table:
+    """One row per layer, the best one first. kept: layers that were chosen."""
+    table = plain_table(
+        f"Layers by what their attention is worth, over {ranking.tokens:,} tokens",
+        "KL: KL(teacher || student) on held-out text in nats per token, with the teacher's attention in this layer alone. Gain: "
+        f"how much lower that is than {ranking.base_kl:.4f}, without any.",
+        numbers=("rank", "layer", "KL", "gain"),
+    )
+    table.add_column("attention")
+    for one in ranking.layers:
+        cells = (f"{one.rank}", f"{one.layer}", f"{one.kl_with_it_kept:.4f}", f"{one.gain:+.4f}")
+        add_row(table, *cells, "kept" if one.layer in kept else "")
+    return table
+
+
+def save_ranking_plot(ranking: LayerRanking, path: Path, kept: Collection[int] = ()) -> list[Path]:
+    """Draw `ranking_plot` into a PNG file, written atomically; its path.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: a link, or a file that is no plot, is at `path`.
+    """
+    save_figure(ranking_plot(ranking, kept), path)
+    return [path]
+
+
+def ranking_plot(ranking: LayerRanking, kept: Collection[int] = ()) -> Figure:
+    """A bar per layer, as high as its gain. kept: layers that were chosen, which are dark."""
+    described = f"{ranking.base_kl:.4f} nats per token without any; {ranking.tokens:,} tokens of held-out text"
+    figure = titled_figure(
+        "How much nearer attention in one layer brings the student to its teacher", described, (7.5, 4)
+    )
+    axes = figure.subplots()
+    layers = sorted(ranking.layers, key=lambda one: one.layer)
+    for name, chosen, colour in (("kept", True, mixer_style(KEPT).colour), ("has a memory", False, CHANGED)):
+        own = [one for one in layers if (one.layer in kept) is chosen]
+        if own:
+            axes.bar([one.layer for one in own], [one.gain for one in own], color=colour, label=name)
+    axes.axhline(0, color="#555555", linewidth=0.8)
+    axes.set_xticks([one.layer for one in layers])
+    axes.set_xlabel("layer")
+    axes.set_ylabel("KL(teacher || student) lower by, nats per token")
+    if kept:
+        axes.legend(fontsize=9, frameon=False)
+    plain_axes(axes)
+    finish_axes(figure)
+    return figure
+
+
+def distillation_table(result: Distillation) -> Table:
+    """One row per measure and length, one column per model."""
+    table = plain_table(
+        f"Teacher and student: KL {result.held_out_kl:.4f} nats per token of held-out text",
+        "Cache: numbers per sequence. Needles: part of the answers found over all depths, and in brackets the loss of the right "
+        "answer in nats per token.",
+        text=("measure",),
+        numbers=("tokens of context", "teacher", "student"),
+    )
+    rows = zip(_measures(result.teacher), _measures(result.student), strict=True)
+    for (measure, length, teacher), (_, _, student) in rows:
+        add_row(table, measure, length, teacher, student)
+    return table
+
+
+def _measures(model: ModelMeasures) -> Iterator[tuple[str, str, str]]:
+    """Name, length and value of every measure of a model."""
+    yield "parameters", "", f"{model.parameters:,}"
+    for context, numbers in model.state_sizes.items():
+        yield "cache", f"{int(context):,}", f"{numbers:,}"
+    for row in model.perplexities:
+        yield "perplexity", f"{row.length:,}", format_perplexity(row.loss)
+    for task, length in dict.fromkeys((row.task, row.length) for row in model.needles):
+        own = [row for row in model.needles if (row.task, row.length) == (task, length)]
+        yield task, f"{length:,}", format_answers(own)
+
+
+def save_distillation_plot(result: Distillation, path: Path) -> list[Path]:
+    """Draw `distillation_plot` into a PNG file, written atomically; its path.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: a link, or a file that is no plot, is at `path`.
+    """
+    save_figure(distillation_plot(result), path)
+    return [path]
+
+
+def distillation_plot(result: Distillation) -> Figure:
+    """Perplexity by length of teacher and student, and where it was measured beside it the held-out KL while training."""
+    described = f"KL(teacher || student) at the end: {result.held_out_kl:.4f} nats per token of held-out text"
+    figure = titled_figure("Teacher and student", described, (10.5 if result.kls else 7.5, 4.5))
+    *left, right = figure.subplots(1, 2 if result.kls else 1, squeeze=False)[0]
+    for axes in left:
+        look = mixer_style("student").describe_curve("student", markers=1)
+        axes.plot(result.kl_tokens, result.kls, **look)
+        axes.set_xlabel("tokens read")
+        axes.set_ylabel("held-out KL, nats per token")
+        axes.xaxis.set_major_formatter(short_number)
+        plain_axes(axes)
+    draw_perplexities(right, {"teacher": result.teacher.perplexities, "student": result.student.perplexities})
+    return finish_plot(figure, right, label="the last tokens before the length")
