@@ -25,6 +25,8 @@ CONFIG = LlamaConfig(
 )  # fmt: skip
 KEPT = ("none", "every:2")  # layers whose attention stays: none, and the last of two
 CONTEXT = 1024  # tokens after which caches are compared
+TESTED = 1024  # held-out sequences
+STEPS = (500, 200, 300)  # of the teacher, of stage (a) and of stage (b)
 
 
 def train(model, loss_of, steps, learning_rate):
@@ -39,7 +41,7 @@ def train(model, loss_of, steps, learning_rate):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    return recall_accuracy(model.eval(), TASK, seed=0, examples=1024)
+    return recall_accuracy(model.eval(), TASK, seed=0, examples=TESTED)
 
 
 def recall_loss(model, batch):
@@ -82,7 +84,7 @@ def main(arguments=None):
     """Print the table, and return its rows: a name, and a number per student."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", default="gdn", help="the mixer of the memories")
-    parser.add_argument("--steps", type=int, nargs=3, default=(500, 200, 300), help="of the teacher, of (a) and of (b)")
+    parser.add_argument("--steps", type=int, nargs=3, default=STEPS, help="of the teacher, of (a) and of (b)")
     asked = parser.parse_args(arguments)
     of_teacher, of_memories, of_student = asked.steps
     torch.manual_seed(0)
@@ -92,7 +94,7 @@ def main(arguments=None):
     students = [linearize(teacher, to=asked.to, keep=keep) for keep in KEPT]
     print(f"{'attention kept':34}" + "".join(f"{keep:>10}" for keep in KEPT))
     rows = {"teacher": [accuracy] * len(KEPT)}
-    rows["converted, not trained"] = [recall_accuracy(one.eval(), TASK, seed=0, examples=1024) for one in students]
+    rows["converted, not trained"] = [recall_accuracy(one.eval(), TASK, seed=0, examples=TESTED) for one in students]
     for name, loss, steps in (
         ("after (a), attention outputs", attention_loss, of_memories),
         ("after (b), predictions", divergence, of_student),
