@@ -11,6 +11,8 @@ from typing import Any
 
 from ..checks import error_prefix
 from ..data.text.tokenizer import load_tokenizer as load_any_tokenizer
+from ..evaluation import EvaluationSettings
+from ..evaluation.ruler import check_fit
 from ..models import HybridModel
 from ..models.loading import empty_model, find_saved_model, has_tokenizer, load_config, load_tokenizer
 from ..training.language.model import model_config, model_tokenizer
@@ -53,6 +55,7 @@ def check_distillation(run: DistillRun) -> DistillRun:
             with error_prefix(f"stage {stage.stage!r}") if stage.stage else nullcontext():
                 _check_teacher(stage, student)
     _check_tokenizer(run)
+    _check_needles(stages[-1], model_tokenizer(run).load())
     return run
 
 
@@ -114,6 +117,13 @@ def _check_tokenizer(run: DistillRun) -> None:
         tokenizer.save_pretrained(saved)
         again = load_any_tokenizer(Path(saved), trust_remote_code=chosen.trust_remote_code)
     _check_same_tokenizer(tokenizer, again, "the same once it is saved with the student")
+
+
+def _check_needles(run: Any, tokenizer: Any) -> None:
+    for task in run.needles if run.context_lengths else ():
+        with error_prefix("needles must fit into the shortest of context_lengths"):
+            shortest, examples = min(run.context_lengths), EvaluationSettings().needle_examples
+            check_fit(tokenizer, task, length=shortest, examples=examples, seed=run.seed, text=None)
 
 
 def _check_same_tokenizer(wanted: Any, got: Any, what: str) -> None:

@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..checks import check_choice, check_number, check_path, check_positive, check_text, describe_value
+from ..checks import check_choice, check_number, check_path, check_positive, check_text, check_texts, describe_value
+from ..evaluation.ruler import NEEDLE_TASKS
 from ..models.loading import empty_model, find_saved_model, load_config
 from ..training.language import LanguageRun
 from .losses import HIDDEN_LOSSES
@@ -41,6 +42,8 @@ class DistillRun(LanguageRun):
         kl_weight, hidden_weight, text_weight: the loss of "logits" is kl_weight KL(teacher || student) + hidden_weight times the
             hidden_loss + text_weight times the next-token loss, each the mean over the tokens that predict one.
         temperature: both sides' logits are divided by it in the training loss, and the divergence is multiplied by its square.
+        needles: needle tasks that teacher and student are compared by at the end, at each of context_lengths, beside held-out
+            divergence and perplexity; () for none.
         train: as in `LanguageRun`. () is the attention modules that have a memory for "attention", and all parameters for others.
         cache_teacher: folder where the teacher's final hidden states are kept per row of text, in its dtype, and read again
             by later epochs, stages and runs with the same teacher and rows; False computes them each time. A token takes twice
@@ -63,6 +66,7 @@ class DistillRun(LanguageRun):
     hidden_weight: float = 0.0
     text_weight: float = 0.0
     temperature: float = 1.0
+    needles: tuple[str, ...] = ("s-niah-1", "s-niah-2")
     cache_teacher: str | bool = False
 
     def __post_init__(self) -> None:
@@ -86,6 +90,9 @@ class DistillRun(LanguageRun):
             check_choice(name, getattr(self, name), known)
         if self.objective == "attention" and self.forward_prefetch:
             raise ValueError('forward_prefetch must be 0 with the objective "attention", which calls no whole blocks')
+        object.__setattr__(self, "needles", check_texts("needles", self.needles, what="names of needle tasks"))
+        for task in self.needles:
+            check_choice("a needle task", task, NEEDLE_TASKS)
         for name in ("kl_weight", "hidden_weight", "text_weight"):
             check_number(name, getattr(self, name), low=0)
         check_positive("temperature", self.temperature)

@@ -28,6 +28,7 @@ from .runs import make_teacher
         ({"kl_weight": 0}, r"kl_weight or hidden_weight must be above 0"),
         ({"kl_weight": -1.0}, r"kl_weight must be"),
         ({"temperature": 0}, r"temperature must be"),
+        ({"needles": ("s-niah-9",)}, r"a needle task must be one of"),
         ({"context_parallel": 2}, r"context_parallel must be 1 in a distillation"),
         ({"train": ("",)}, r"train must be a list of names"),
     ],
@@ -126,6 +127,10 @@ def test_parameters_that_are_not_there_or_get_no_gradient(make_run):
         make_run(objective="attention", train=("*.mlp.*",)),
         "train must name parameters of attention modules with a memory",
     )
+
+
+def test_a_needle_that_does_not_fit(make_run):
+    refused(make_run(context_lengths=(64, 16)), "needles must fit into the shortest of context_lengths: ")
 
 
 def test_a_tokenizer_that_is_not_the_teachers(make_run, models, tmp_path):

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from fastweights.cli import main
 from fastweights.distillation import distill, plan_distillation
 from fastweights.models import HybridModel
+from fastweights.results.distillation import load_distillation
 from fastweights.results.language import load_result
 from fastweights.training.language import train_language
 
@@ -28,7 +29,9 @@ log_every = 1
 evaluate_every = 2
 evaluation_rows = 7
 checkpoint_every = 3
-context_lengths = []
+context_lengths = [16, 64]
+context_texts = 2
+needles = []
 [model]
 path = "{folder}/student"
 [corpus]
@@ -79,9 +82,15 @@ def test_the_stages_of_a_run_file(models, tmp_path, capsys):
     model = AutoModelForCausalLM.from_pretrained(output / "long" / "model")
     assert isinstance(model, HybridModel) and model.config.model_type == "fastweights_llama"
     assert "held-out loss" in (output / "long" / "model" / "README.md").read_text().lower()
-    capsys.readouterr()
-    assert main(["distill", str(file), "--quiet"]) == 0  # a finished one is not trained again
-    assert "long" in capsys.readouterr().out
+    compared = load_distillation(output / "distillation.json")
+    assert [row.length for row in compared.student.perplexities] == [16, 64]
+    assert [row.loss for row in compared.student.perplexities] == [row["loss"] for row in long.perplexities]
+    assert compared.kl_tokens == [128, 256, 384, 512] and compared.kls == first.held_out_kls + logits.held_out_kls
+    assert "Teacher and student" in capsys.readouterr().out and (output / "distillation.png").exists()
+    written = (output / "distillation.json").stat().st_mtime_ns
+    assert main(["distill", str(file), "--quiet"]) == 0  # a finished one is neither trained nor measured again
+    assert "Teacher and student" in capsys.readouterr().out
+    assert (output / "distillation.json").stat().st_mtime_ns == written
 
 
 @pytest.mark.parametrize(

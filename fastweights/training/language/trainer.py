@@ -40,7 +40,7 @@ from .run import LanguageRun
 from .sharded_checkpoints import load_moments, load_weights
 from .sharding import ForwardPrefetch, autocast_policy, cast_to_float32, fsdp_config
 
-__all__ = ["LanguageTrainer", "held_out_rows"]
+__all__ = ["LanguageTrainer", "held_out_rows", "held_out_sample"]
 
 HELD_OUT_SEED = 0  # which held-out rows are read does not depend on the run
 COUNTED = "num_items_in_batch"  # predicted tokens of a step, by which transformers' Trainer divides its losses
@@ -70,8 +70,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         self._staging: Path | None = None
         self.checkpoints = BackgroundCheckpoints(folder.checkpoints, run.keep_checkpoints)
         self.plan, self.groups = run.plan(world_size()), ContextGroups.of(run)
-        held_out = held_out_rows(text.held_out, run.length)
-        self.held_out = ShuffledRows(held_out, seed=HELD_OUT_SEED, count=min(run.evaluation_rows, len(held_out)))
+        self.held_out = held_out_sample(run, text)
         self.start = find_start(run, text)
         self.rows = training_rows(run, text, self.start, count=self.plan.rows(self.plan.steps))
         super().__init__(
@@ -329,6 +328,12 @@ def held_out_rows(shards: TokenShards, length: int) -> PackedRows:
         ValueError: there are less than two tokens.
     """
     return PackedRows(shards, max(2, min(length, len(shards))))
+
+
+def held_out_sample(run: LanguageRun, text: PreparedText) -> ShuffledRows:
+    """The rows of held-out text that a run reads."""
+    rows = held_out_rows(text.held_out, run.length)
+    return ShuffledRows(rows, seed=HELD_OUT_SEED, count=min(run.evaluation_rows, len(rows)))
 
 
 def training_arguments(run: LanguageRun, folder: Path, blocks: list[torch.nn.Module]) -> TrainingArguments:
