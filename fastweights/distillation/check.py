@@ -21,7 +21,7 @@ from .run import DistillRun
 
 __all__ = ["check_distillation"]
 
-SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+SPECIAL_TOKENS = ("bos_token", "eos_token")
 
 
 def check_distillation(run: DistillRun) -> DistillRun:
@@ -134,12 +134,11 @@ def _check_same_tokenizer(wanted: Any, got: Any, what: str) -> None:
         )
     for name in SPECIAL_TOKENS:
         before, after = getattr(wanted, name), getattr(got, name)
-        if before != after and name != "pad_token_id":
-            was, becomes = (None if x is None else wanted.convert_ids_to_tokens(x) for x in (before, after))
+        if before != after:
             raise ValueError(
-                f"tokenizer must be {what}, but its {name} is {after} ({becomes!r}) in place of {before} ({was!r}): texts "
-                f"would end with another token. Set {name.removesuffix('_id')} to {becomes!r} in the tokenizers of teacher and "
-                "student and save both, or take another tokenizer"
+                f"tokenizer must be {what}, but its {name} is {after!r} in place of {before!r}: texts would begin or end with "
+                f"another token. Set {name} to {after!r} in the tokenizers of teacher and student and save both, or take another "
+                "tokenizer"
             )
     ends = wanted.eos_token
     if (

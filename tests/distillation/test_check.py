@@ -15,7 +15,7 @@ from fastweights.distillation.check import check_distillation
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, linearize
 from fastweights.training.language import load_run, train_language
 
-from .runs import make_teacher
+from .runs import make_teacher, save
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,6 @@ def refused(run, message):
     with pytest.raises(ValueError, match=message) as error:
         distill(run)
     assert "\n" not in str(error.value)
-
-
-def save(model, models, folder, tokenizer=None):
-    model.save_pretrained(folder)
-    (tokenizer or AutoTokenizer.from_pretrained(models / "teacher")).save_pretrained(folder)
-    return str(folder)
 
 
 def test_a_student_that_is_no_hybrid(make_run, models, tmp_path):
@@ -148,7 +142,7 @@ def test_a_tokenizer_that_rewrites_the_end_of_text(make_run, models, tmp_path):
     chat = AutoTokenizer.from_pretrained(models / "teacher")
     chat.eos_token = chat.convert_ids_to_tokens(5)
     teacher = save(LlamaForCausalLM.from_pretrained(models / "teacher"), models, tmp_path / "teacher", chat)
-    refused(make_run(teacher=teacher), r"its eos_token_id is 0 \('<\|endoftext\|>'\) in place of 5")
+    refused(make_run(teacher=teacher), r"its eos_token is '<\|endoftext\|>' in place of ")
 
 
 def test_a_tokenizer_that_is_another_one_once_it_is_saved(make_run, monkeypatch):
@@ -162,7 +156,7 @@ def test_a_tokenizer_that_is_another_one_once_it_is_saved(make_run, monkeypatch)
         return tokenizer
 
     monkeypatch.setattr(check, "load_any_tokenizer", load_changed)
-    refused(make_run(), "tokenizer must be the same once it is saved with the student, but its eos_token_id is 5")
+    refused(make_run(), "tokenizer must be the same once it is saved with the student, but its eos_token is ")
 
 
 def test_runs_of_the_other_command(make_run, tmp_path):

@@ -16,6 +16,7 @@ from fastweights.results.language import load_result
 from fastweights.training.language import train_language
 
 from ..training.language.small import SHARD, log, small_run
+from .runs import assert_same_bits, make_teacher, save
 
 FILE = """
 output = "{output}"
@@ -56,12 +57,6 @@ def weights(run):
     return load_file(Path(run.output, "model", "model.safetensors"))
 
 
-def same_bits(run, other, step=6):
-    assert log(run) == log(other)
-    for name in ("model/model.safetensors", f"checkpoints/checkpoint-{step}/{SHARD}"):
-        assert Path(run.output, name).read_bytes() == Path(other.output, name).read_bytes()
-
-
 def test_the_stages_of_a_run_file(models, tmp_path, capsys):
     output = tmp_path / "out"
     file = tmp_path / "run.toml"
@@ -96,7 +91,7 @@ def test_the_stages_of_a_run_file(models, tmp_path, capsys):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"objective": "attention", "attention_loss": "cosine"},
+        pytest.param({"objective": "attention", "attention_loss": "cosine"}, marks=pytest.mark.slow),
         {"hidden_weight": 0.1, "temperature": 2.0, "cache_teacher": True},
     ],
     ids=lambda changes: changes.get("objective", "logits"),
@@ -108,10 +103,11 @@ def test_an_interrupted_training_ends_with_the_bits_of_another(make_run, tmp_pat
     distill(whole)
     assert distill(cut, stop_at=4) is None
     distill(cut)
-    same_bits(cut, whole)
+    assert_same_bits(cut, whole)
     assert [point["step"] for point in log(cut) if "held_out_kl" in point] == [4, 6]
 
 
+@pytest.mark.slow
 def test_cached_outputs_are_those_that_are_computed(make_run, tmp_path, monkeypatch):
     plain, cached = make_run("plain"), make_run("cached", cache_teacher=str(tmp_path / "cache"))
     distill(plain)
@@ -124,7 +120,7 @@ def test_cached_outputs_are_those_that_are_computed(make_run, tmp_path, monkeypa
     monkeypatch.setattr(Teacher, "_final_hidden", lambda *arguments: pytest.fail("computed again"))
     again = make_run("again", cache_teacher=str(tmp_path / "cache"))
     distill(again)
-    same_bits(again, cached)
+    assert_same_bits(again, cached)
 
 
 def test_only_the_parameters_that_are_named_learn(make_run, models):
@@ -138,9 +134,6 @@ def test_only_the_parameters_that_are_named_learn(make_run, models):
 
 
 def test_a_teacher_that_has_changed_is_another_work(make_run, models, tmp_path):
-    from .runs import make_teacher
-    from .test_check import save
-
     first, other = (save(make_teacher(initializer_range=x), models, tmp_path / f"{x}") for x in (0.02, 0.05))
     assert distill(make_run(teacher=first), stop_at=2) is None
     with pytest.raises(ValueError, match="holds another training: teacher_content is"):
