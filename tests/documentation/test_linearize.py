@@ -26,7 +26,14 @@ def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(code, "linearize.md", "exec"), {"__name__": "example"})
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "runs" / "hybrid").memory_layers().keys() == {0, 1, 2, 4, 5, 6}
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "runs" / "hybrid").memory_layers().keys() == {
+        0,
+        1,
+        2,
+        4,
+        5,
+        6,
+    }
 
 
 def test_the_families_are_those_of_the_library() -> None:

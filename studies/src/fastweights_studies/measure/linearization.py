@@ -4,14 +4,14 @@
     python -m fastweights_studies.measure.linearization --memories gdn,gka --workers 6 --limit 300
     python -m fastweights_studies.measure.linearization --only speed
 
-Trains a Llama on PyTorch's source text, makes students of it with every memory, without attention and with that of one layer in four,
-distils each with 5% of the teacher's tokens, and trains the same student from nothing with as many. The four best get two more
-seeds. Of every model the loss, the recall and the needles are measured. Then steps of both stages of a distillation are timed
-beside those of plain training, each alone on the GPU.
+Trains a Llama on PyTorch's source text, makes students of it with every memory, without attention and with that of one layer in
+four, distils each with 5% of the teacher's tokens, and trains the same student from nothing with as many. The four best get two
+more seeds. Of every model the loss, the recall and the needles are measured. Then steps of both stages of a distillation are
+timed beside those of plain training, each alone on the GPU.
 
 The trainings are those of the run files in `linearization_runs`. Several share the GPU. Writes
-studies/results/linearization-<device>.json after each. What has its rows is not trained again; what was interrupted, or stopped at
-its limit, continues.
+studies/results/linearization-<device>.json after each. What has its rows is not trained again; what was interrupted, or stopped
+at its limit, continues.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shutil
+import tempfile
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,7 +61,7 @@ class Plan:
         kept: layers that keep attention, as `--keep` has them.
         seeds: of students; those after the first for the `best` ones.
         asked: what is measured of every model.
-        timed: memories whose steps are timed. steps: that count.
+        timed: memories whose steps are timed. steps: that count. warm: steps before them.
         changes: fields of the run files, by their names.
     """
 
@@ -72,6 +73,7 @@ class Plan:
     asked: EvaluationSettings
     timed: tuple[str, ...] = ("gdn", "gka")
     steps: int = 20
+    warm: int = scaling.WARM
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def load(self, name: str, **changes: Any) -> Any:
@@ -147,17 +149,19 @@ class Study:
             fields: dict[str, Any] = {"mixer": student.memory, "options": student.options, "column": column}
             replace_rows(self.path, make_rows(SPEED, describe(self.device), values, **fields))
 
-        calls = [Call(name, self._time_steps, (student, column["objective"])) for name, (student, column) in tasks.items()]
+        calls = [
+            Call(name, self._time_steps, (student, column["objective"])) for name, (student, column) in tasks.items()
+        ]
         return self._run(calls, ended, workers=1)
 
     def _time_steps(self, student: Student, objective: str) -> dict[str, Any] | None:
         place, text = self.folder / "students" / student.name / DISTILLED, self.folder / "random"
         write_student(place, self.folder / "teacher", student, new=False)
-        steps = scaling.WARM + self.plan.steps
+        steps = self.plan.warm + self.plan.steps
         usual = self.plan.load("teacher")
         fields: dict[str, Any] = {
-            "output": str(self.folder / "timed"), "model": {"path": str(place)}, "max_steps": steps, "checkpoint_every": steps,
-            "log_every": steps, "evaluate_every": 0, "batch_size": usual.batch_size, "compile": usual.compile,
+            "model": {"path": str(place)}, "max_steps": steps, "checkpoint_every": steps,
+            "max_tokens": None, "log_every": steps, "evaluate_every": 0, "batch_size": usual.batch_size, "compile": usual.compile,
         }  # fmt: skip
         if not text.exists():
             text.mkdir()
@@ -168,7 +172,9 @@ class Study:
             teacher = str(self.folder / "teacher")
             run = self.plan.load("distill", **fields, stages=(), objective=objective, teacher=teacher)
             trainer = DistillTrainer
-        return scaling.train(run, text, trainer=trainer)
+        with tempfile.TemporaryDirectory() as output:
+            run = dataclasses.replace(run, output=output)
+            return scaling.train(run, text, warm=self.plan.warm, trainer=trainer)
 
     def _students(self, memories: Iterable[str], kept: Iterable[str], seeds: Iterable[int]) -> list[Student]:
         kept, seeds = tuple(kept), tuple(seeds)
@@ -269,7 +275,9 @@ class Study:
         )  # fmt: skip
         with StopSignals():
             try:
-                run_tasks(tasks, pool, on_end=end, on_failure=lambda task, error: waiting.append(f"{task.name} ({error})"))
+                run_tasks(
+                    tasks, pool, on_end=end, on_failure=lambda task, error: waiting.append(f"{task.name} ({error})")
+                )
             except WorkerError as error:
                 if error.ends_all:
                     raise
@@ -293,7 +301,7 @@ def choose(plan: Plan, memories: str | None) -> Plan:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--memories", help=f"of the students, such as gdn,softmax:window=128; {', '.join(FULL.memories)} if not given")
+    parser.add_argument("--memories", help=f"such as gdn,softmax:window=64; {', '.join(FULL.memories)} if not given")
     parser.add_argument("--only", choices=("trainings", "speed"), help="trainings and speed if not given")
     parser.add_argument("--workers", type=int, default=4, help="trainings that share the GPU")
     parser.add_argument("--limit", type=float, default=600, help="seconds of a training, which the next call continues")

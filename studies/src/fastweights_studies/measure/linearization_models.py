@@ -37,8 +37,8 @@ class Student:
 
 
 def write_start(folder: Path, sizes: Mapping[str, Any], run: LanguageRun) -> None:
-    """Write first weights of a Llama, and the tokenizer of the run's text. It is saved as a hybrid that keeps all attention, which
-    is the same model and one that `fastweights train` continues. sizes: fields of `LlamaConfig`."""
+    """Write first weights of a Llama, and the tokenizer of the run's text. It is saved as a hybrid that keeps all attention, the
+    same model as one that `fastweights train` continues. sizes: fields of `LlamaConfig`."""
     if folder.exists():
         return
     tokenizer = prepare_text(run.corpus, run.tokenizer, run.cache).tokenizer

@@ -63,16 +63,17 @@ class Training:
     subject: Mapping[str, Any]
 
     def __call__(self, worker: Worker | None) -> Measured | None:
+        over = threading.Event()
         with StopSignals() as signals, worker.requests_as_signals() if worker else nullcontext():
-            with interrupted_after(self.limit) as over:
-                try:
+            try:
+                with interrupted_after(self.limit, over):
                     return self._measure(signals)
-                except NonFiniteLoss:
-                    return Measured({None: {"held_out_nats": None}})
-                except Stopped:
-                    if not over.is_set():
-                        raise
-        return None
+            except NonFiniteLoss:
+                return Measured({None: {"held_out_nats": None}})
+            except Stopped:
+                if over.is_set():
+                    return None
+                raise
 
     def _measure(self, signals: StopSignals) -> Measured:
         self.write()
@@ -89,9 +90,8 @@ class Training:
 
 
 @contextmanager
-def interrupted_after(seconds: float) -> Iterator[threading.Event]:
-    """After so many seconds the body gets SIGTERM. Yields what is set then."""
-    over = threading.Event()
+def interrupted_after(seconds: float, over: threading.Event) -> Iterator[None]:
+    """After so many seconds the body gets SIGTERM, and `over` is set."""
 
     def interrupt() -> None:
         over.set()
@@ -101,7 +101,7 @@ def interrupted_after(seconds: float) -> Iterator[threading.Event]:
     timer.daemon = True
     timer.start()
     try:
-        yield over
+        yield
     finally:
         timer.cancel()
 
