@@ -67,7 +67,9 @@ def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds:
     study = make_study(
         tmp_path, seeds=seeds, memories={"gdn": {}, "softmax": {"window": 8}} if len(seeds) > 1 else {"gdn": {}}
     )
-    assert study.time() and not study.path.exists()  # needs the teacher
+    assert study.time() and dataclasses.replace(study, limit=0.0).train() == [TEACHER]  # whose limit was reached
+    assert not study.path.exists()
+    assert pickle.loads(pickle.dumps(study._teacher())).run == study._teacher().run  # as a worker gets it
     assert study.train() == [] and study.time() == []
     rows = read_rows(study.path)
     assert {(row.column["trained"], row.seed) for row in select(rows, task=TASK)} == {
@@ -92,14 +94,6 @@ def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds:
     before = study.path.read_text()
     monkeypatch.setattr(linearization.Training, "__call__", None)  # nothing is trained again
     assert study.train() == [] and study.time() == [] and study.path.read_text() == before
-
-
-def test_a_training_stops_at_its_limit_and_continues(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    assert dataclasses.replace(study, limit=0.0).train() == [TEACHER] and not study.path.exists()
-    teacher = pickle.loads(pickle.dumps(study._teacher()))  # as a worker gets it
-    assert study._carry_out([teacher]) == []
-    assert {row.column["trained"] for row in read_rows(study.path)} == {TEACHER}
 
 
 def test_the_tokens_until_a_loss() -> None:
