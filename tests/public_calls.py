@@ -22,7 +22,7 @@ import fastweights
 from fastweights import conversion
 from fastweights.data import MQAR, LinearRegression, make_task
 from fastweights.data.text import PackedRows, TextCorpus, TextTokenizer, TokenShards, prepare_text
-from fastweights.distillation import SelectionSettings
+from fastweights.distillation import DistillRun, SelectionSettings
 from fastweights.evaluation import EvaluationSettings
 from fastweights.layers import MIXERS, LayerCache, Mixer, MixerChoice, MixerOptions, build_mixer
 from fastweights.models import FastWeightsConfig
@@ -91,6 +91,7 @@ COSTLY = {
     "training.recall.run_recall",
     "training.recall.run_recall_parts",
     "training.language.train_language",
+    "distillation.distill",
 }
 # What messages call an argument.
 NAMED = {
@@ -206,6 +207,8 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "distillation.rows_of_documents": lambda: {
         "documents": [[1, 2, 3] * 8], "length": 8, "settings": SelectionSettings(),
     },
+    "distillation.DistillRun": lambda: {"model": {"path": "student"}},
+    "distillation.distill": lambda: {"run": DistillRun(model={"path": "missing"})},
     "distillation.hidden_loss": lambda: {"student_TD": torch.ones(3, 2), "teacher_TD": torch.ones(3, 2)},
     "distillation.summed_kl": lambda: dict.fromkeys(
         ("student_hidden_TD", "student_weight_VD", "teacher_hidden_TE", "teacher_weight_VE"), torch.ones(3, 3)

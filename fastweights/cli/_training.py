@@ -57,7 +57,8 @@ def run_training(
 
         from ..analysis.language_plots import save_language_plots
         from ..analysis.tables import language_tables
-        from ..distillation import DistillRun, distill, plan_distillation
+        from ..distillation import DistillRun, distill
+        from ..distillation.distill import plan_distillation
         from ..training.language import LanguageRun, NonFiniteLoss, load_run, train_language
         from ..training.language.folder import LanguageFolder
         from ..training.language.joining import joined, voice

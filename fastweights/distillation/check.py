@@ -82,6 +82,19 @@ def _check_teacher(run: DistillRun, student: Any) -> None:
         )
     if run.objective == "attention":
         _check_attention(run, student, teacher)
+    else:
+        _check_output_layer(run, student)
+
+
+def _check_output_layer(run: DistillRun, student: Any) -> None:
+    """ValueError where the output layer is to be trained, and gets no gradient. With tied weights it is the embedding."""
+    choose_trained(student, run.trained_parameters(student))
+    named = [name for name, p in student.named_parameters() if p.requires_grad and name.startswith("lm_head.")]
+    if named and not run.reads_logits:
+        raise ValueError(
+            f"train must not name parameters of the output layer where kl_weight and text_weight are 0, got {named[0]}, which "
+            "gets no gradient; drop it"
+        )
 
 
 def _check_attention(run: DistillRun, student: Any, teacher: Any) -> None:

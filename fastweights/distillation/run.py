@@ -34,7 +34,8 @@ class DistillRun(LanguageRun):
             the files.
         objective: what the student learns.
             "attention": the memory in every converted layer learns what the attention in its place gave, on the teacher's hidden
-            states. All layers learn from one forward of the teacher, and the rest of the student is not computed.
+            states. All layers learn from one forward of the teacher. The rest of the student is not computed, so that
+            gradient_checkpointing, which is by blocks, does nothing.
             "logits": the student learns the teacher's distribution over the next token, and its final hidden states.
             "text": the next token, without a teacher, as for long contexts at the end.
         attention_loss: "mse" or "cosine" (1 - cosine), the mean over tokens, summed over layers; of "attention".
@@ -44,7 +45,8 @@ class DistillRun(LanguageRun):
         temperature: both sides' logits are divided by it in the training loss, and the divergence is multiplied by its square.
         needles: needle tasks that teacher and student are compared by at the end, at each of context_lengths, beside held-out
             divergence and perplexity; () for none.
-        train: as in `LanguageRun`. () is the attention modules that have a memory for "attention", and all parameters for others.
+        train: as in `LanguageRun`. () is the attention modules that have a memory for "attention", and all parameters for
+            others, without those of an output layer of its own where hidden_weight alone is above 0.
         cache_teacher: folder where the teacher's final hidden states are kept per row of text, in its dtype, and read again
             by later epochs, stages and runs with the same teacher and rows; False computes them each time. A token takes twice
             the teacher's width in bytes, with float32 four times. "attention" needs what every layer computed, and keeps
@@ -80,6 +82,8 @@ class DistillRun(LanguageRun):
             raise ValueError(
                 f"context_parallel must be 1 in a distillation, whose attention reads whole rows, got {self.context_parallel}"
             )
+        if self.compile is True:
+            raise ValueError('compile must be "blocks", False or None in a distillation, got True; choose "blocks"')
         check_text("teacher", self.teacher)
         for name, known in (
             ("teacher_dtype", TEACHER_DTYPES),
@@ -113,10 +117,19 @@ class DistillRun(LanguageRun):
         """Whether the objective compares with a teacher."""
         return self.objective != "text"
 
+    @property
+    def reads_logits(self) -> bool:
+        """Whether the loss depends on the output layer."""
+        return self.objective == "text" or (self.objective == "logits" and self.kl_weight + self.text_weight > 0)
+
     def trained_parameters(self, model: Any) -> tuple[str, ...]:
-        if self.train or self.objective != "attention":
+        if self.train:
             return self.train
-        return tuple(f"model.layers.{layer}.self_attn.*" for layer in model.memory_layers())
+        if self.objective == "attention":
+            return tuple(f"model.layers.{layer}.self_attn.*" for layer in model.memory_layers())
+        if self.reads_logits:
+            return ()
+        return tuple(name for name, _ in model.named_parameters() if not name.startswith("lm_head."))
 
     def memory_beside(self) -> dict[str, float]:
         if not (self.needs_teacher and self.teacher):

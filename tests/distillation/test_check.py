@@ -10,8 +10,9 @@ from transformers import (
     MambaForCausalLM,
 )
 
-from fastweights.distillation import DistillRun, distill, plan_distillation
+from fastweights.distillation import DistillRun, distill
 from fastweights.distillation.check import check_distillation
+from fastweights.distillation.distill import plan_distillation
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, linearize
 from fastweights.training.language import load_run, train_language
 
@@ -27,6 +28,7 @@ from .runs import make_teacher, save
         ({"teacher_dtype": "int4"}, r"teacher_dtype must be one of 'bfloat16', 'float32', 'int8'"),
         ({"kl_weight": 0}, r"kl_weight or hidden_weight must be above 0"),
         ({"kl_weight": -1.0}, r"kl_weight must be"),
+        ({"compile": True}, r'compile must be "blocks", False or None in a distillation'),
         ({"temperature": 0}, r"temperature must be"),
         ({"needles": ("s-niah-9",)}, r"a needle task must be one of"),
         ({"context_parallel": 2}, r"context_parallel must be 1 in a distillation"),
@@ -121,6 +123,13 @@ def test_parameters_that_are_not_there_or_get_no_gradient(make_run):
         make_run(objective="attention", train=("*.mlp.*",)),
         "train must name parameters of attention modules with a memory",
     )
+
+
+def test_an_output_layer_without_gradient(make_run):
+    hidden = {"kl_weight": 0.0, "hidden_weight": 1.0}
+    refused(make_run(**hidden, train=("lm_head.*", "*.memory.*")), "train must not name parameters of the output layer")
+    plan = plan_distillation(make_run(**hidden))["models"][0]
+    assert plan["parameters"] - plan["trained parameters"] == 300 * 32
 
 
 def test_a_needle_that_does_not_fit(make_run):

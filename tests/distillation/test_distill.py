@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from fastweights.cli import main
-from fastweights.distillation import distill, plan_distillation
+from fastweights.distillation import distill
+from fastweights.distillation.distill import plan_distillation
 from fastweights.models import HybridModel
 from fastweights.results.distillation import load_distillation
 from fastweights.results.language import load_result
@@ -153,7 +154,7 @@ def test_train_continues_a_hybrid(models, tmp_path):
         models,
         output=str(tmp_path / "out"),
         model={"path": str(models / "student")},
-        train="*.memory.*",
+        train=("*.memory.*",),
         context_lengths=(),
         max_steps=4,
     )
