@@ -115,12 +115,19 @@ def write_text(folder: Path, vocabulary: int, tokens: int, longest: int = 4096) 
     write_manifest(folder, dtype=dtype, splits=splits, text="random")
 
 
-def train(run: LanguageRun, text: Path, warm: int = WARM, timeline: bool = False) -> dict[str, Any] | None:
+def train(
+    run: LanguageRun,
+    text: Path,
+    warm: int = WARM,
+    timeline: bool = False,
+    trainer: type[LanguageTrainer] = LanguageTrainer,
+) -> dict[str, Any] | None:
     """One process of a training; what was measured in the main process.
 
     Args:
         warm: steps that do not count.
         timeline: profile a step too, the last but one.
+        trainer: of this kind of run.
     """
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -132,7 +139,7 @@ def train(run: LanguageRun, text: Path, warm: int = WARM, timeline: bool = False
     prepared = PreparedText(None, TokenShards(text, "train"), TokenShards(text, "held_out"), {})
     times, profile = StepTimes(warm, run.max_steps - (ENDS if timeline else 0)), StepProfile()
     callbacks: list[TrainerCallback] = [times, profile] if timeline else [times]
-    LanguageTrainer(run, model, prepared, LanguageFolder(Path(run.output)), callbacks).train()
+    trainer(run, model, prepared, LanguageFolder(Path(run.output)), callbacks).train()
     if not is_main_process():
         return None
     steps, tokens = times.last - warm, world_size() * run.batch_size * run.length // run.context_parallel
