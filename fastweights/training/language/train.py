@@ -44,7 +44,7 @@ from .processes import (
     world_size,
 )
 from .progress import TrainingProgress, line_printer
-from .rows import check_rows, find_start
+from .rows import DataStart, check_rows, find_start
 from .run import LanguageRun
 from .stages import reads_on
 from .texts import prepare_texts
@@ -112,18 +112,18 @@ def _train_all(
     texts = prepare_texts(run, singles, console)
     console = console if is_main_process() else Console(quiet=True)
     report = line_printer(console)
-    configs = on_every_process(lambda: _check_all(singles, texts, report))
+    configs, starts = on_every_process(lambda: _check_all(singles, texts, report))
     folder, has_parts = LanguageFolder(Path(run.output)), bool(run.mixers or run.presets or run.stages)
     with folder.opened(run, texts[0], overwrite=overwrite) if has_parts else nullcontext():
         results: dict[str, LanguageResult | None] = {}  # by the folder
-        for single, config, text in zip(singles, configs, texts, strict=True):
+        for single, config, text, start in zip(singles, configs, texts, starts, strict=True):
             before = single.model.get("path")  # a stage whose stage before has been stopped waits for it
             waits = from_main_process(before in results and results[before] is None)
             results[single.output] = (
                 None
                 if waits
                 else _train_one(
-                    single, config, text, stop_at, overwrite, report=report, console=console, signals=signals
+                    single, config, text, start, stop_at, overwrite, report=report, console=console, signals=signals
                 )
             )
         if not is_main_process():
@@ -142,22 +142,23 @@ def _train_all(
 
 def _check_all(
     singles: Sequence[LanguageRun], texts: Sequence[PreparedText], report: Callable[[str], None]
-) -> list[FastWeightsConfig]:
-    """The configurations of all models and stages, once text and tokenizer are known."""
-    for single, text in zip(singles, texts, strict=True):
-        _check_text(single, text, report)
-    return checked_configs(singles, texts[0].tokenizer)
+) -> tuple[list[FastWeightsConfig], list[DataStart | None]]:
+    """The configurations of all models and stages, once text and tokenizer are known, and where they begin to read."""
+    starts = [_check_text(single, text, report) for single, text in zip(singles, texts, strict=True)]
+    return checked_configs(singles, texts[0].tokenizer), starts
 
 
-def _check_text(run: LanguageRun, text: PreparedText, report: Callable[[str], None]) -> None:
-    """ValueError where a training has too little text, or cannot begin where it should. Where a stage before reads the same
-    stream, this is known when that has ended."""
-    if not reads_on(run):
-        check_rows(run, text, find_start(run, text), count=_count_rows(run))
+def _check_text(run: LanguageRun, text: PreparedText, report: Callable[[str], None]) -> DataStart | None:
+    """Where a training begins to read, or ValueError where it cannot or has too little text. None where a stage before reads the
+    same stream: this is known when that has ended."""
+    start = None if reads_on(run) else find_start(run, text)
+    if start is not None:
+        check_rows(run, text, start, count=_count_rows(run))
     if held_out_rows(text.held_out, run.length).length < run.length:
         report(
             f"held-out text of {len(text.held_out):,} tokens is shorter than a row: the held-out loss is that of all of it"
         )
+    return start
 
 
 def _count_rows(run: LanguageRun) -> int:
@@ -170,6 +171,7 @@ def _train_one(
     run: LanguageRun,
     config: FastWeightsConfig,
     text: PreparedText,
+    start: DataStart | None,
     stop_at: int | None,
     overwrite: bool,
     *,
@@ -179,7 +181,7 @@ def _train_one(
 ) -> LanguageResult | None:
     context = ContextGroups.of(run)
     context.make()  # in every process: later those of the first group alone measure the model
-    start = find_start(run, text)
+    start = find_start(run, text) if start is None else start
     text = dataclasses.replace(text, fingerprints={**text.fingerprints, **start.record(run)})
     folder, name = LanguageFolder(Path(run.output)), model_name(run, config)
     title = " ".join(filter(None, (name, run.stage)))
@@ -204,7 +206,7 @@ def _train_one(
         callbacks = [StopOnSignal(signals, report), StopAt(stop_at), log, *board, progress]
         parameters = model.num_parameters(only_trainable=True)
         earlier = moments_of(run) if latest is None else None
-        trainer = LanguageTrainer(run, model, text, folder, callbacks, earlier)
+        trainer = LanguageTrainer(run, model, text, folder, callbacks, earlier, start)
         with progress:
             with signals.hold(), trainer.checkpoints:
                 trainer.train(resume_from_checkpoint=None if latest is None else str(latest))
