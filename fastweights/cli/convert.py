@@ -12,12 +12,13 @@ from ._options import DryRun, Imports, Overwrite, Quiet, import_mixers, one_line
 from ._output import show_plan
 
 if TYPE_CHECKING:
-    from ..conversion import ConversionReport
+    from ..conversion import ConversionReport, LinearizationReport
 
 
 def _show_conversions(wanted: bool) -> None:
     if wanted:
         from ..conversion import CONVERSIONS, condition
+        from ..models.hybrid import FAMILIES
 
         for (source, target), conversion in CONVERSIONS.items():
             show(f"{source} -> {target}")
@@ -25,6 +26,8 @@ def _show_conversions(wanted: bool) -> None:
             if needed:
                 show(f"    only where the layers of the source have {needed}, which is not {source}'s default")
             show(f"    new parameters: {conversion.first_values}\n    same logits: {conversion.equality}")
+        show(f"attention of {', '.join(FAMILIES)} -> any memory layer that takes q, k and v")
+        show("    in all layers but those of --keep; `fastweights distill` then trains the hybrid")
         raise typer.Exit
 
 
@@ -47,6 +50,24 @@ def convert(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Option of the new layer, such as b_scale=0.5; may be repeated."),
     ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LAYERS",
+            help="Of a pretrained Transformer: layers that keep their attention, such as 6,14,22, every:4 (the last of every four), "
+            "all or none; none if not given.",
+        ),
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a pretrained Transformer: shared, where query heads share the weights of a key and value head as in the "
+            "attention, or repeated, where each gets a copy; shared if not given.",
+        ),
+    ] = None,
+    no_rope: Annotated[
+        bool, typer.Option("--no-rope", help="Of a pretrained Transformer: memories get q and k without rotation.")
+    ] = False,
     prompt: Annotated[
         str | None, typer.Option(help="Text to compare the logits on; random tokens if not given.")
     ] = None,
@@ -59,7 +80,7 @@ def convert(
             "else the papers' for its size."
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps in the run file.")] = 2000,
+    steps: Annotated[int, typer.Option(help="Training steps in the run file, of each of its stages.")] = 2000,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,  # taken as by the other commands; this one shows no progress
@@ -74,24 +95,49 @@ def convert(
     Starts from models of fastweights, from transformers' Mamba-2 and Qwen3-Next (without attention and experts), and from
     flash-linear-attention's gated_deltanet and delta_net. Shows how far the logits of the two are apart, and saves the model with
     the source's tokenizer and a run file for `fastweights train`.
+
+    A pretrained Transformer (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, SmolLM3, OLMo-2, Gemma-2, Gemma-3) becomes a hybrid: memories
+    in place of attention, in all layers but those of --keep, and a run file for `fastweights distill`.
     """
     with one_line_errors(memory="a smaller --tokens, or a machine with more memory,"):
         import_mixers(imports)
         from transformers.utils.logging import disable_progress_bar
 
-        from ..conversion import convert_folder
-        from ..conversion.folder import plan_conversion
+        from ..conversion import convert_folder, linearize_folder
+        from ..conversion.folder import plan_conversion, source_type
+        from ..conversion.linearized_folder import plan_linearization
+        from ..models.hybrid import FAMILIES
 
         disable_progress_bar()  # of every file that is read or written
         settings: dict[str, Any] = {
-            "to": to, "prompt": prompt, "tokens": tokens, "seed": seed, "peak": peak, "steps": steps,
+            "to": to, "prompt": prompt, "tokens": tokens, "seed": seed, "steps": steps,
             "options": _named_values(option or []), "overwrite": overwrite,
         }  # fmt: skip
+        of_attention = {"--keep": keep, "--keys": keys, "--no-rope": no_rope or None}
+        has_attention = source_type(source) in FAMILIES
+        for name, given in of_attention.items() if not has_attention else [("--peak", peak)]:
+            if given is not None:
+                kind = "model with a memory" if has_attention else f"pretrained Transformer ({', '.join(FAMILIES)})"
+                raise ValueError(f"{name} must be left out unless SOURCE is a {kind}, got {given}")
+        if has_attention:
+            settings |= {"keep": _kept_layers(keep or "none"), "keys": keys or "shared", "rope": not no_rope}
+        else:
+            settings["peak"] = peak
         if dry_run:
-            show_plan(plan_conversion(source, output, **settings))
+            show_plan((plan_linearization if has_attention else plan_conversion)(source, output, **settings))
             return
-        report = convert_folder(source, output, **settings)
-    _show(report, "tokens of the prompt" if prompt is not None else "random tokens")
+        kind = "tokens of the prompt" if prompt is not None else "random tokens"
+        if has_attention:
+            _show_hybrid(linearize_folder(source, output, **settings), kind)
+        else:
+            _show(convert_folder(source, output, **settings), kind)
+
+
+def _kept_layers(keep: str) -> str:
+    """The layers of --keep, as `fastweights.models.keep_layers` reads them."""
+    if keep.startswith("auto"):
+        raise ValueError(f'--keep must be layers such as 6,14,22, "every:4", "all" or "none", got {keep!r}')
+    return keep
 
 
 def _named_values(texts: Sequence[str]) -> dict[str, Any]:
@@ -122,12 +168,34 @@ def _show(report: "ConversionReport", kind: str) -> None:
     )
     show(f"  as saved: {check.saved:.3g}")
     run_file = report.output / "train.toml"
-    show(f"Saved in {report.output}, with {', '.join(report.tokenizer) or 'no tokenizer, as the source has none'}")
-    if not report.tokenizer:
-        show(f"Before training, name the tokenizer of the source under [tokenizer] in {run_file}")
+    _show_saved(report, run_file)
     if report.training is not None:
         show(f"Text, length and batch size of {run_file}: as in {report.training}")
     show(f"Continue: fastweights train {run_file}")
+
+
+def _show_hybrid(report: "LinearizationReport", kind: str) -> None:
+    count = len(report.converted) + len(report.kept)
+    show(f"attention -> {report.to} in {len(report.converted)} of {count} layers: {_ranges(report.converted) or 'none'}")
+    show(f"attention kept in {len(report.kept)} of {count} layers: {_ranges(report.kept) or 'none'}")
+    for line in report.first_values:
+        show(f"  {line}")
+    show(f"{report.parameters:,} parameters, {report.new_parameters:,} of them new")
+    for length, (own, teacher) in report.state.items():
+        show(f"Cache after {length:,} tokens: {own:,} numbers per sequence, the source's {teacher:,}")
+    check = report.check
+    show(
+        f"Largest difference of logits over {check.tokens} {kind}: {check.saved:.3g} (largest logit {check.largest_logit:.3g})"
+    )
+    run_file = report.output / "distill.toml"
+    _show_saved(report, run_file)
+    show(f"Train: fastweights distill {run_file}")
+
+
+def _show_saved(report: "ConversionReport | LinearizationReport", run_file: Path) -> None:
+    show(f"Saved in {report.output}, with {', '.join(report.tokenizer) or 'no tokenizer, as the source has none'}")
+    if not report.tokenizer:
+        show(f"Before training, name the tokenizer of the source under [tokenizer] in {run_file}")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

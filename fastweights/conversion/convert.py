@@ -22,7 +22,7 @@ from .mamba2 import mamba2_config, mamba2_layer, mamba2_layer_weights, mamba2_we
 from .plan import Conversion, converted_config, find_conversions
 from .qwen3_next import qwen3_next_config, qwen3_next_layer, qwen3_next_layer_weights, qwen3_next_weights
 
-__all__ = ["LogitsCheck", "check_logits", "convert", "convert_layer", "fitting_config", "own_config"]
+__all__ = ["LogitsCheck", "check_logits", "compute_logits", "convert", "convert_layer", "fitting_config", "own_config"]
 
 LARGEST_ROUNDING = 1e-3  # of the largest logit: far above rounding in float32
 # Models of transformers that have a form here, by their model_type: configuration and weights of the same model.
@@ -222,20 +222,21 @@ def check_logits(source: PreTrainedModel, converted: FastWeightsForCausalLM, tok
             f"got {converted.config.num_hidden_layers}"
         )
     conversions = find_conversions(own_config(source.config), own_config(converted.config))
-    expected = _compute_logits(source, tokens_BT)
+    expected = compute_logits(source, tokens_BT)
     neutral = None
     if all(conversion.neutral is not None for conversion in conversions.values()):
         with _set_to_neutral(converted, conversions):
-            neutral = (_compute_logits(converted, tokens_BT) - expected).abs().max().item()
+            neutral = (compute_logits(converted, tokens_BT) - expected).abs().max().item()
     return LogitsCheck(
         tokens=tokens_BT.numel(),
         largest_logit=expected.abs().max().item(),
         neutral=neutral,
-        saved=(_compute_logits(converted, tokens_BT) - expected).abs().max().item(),
+        saved=(compute_logits(converted, tokens_BT) - expected).abs().max().item(),
     )
 
 
-def _compute_logits(model: PreTrainedModel, tokens_BT: Tensor) -> Tensor:
+def compute_logits(model: PreTrainedModel, tokens_BT: Tensor) -> Tensor:
+    """Logits [B, T, V] in evaluation mode; the model is left in its mode."""
     was_training = model.training
     logits = model.eval()(input_ids=tokens_BT.to(model.device), use_cache=False).logits
     model.train(was_training)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from ..files import TENSOR_ERRORS, Own, staged_folder, write_bytes, write_json, 
 from ..kinds import checked
 from ..models import FastWeightsConfig, FastWeightsForCausalLM
 from ..models.card import has_tokenizer, write_card
+from ..models.hybrid import FAMILIES
 from ..models.loading import TOKENIZER_PARTS, find_saved_model, load_config, load_weights, loading, name_models_inside
 from ..models.weight_files import check_fit, check_memory, check_weights, read_weights
 from ..outputs import check_folder, claim_folder, described_files, listed_files, lock_path
@@ -38,7 +40,20 @@ from .flash_linear_attention import FLA_TYPES, fla_config, fla_weights
 from .plan import Conversion, find_conversions
 from .training import recorded_training, run_file
 
-__all__ = ["ConversionReport", "convert_folder", "plan_conversion"]
+__all__ = [
+    "DESCRIPTION",
+    "ConversionReport",
+    "check_arguments",
+    "check_output",
+    "choose_tokens",
+    "claim_output",
+    "convert_folder",
+    "copy_tokenizer",
+    "load_model",
+    "model_folder",
+    "plan_conversion",
+    "source_type",
+]
 
 DESCRIPTION = "conversion.json"
 ARCHITECTURES = (FastWeightsConfig.model_type, *FOREIGN, *FLA_TYPES)
@@ -107,21 +122,16 @@ def convert_folder(
             be equal, or are not finite.
         WriteError: the output could not be written, as where the disk is full. There is none then.
     """
-    source, output = _check_arguments(
+    source, output = check_arguments(
         source, output, overwrite=overwrite, prompt=prompt, tokens=tokens, seed=seed, peak=peak, steps=steps
     )
-    with claim_folder("output", output, lambda: _find_earlier(output, overwrite), "conversion") as own:
-        folder_of_source = model_folder(source)
-        if own and folder_of_source.resolve().is_relative_to(output.resolve()):
-            raise ValueError(
-                f"output must be another folder than the source, got {output} for {source}; name another one"
-            )
+    with claim_output(source, output, overwrite, ARCHITECTURES) as (own, folder_of_source):
         training = recorded_training(folder_of_source, output)
         before = source_config(folder_of_source)
         after = fitting_config(before, to, options or {})
         model, stored = load_model(folder_of_source)
         converted = convert(model, to=to, seed=seed, **(options or {}))
-        check = check_logits(model, converted, _choose_tokens(folder_of_source, model, prompt, tokens))
+        check = check_logits(model, converted, choose_tokens(folder_of_source, model, prompt, tokens))
         check.insist()
         parameters = converted.num_parameters()
         with writing("the converted model", output, *TENSOR_ERRORS), staged_folder(output, own or None) as folder:
@@ -168,10 +178,8 @@ def plan_conversion(
     Raises:
         ValueError: as `convert_folder`, but for damaged weights.
     """
-    source, output = _check_arguments(source, output, overwrite=overwrite, **others)
-    with lock_path("output", output):
-        check_folder("output", output, lambda: _find_earlier(output, overwrite), "conversion")
-    folder = model_folder(source)
+    source, output = check_arguments(source, output, overwrite=overwrite, **others)
+    folder = check_output(source, output, overwrite, ARCHITECTURES)
     recorded_training(folder, output)
     before = source_config(folder)
     after = fitting_config(before, to, options or {})
@@ -186,7 +194,7 @@ def plan_conversion(
     }  # fmt: skip
 
 
-def _check_arguments(
+def check_arguments(
     source: str | Path,
     output: str | Path,
     *,
@@ -222,6 +230,25 @@ def _check_arguments(
     return source, output
 
 
+@contextmanager
+def claim_output(source: str, output: Path, overwrite: bool, known: Collection[str]) -> Iterator[tuple[Own, Path]]:
+    """The output folder is this process's: what an earlier conversion wrote there, and the `model_folder` of the source."""
+    with claim_folder("output", output, lambda: _find_earlier(output, overwrite), "conversion") as own:
+        folder = model_folder(source, known)
+        if own and folder.resolve().is_relative_to(output.resolve()):
+            raise ValueError(
+                f"output must be another folder than the source, got {output} for {source}; name another one"
+            )
+        yield own, folder
+
+
+def check_output(source: str, output: Path, overwrite: bool, known: Collection[str]) -> Path:
+    """The `model_folder` of the source, for a plan: the output folder is only checked."""
+    with lock_path("output", output):
+        check_folder("output", output, lambda: _find_earlier(output, overwrite), "conversion")
+    return model_folder(source, known)
+
+
 def _find_earlier(output: Path, overwrite: bool) -> Own:
     """What an earlier conversion wrote in the output folder, to be replaced."""
     own = described_files(output / DESCRIPTION, "from", "to", "seed")
@@ -232,7 +259,7 @@ def _find_earlier(output: Path, overwrite: bool) -> Own:
     return own
 
 
-def _choose_tokens(source: Path, model: PreTrainedModel, prompt: str | None, count: int) -> Tensor:
+def choose_tokens(source: Path, model: PreTrainedModel, prompt: str | None, count: int) -> Tensor:
     """[1, T] token ids to compare the models on."""
     if prompt is None:
         generator = torch.Generator().manual_seed(0)
@@ -248,13 +275,32 @@ def _choose_tokens(source: Path, model: PreTrainedModel, prompt: str | None, cou
     return ids.long()
 
 
-def model_folder(source: str) -> Path:
-    """The folder with the model `source`, of an architecture that conversions start from: that folder, its folder model/ where
-    it is that of a training run, or what is downloaded where it is a name on the hub.
+def model_folder(source: str, known: Collection[str]) -> Path:
+    """The folder with the model `source`, of one of the types `known`: that folder, its folder model/ where it is that of a
+    training run, or what is downloaded where it is a name on the hub.
 
     Raises:
-        ValueError: no such folder or name, another architecture, or files that cannot be read safely.
+        ValueError: no such folder or name, another type, or files that cannot be read safely.
     """
+    folder, found = _read_type(source)
+    if found not in known:
+        hybrid = isinstance(found, str) and found.removeprefix("fastweights_") in FAMILIES
+        hint = "; it has memories already: convert the model that it was made of" if hybrid else ""
+        raise ValueError(
+            f"{source} is of architecture {found!r}; memories continue as others in models of the types "
+            f"{', '.join(ARCHITECTURES)}, and replace attention in {', '.join(FAMILIES)}{hint}"
+        )
+    return folder if Path(source).is_dir() else _download(source, *SETTINGS, *WEIGHTS)
+
+
+def source_type(source: str) -> str:
+    """The model_type in the config.json of the model `source`, as `model_folder` finds it; "" where there is none."""
+    found = _read_type(str(check_path("source", source, "a folder or a name on the Hugging Face hub")))[1]
+    return found if isinstance(found, str) else ""
+
+
+def _read_type(source: str) -> tuple[Path, Any]:
+    """The folder with the settings of a model, and what they call its type."""
     on_hub = not Path(source).is_dir()
     if on_hub and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
         raise ValueError(
@@ -267,13 +313,7 @@ def model_folder(source: str) -> Path:
             f"{source} must hold a model in transformers' format, and there is no config.json in it nor in its folder model/"
             f"{name_models_inside(folder)}"
         )
-    found = untrusted.read_json_object(folder / "config.json").get("model_type")
-    if found not in ARCHITECTURES:
-        raise ValueError(
-            f"{source} is of architecture {found!r}; conversions start from {' or '.join(map(repr, ARCHITECTURES))} "
-            "in transformers' format"
-        )
-    return _download(source, *SETTINGS, *WEIGHTS) if on_hub else folder
+    return folder, untrusted.read_json_object(folder / "config.json").get("model_type")
 
 
 def source_config(folder: Path) -> FastWeightsConfig:

@@ -22,7 +22,7 @@ from ..data.text import TextCorpus, TextSource, TextTokenizer
 from ..results.language import training_record
 from ..untrusted import check_file, one_line, read_json_object
 
-__all__ = ["RecordedTraining", "recorded_training", "run_file", "usual_peak"]
+__all__ = ["RecordedTraining", "distillation_file", "recorded_training", "run_file", "usual_peak"]
 
 Source = TypeVar("Source", bound=TextSource)
 # Fields of LanguageRun, beside corpus and tokenizer, that the training of the converted model keeps. The rest belongs to the
@@ -226,6 +226,51 @@ def run_file(
             "",
             *_write_corpus(training),
             *_write_tokenizer(training, tokenizer),
+        ]
+    )
+
+
+DISTILLATION_LENGTH = 512
+DISTILLATION = """\
+# The hybrid in this folder learns from its teacher, when this is given to `fastweights distill`: first each memory the output of
+# the attention in its place, then the model the teacher's distribution over the next token. Lengths and rates are those of HALO
+# (arXiv 2601.22156), which trains 20,000 steps per stage. A last stage without a teacher has objective = "text" and longer rows.
+"""
+
+
+def distillation_file(
+    folder: Path, *, teacher: Path, training: RecordedTraining, steps: int, tokenizer: bool
+) -> str:
+    """A run file (TOML) for `fastweights distill`, by which the hybrid in `folder` learns from its teacher. All paths in it are
+    absolute.
+
+    Args:
+        teacher: its folder.
+        training: what is recorded of the teacher's training; its text, tokenizer and precision are kept.
+        steps: of each stage.
+        tokenizer: whether the folder has one.
+    """
+    place = folder.resolve()
+    kept = {name: training.settings[name] for name in ("precision",) if name in training.settings}
+    stages = (("attention", 1e-3, 1e-5), ("logits", 1e-4, 1e-5))
+    return "\n".join(
+        [
+            DISTILLATION.rstrip(),
+            f"output = {_write_toml(str(place.with_name(place.name + '-distilled')))}",
+            f"teacher = {_write_toml(str(teacher.resolve()))}",
+            f"length = {DISTILLATION_LENGTH}",
+            *_write_lines(kept),
+            "",
+            "[model]",
+            f"path = {_write_toml(str(place))}",
+            "",
+            *_write_corpus(training),
+            *_write_tokenizer(training, tokenizer),
+            *(
+                f"[[stages]]\nname = {_write_toml(name)}\nobjective = {_write_toml(name)}\nmax_steps = {steps}\n"
+                f"learning_rate = {rate:g}\nfinal_learning_rate = {last:g}\n"
+                for name, rate, last in stages
+            ),
         ]
     )
 

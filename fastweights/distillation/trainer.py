@@ -12,6 +12,7 @@ from ..data.text import PreparedText
 from ..models.loading import find_saved_model
 from ..training.language.agreement import sample_model
 from ..training.language.folder import LanguageFolder
+from ..training.language.rows import DataStart
 from ..training.language.trainer import LanguageTrainer
 from .cache import RowCache
 from .objectives import Objective
@@ -35,8 +36,9 @@ class DistillTrainer(LanguageTrainer):
         folder: LanguageFolder,
         callbacks: list[TrainerCallback],
         earlier: Path | None = None,
+        start: DataStart | None = None,
     ) -> None:
-        super().__init__(run, model, text, folder, callbacks, earlier)
+        super().__init__(run, model, text, folder, callbacks, earlier, start)
         self.teacher = make_teacher(run, model, self.args.device) if run.needs_teacher else None
         objective = Objective(run, model, self.teacher)
         self.measured = objective.measured

@@ -117,7 +117,7 @@ tags: [fastweights, linear-attention]
 {usage}
 ```
 
-Without `import fastweights.models`, transformers says that it does not recognise the model type `fastweights`.
+Without `import fastweights.models`, transformers says that it does not recognise the model type `{config.model_type}`.
 
 ## Training
 

@@ -15,7 +15,7 @@ from .inputs import check_ids, check_token, is_batch
 from .prompts import move_padding_to_front, prefill_block
 from .rows import check_mask, check_prompts
 
-__all__ = ["CachedGenerationMixin"]
+__all__ = ["CachedGenerationMixin", "check_cache_settings"]
 
 
 class CachedGenerationMixin(GenerationHooks, GenerationMixin):
@@ -142,16 +142,7 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
 
     def prepare_cache(self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], batch_size: int) -> None:
         """Refuse a cache of another kind, and make one where the caller gives none."""
-        if generation_config.cache_implementation is not None:
-            raise ValueError(
-                "cache_implementation must be None: the model's own cache is of constant size and the only one that fits, "
-                f"got {generation_config.cache_implementation!r}"
-            )
-        if generation_config.is_assistant:
-            raise ValueError(
-                f"{type(self).__name__} cannot be the assistant of assisted decoding: rejected tokens would have to be "
-                "taken out of its memory again"
-            )
+        check_cache_settings(self, generation_config)
         cache = model_kwargs.get(CACHE_NAME)
         if isinstance(cache, FastWeightsCache):  # another kind is refused by the model
             expected = batch_size * max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
@@ -163,6 +154,20 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
             keep_after_generation(cache)
         elif cache is None and generation_config.use_cache is not False:
             model_kwargs[CACHE_NAME] = FastWeightsCache.empty(self.config.num_hidden_layers)
+
+
+def check_cache_settings(model: object, settings: GenerationConfig) -> None:
+    """ValueError for settings of generate() that need a cache of another kind, or one from which tokens can be removed."""
+    if settings.cache_implementation is not None:
+        raise ValueError(
+            "cache_implementation must be None: the model's own cache is the only one that holds its memories, got "
+            f"{settings.cache_implementation!r}"
+        )
+    if settings.is_assistant:
+        raise ValueError(
+            f"{type(model).__name__} cannot be the assistant of assisted decoding: rejected tokens would have to be taken out of "
+            "its memory again"
+        )
 
 
 def _columns(cache: object) -> int:

@@ -88,9 +88,11 @@ def load_language_model(
     return model.eval().to(device), tokenizer
 
 
-def model_folder(path: str | Path, argument: str = "MODEL", *, trust_remote_code: bool = False) -> Path:
+def model_folder(
+    path: str | Path, argument: str = "MODEL", *, trust_remote_code: bool = False, hybrids: bool = True
+) -> Path:
     """The folder with config.json, `path` or model/ in it. It is checked to hold a model of this library in files that can be
-    read safely. With `trust_remote_code` the files may ask for code."""
+    read safely. With `trust_remote_code` the files may ask for code. hybrids: whether it may be one of a model of transformers."""
     path = Path(path)
     if not path.is_dir():
         raise ValueError(
@@ -107,6 +109,11 @@ def model_folder(path: str | Path, argument: str = "MODEL", *, trust_remote_code
         raise ValueError(
             f"{folder} must hold a model of type 'fastweights', got {model_type!r}; `fastweights convert` makes one "
             "from some other architectures"
+        )
+    if not hybrids and model_type != "fastweights":
+        raise ValueError(
+            f"{folder} must hold a model of type 'fastweights', got {model_type!r}: this command takes no hybrids of models of "
+            "transformers; `fastweights generate`, `evaluate`, `train` and `distill` do"
         )
     return folder
 

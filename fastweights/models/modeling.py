@@ -3,9 +3,6 @@ MLP."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import MutableMapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,18 +18,16 @@ from ..layers import LayerCache, build_mixer
 from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from ..layers.norms import LayerNorm, RMSNorm, normalize_sum
 from ..layers.shared_input import joins, project_together
-from ..layers.weight_decay import undecayed_parameters
 from ..ops.context_parallel.group import ContextParallel
 from ..ops.framework.sequences import check_cu_seqlens
 from ..ops.linear_rows import linear_rows
 from ..ops.silu_product import silu_product
-from ..private_huggingface import adapt_trainer
 from .cache import CACHE_NAMES, FastWeightsCache, check_cache, given_cache, named_cache
-from .card import find_use, write_card
-from .configuration import FastWeightsConfig, how_to_load
+from .configuration import FastWeightsConfig
 from .divided_rows import DividedRows, check_same_batch
 from .inputs import check_cache_position, check_embeddings, check_ids
-from .rows import Rows, check_mask, cumulative_lengths, leave_out_unpredicted
+from .own import OwnModel
+from .rows import Rows, check_mask, cumulative_lengths
 
 __all__ = ["FastWeightsBlock", "FastWeightsModel", "FastWeightsPreTrainedModel", "make_norm"]
 
@@ -100,7 +95,7 @@ class FastWeightsBlock(GradientCheckpointingLayer):
         return self.mlp(normed_BTD, x_BTD)
 
 
-class FastWeightsPreTrainedModel(PreTrainedModel):
+class FastWeightsPreTrainedModel(OwnModel, PreTrainedModel):
     """The settings that transformers needs to build, load and save these models.
 
     Attributes:
@@ -112,7 +107,6 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     config_class = FastWeightsConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _accepts_loss_kwargs = True
     _is_stateful = True  # transformers then refuses assisted decoding
     _no_split_modules = ["FastWeightsBlock"]
     _skip_keys_device_placement = list(CACHE_NAMES)
@@ -124,35 +118,6 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
                 f"config must be a FastWeightsConfig, got {describe_value(config)}; make one of your settings"
             )
         super().__init__(config)
-        self._made_with_cache = config.use_cache
-
-    @property
-    def accepts_loss_kwargs(self) -> bool:
-        """Whether Trainer passes num_items_in_batch to forward, unless it is set. transformers' Trainer asks every model for it
-        when it is made, which is the moment to adapt it."""
-        adapt_trainer(_clear_unpredicted_labels, _undecayed)
-        return self._accepts_loss_kwargs
-
-    @accepts_loss_kwargs.setter
-    def accepts_loss_kwargs(self, accepts: bool) -> None:
-        self._accepts_loss_kwargs = accepts
-
-    def save_pretrained(
-        self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
-    ) -> None:
-        """As in transformers, with a model card (README.md) where there is none yet.
-
-        config.use_cache is saved as the model was made with it: transformers' Trainer sets it to False, which would leave the
-        model without a cache when it is loaded.
-        """
-        self.config.how_to_load = how_to_load(find_use(self).auto_class)
-        in_training, self.config.use_cache = self.config.use_cache, self._made_with_cache
-        try:
-            super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
-        finally:
-            self.config.use_cache = in_training
-        if is_main_process:
-            write_card(Path(save_directory), self)
 
     def state_size(self, length: int = 1) -> int:
         """How many numbers the memories of all layers hold per sequence after `length` tokens."""
@@ -176,26 +141,6 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.bias)
         else:
             super()._init_weights(module)
-
-
-def _clear_unpredicted_labels(model: nn.Module, batches: list[Any]) -> None:
-    """Take labels that no token predicts out of the batches of a step of Trainer, for models whose class says
-    `_predicts_labels = True`, also within an adapter.
-
-    Trainer divides the losses of all micro-batches of a step by the number of their labels, which it counts before the model
-    reads the first of them. The first token of a padded row or of a packed document is among them, although no token predicts
-    it: losses and gradients would be too small. No forward can mend that, because it sees one micro-batch of several.
-    """
-    if any(getattr(module, "_predicts_labels", False) for module in model.modules()):
-        for batch in batches:
-            if isinstance(batch, MutableMapping):  # TRL's GRPOTrainer has lists of prompts here
-                leave_out_unpredicted(batch)
-
-
-def _undecayed(model: nn.Module) -> set[str]:
-    """`undecayed_parameters` of a model with layers of this library; none of another, whose marks may mean something else."""
-    ours = any(isinstance(module, OwnInitialValues) for module in model.modules())
-    return undecayed_parameters(model) if ours else set()
 
 
 class FastWeightsModel(FastWeightsPreTrainedModel):

@@ -148,6 +148,7 @@ class Rows:
     Attributes:
         cu_seqlens: cumulative lengths of the sequences of the single row; None where every row is one sequence.
         first_position: [N], the position of the first token of each sequence; None without position_ids.
+        masked: whether the attention_mask shows padding, or several documents.
 
     Raises:
         ValueError: an argument that does not fit.
@@ -168,6 +169,7 @@ class Rows:
         self.first_position: Tensor | None = None
         self._tokens: Tensor | None = None
         number_BS = None if attention_mask is None else document_numbers(attention_mask, batch, time)
+        self.masked = number_BS is not None
         position_BT = None if position_ids is None else _check_per_token("position_ids", position_ids, batch, time)
         index_BT = None if seq_idx is None else _check_per_token("seq_idx", seq_idx, batch, time)
         if cu_seqlens is not None:

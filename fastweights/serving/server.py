@@ -49,7 +49,7 @@ def server_command(
         others: options of `vllm serve`. None may name another model or tokenizer: only the files of `model` are checked.
 
     Raises:
-        ValueError: vLLM is missing or of another version, no such model or tokenizer, a tokenizer with more tokens than the
+        ValueError: vLLM is missing or of another version, no such model or tokenizer, a hybrid, a tokenizer with more tokens than the
             model, a value that does not fit.
         TypeError: a value of a wrong kind.
     """
@@ -64,8 +64,8 @@ def server_command(
     if name is not None:
         _check_word("name", name, "what requests call the model")
     _check_others(others)
+    folder = model_folder(model, hybrids=False)
     check_version()
-    folder = model_folder(model)
     config = load_config(folder)
     check_has_tokenizer(folder)
     check_vocabulary(folder, load_tokenizer(folder), config)

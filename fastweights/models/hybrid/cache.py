@@ -11,7 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ...layers import LayerCache
 
-__all__ = ["HybridCache", "MemoryCacheLayer"]
+__all__ = ["HybridCache", "MemoryCacheLayer", "check_hybrid_cache"]
 
 
 class MemoryCacheLayer(CacheLayerMixin):
@@ -91,3 +91,16 @@ class HybridCache(DynamicCache):
         ]
 
     is_compileable = property(lambda self: False)  # generate() would compile the model, and pass masks of another kind
+
+
+def check_hybrid_cache(cache: object, config: Any) -> None:
+    """TypeError unless it is a `HybridCache`, ValueError unless its layers are those of the configuration. PEFT's prefix tuning
+    brings a cache of keys and values."""
+    wanted = "past_key_values must be a HybridCache of the layers of this model, as it returns it, got"
+    if not isinstance(cache, HybridCache):
+        raise TypeError(
+            f"{wanted} {type(cache).__name__}; memories hold no keys and values of tokens: prefix tuning and cartridges do not "
+            "fit, take prompt tuning, p-tuning or LoRA"
+        )
+    if [isinstance(layer, MemoryCacheLayer) for layer in cache.layers] != [entry is not None for entry in config.memory]:
+        raise ValueError(f"{wanted} one of another model; start without a cache")

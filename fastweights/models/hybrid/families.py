@@ -130,6 +130,7 @@ def _check_memory(config: Any) -> None:
 @cache
 def hybrid_model(model_type: str) -> type[PreTrainedModel]:
     """The model class of a family's hybrids."""
+    from ..own import OwnModel
     from .model import HybridModel
 
     family = FAMILIES[model_type]
@@ -140,7 +141,7 @@ def hybrid_model(model_type: str) -> type[PreTrainedModel]:
         "config_class": hybrid_config(model_type),
         "attention_class": memory_attention(family.attention),
     }
-    model = type(f"{PREFIX}{base.__name__}", (HybridModel, base), fields)
+    model = type(f"{PREFIX}{base.__name__}", (HybridModel, OwnModel, base), fields)
     AutoModelForCausalLM.register(hybrid_config(model_type), model)
     return model
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...checks import check_choice, check_flag, check_list, check_text, check_whole_number, describe_value
 from ...kinds import checked
@@ -19,7 +19,7 @@ from .attention import KEYS, TakesQKV, build_memory, check_takes_qkv
 from .families import find_family, hybrid_config, hybrid_model
 from .model import HybridModel
 
-__all__ = ["keep_layers", "linearize", "memory_entry"]
+__all__ = ["hybrid_settings", "keep_layers", "linearize", "memory_entry"]
 
 # A new layer has short convolutions, SiLU and gates that are drawn at random. Next to a trained attention a memory begins with
 # the attention's own q, k and v, and with an output gate that is open.
@@ -105,38 +105,53 @@ def linearize(
     """
     if not isinstance(teacher, PreTrainedModel):
         raise TypeError(f"teacher must be a causal language model of transformers, got {describe_value(teacher)}")
-    check_flag("rope", rope)
-    check_choice("keys", keys, KEYS)
     check_whole_number("seed", seed)
     family = find_family(teacher.config)
     if isinstance(teacher, HybridModel) or not isinstance(teacher, family.find(f"{family.name}ForCausalLM")):
         raise ValueError(
             f"teacher must be a {family.name}ForCausalLM, got {type(teacher).__name__}; load it as a causal model"
         )
-    if getattr(teacher.config, "use_bidirectional_attention", False):
-        raise ValueError("teacher must attend causally, but its use_bidirectional_attention is True")
-    kept, entry = keep_layers(keep, teacher.config.num_hidden_layers), memory_entry(to, options)
-    entries = [None if layer in kept else entry for layer in range(teacher.config.num_hidden_layers)]
-    config = _hybrid_config(teacher, entries, rope, keys)
+    config = hybrid_settings(teacher.config, to=to, keep=keep, rope=rope, keys=keys, options=options)
     with torch.device("meta"):
         hybrid: Any = hybrid_model(family.model_type)(config)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        for attention in hybrid.memory_layers().values():
-            attention.memory = _open(build_memory(config, entry))
+        for index, attention in hybrid.memory_layers().items():
+            memory = _open(build_memory(config, config.memory[index]))
+            attention.memory = memory.to(teacher.device, teacher.dtype)
     _carry_over(teacher, hybrid)
     hybrid.generation_config = copy.deepcopy(teacher.generation_config)
-    hybrid.to(teacher.device, teacher.dtype)
     return hybrid.train(teacher.training)
 
 
-def _hybrid_config(teacher: PreTrainedModel, entries: list[Any], rope: bool, keys: str) -> Any:
-    saved = teacher.config.to_dict()
+def hybrid_settings(
+    teacher: PreTrainedConfig,
+    *,
+    to: str,
+    keep: str | Iterable[int] = "none",
+    rope: bool = True,
+    keys: str = "shared",
+    options: Mapping[str, Any],
+) -> Any:
+    """The configuration of the hybrid that `linearize` makes of a teacher with this one, with the same arguments.
+
+    Raises:
+        ValueError: as `linearize`, but for options that do not fit the attention.
+    """
+    check_flag("rope", rope)
+    check_choice("keys", keys, KEYS)
+    kind = hybrid_config(find_family(teacher).model_type)
+    if getattr(teacher, "use_bidirectional_attention", False):
+        raise ValueError(
+            "teacher must attend causally, but its use_bidirectional_attention is True; choose a causal model"
+        )
+    kept, entry = keep_layers(keep, teacher.num_hidden_layers), memory_entry(to, options)
+    entries = [None if layer in kept else entry for layer in range(teacher.num_hidden_layers)]
+    saved = teacher.to_dict()
     for name in ("model_type", "architectures", "transformers_version", "auto_map", "quantization_config"):
         saved.pop(name, None)
-    kind = hybrid_config(find_family(teacher.config).model_type)
     config = kind.from_dict({**saved, "memory": entries, "memory_rope": rope, "memory_keys": keys})
-    config._attn_implementation = teacher.config._attn_implementation
+    config._attn_implementation = teacher._attn_implementation
     return config
 
 
@@ -165,10 +180,9 @@ def _carry_over(teacher: PreTrainedModel, hybrid: Any) -> None:
     if lost:
         raise ValueError(f"the weights {', '.join(lost)} of the teacher have no counterpart in its hybrid")
     for name, buffer in teacher.named_buffers():
-        owner, _, last = name.rpartition(".")
-        module = hybrid.get_submodule(owner)
-        if module._buffers[last] is not None and module._buffers[last].is_meta:
-            module._buffers[last] = buffer.detach().clone()
+        if hybrid.get_buffer(name).is_meta:  # it is not among the saved weights
+            owner, _, last = name.rpartition(".")
+            hybrid.get_submodule(owner).register_buffer(last, buffer.detach().clone(), persistent=False)
     for own in hybrid.parameters():
         own.requires_grad_(True)
     hybrid.tie_weights()

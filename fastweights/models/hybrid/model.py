@@ -11,10 +11,11 @@ from transformers import initialization as init
 from ...checks import check_whole_number
 from ...layers.initialization import OwnInitialMatrices, OwnInitialValues
 from ...ops.framework.sequences import check_cu_seqlens
-from ...private_huggingface import GenerationHooks
+from ...private_huggingface import GenerationHooks, keep_after_generation
 from ..cache import CACHE_NAME, given_cache
-from ..rows import Rows, cumulative_lengths, predicted_labels
-from .cache import HybridCache
+from ..generation import check_cache_settings
+from ..rows import Rows, cumulative_lengths, own_columns, predicted_labels
+from .cache import HybridCache, check_hybrid_cache
 
 __all__ = ["HybridModel"]
 
@@ -28,6 +29,7 @@ class HybridModel(GenerationHooks):
 
     attention_class: ClassVar[type[nn.Module]]
     counts_positions = False
+    _predicts_labels = True
     _is_stateful = True  # transformers then refuses assisted decoding
     config: Any
     model: Any
@@ -78,8 +80,8 @@ class HybridModel(GenerationHooks):
         tokens: Any = input_ids if inputs_embeds is None else inputs_embeds
         batch, time = tokens.shape[:2]
         past = given_cache(past_key_values, cache)
-        if past is None and (self.config.use_cache and not self.training if use_cache is None else use_cache):
-            past = HybridCache(self.config)
+        if past is not None:
+            check_hybrid_cache(past, self.config)
         edges = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
         check_cu_seqlens(edges, batch, time)
         documents = dict(attention_mask=attention_mask, position_ids=position_ids, cu_seqlens=edges)
@@ -87,13 +89,28 @@ class HybridModel(GenerationHooks):
             labels = predicted_labels(labels, **documents)
         rows = None
         if edges is not None or time > 1 or past is None:  # a single token per sequence continues them all
-            rows = self._lay_out(batch, time, past, documents)
+            rows = Rows(batch, time, **documents)
+        packed = rows is not None and rows.count != batch
+        masked = rows is None or rows.masked
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training and not packed
+        if past is None and use_cache:
+            past = HybridCache(self.config)
+        if packed and (masked or past is not None):
+            raise ValueError(
+                "packed rows must have no padding and no cache: attention_mask must be 1 for tokens and 0 for padding, and "
+                "use_cache False for rows of several documents"
+            )
         if edges is not None:
             documents["position_ids"] = positions_of(edges, time, tokens.device)
+        elif position_ids is None and attention_mask is not None and self.memory_layers():
+            # As generate() counts them. A memory may see where a token is, and not only how far it is from others.
+            counted_BS = (attention_mask != 0).long().cumsum(1) - 1
+            documents["position_ids"] = own_columns(counted_BS, time).clamp_min(0)
+        if past is None and not masked:  # transformers looks for packed documents where there is no mask
+            documents["attention_mask"] = None
         if rows is not None and rows.cu_seqlens is None:
             rows = None
-            if past is None:
-                documents["attention_mask"] = None
         return super().forward(  # type: ignore[misc]
             input_ids=input_ids,
             attention_mask=documents["attention_mask"],
@@ -106,25 +123,13 @@ class HybridModel(GenerationHooks):
             **kwargs,
         )
 
-    def _lay_out(self, batch: int, time: int, past: Any, documents: dict[str, Any]) -> Rows:
-        """How the sequences lie in the batch."""
-        rows = Rows(batch, time, **documents)
-        mask = documents["attention_mask"]
-        if rows.count != batch and (past is not None or (mask is not None and rows._tokens is not None)):
-            raise ValueError(
-                "packed rows must have no padding and no cache: attention_mask must be 1 for tokens and 0 for padding, and "
-                "use_cache False for rows of several documents"
-            )
-        return rows
-
     def prepare_cache(self, generation_config: Any, model_kwargs: dict[str, Any], batch_size: int) -> None:
+        check_cache_settings(self, generation_config)
         given = given_cache(model_kwargs.get("past_key_values"), model_kwargs.get("cache"))
-        if given is not None and not isinstance(given, HybridCache):
-            raise TypeError(
-                f"past_key_values must be a HybridCache, as this model returns it, got {type(given).__name__}; its memories hold "
-                "no keys and values"
-            )
-        if given is None and generation_config.use_cache is not False:
+        if given is not None:
+            check_hybrid_cache(given, self.config)
+            keep_after_generation(given)
+        elif generation_config.use_cache is not False:
             model_kwargs[CACHE_NAME] = HybridCache(self.config)
 
     def state_size(self, length: int = 1) -> int:

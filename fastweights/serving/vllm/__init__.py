@@ -40,9 +40,12 @@ def register() -> None:
     """
     from vllm import ModelRegistry
 
-    import fastweights.models  # noqa: F401  # its configuration, for transformers' Auto classes
+    from ...models.hybrid import FAMILIES
 
-    ModelRegistry.register_model(ARCHITECTURE, f"{__name__}.model:{ARCHITECTURE}")
+    # Hybrids of models of transformers are refused by `Limits`. vLLM would put its own attention in place of their memories.
+    known = [ARCHITECTURE, *(f"FastWeights{family.name}ForCausalLM" for family in FAMILIES.values())]
+    for name in known:
+        ModelRegistry.register_model(name, f"{__name__}.model:{ARCHITECTURE}")
     if not environment.is_version(find_installed(), TESTED):
         return
 
@@ -57,4 +60,4 @@ def register() -> None:
     cut = f"vllm::{OP}"  # compiled graphs are cut at our op, as at attention
     if cut not in CompilationConfig._attention_ops:
         CompilationConfig._attention_ops.append(cut)
-    MODELS_CONFIG_MAP[ARCHITECTURE] = Limits
+    MODELS_CONFIG_MAP.update(dict.fromkeys(known, Limits))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from ...layers import MIXERS, SoftmaxAttention
+from ...models import FastWeightsConfig
 from ...models.parts import check_parts
 from .pool import STATE_DTYPES
 
@@ -23,6 +24,11 @@ class Limits(VerifyAndUpdateConfig):
     def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
         cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
         model = vllm_config.model_config
+        if not isinstance(model.hf_config, FastWeightsConfig):
+            raise ValueError(
+                f"a model of fastweights in vLLM must be of type 'fastweights', got {model.hf_config.model_type!r}: hybrids of "
+                "models of transformers run in transformers alone; use `fastweights generate`"
+            )
         refused = {
             "pipeline_parallel_size must be 1": parallel.pipeline_parallel_size != 1,
             "prefill_context_parallel_size must be 1": parallel.prefill_context_parallel_size != 1,

@@ -35,7 +35,7 @@ from .folder import LanguageFolder
 from .graphs import WARM_DDP, GraphedGradients, what_to_graph
 from .optimizers import build_optimizer
 from .processes import from_main_process, world_size
-from .rows import find_start, load_rows, save_rows, training_rows
+from .rows import DataStart, find_start, load_rows, save_rows, training_rows
 from .run import LanguageRun
 from .sharded_checkpoints import load_moments, load_weights
 from .sharding import ForwardPrefetch, autocast_policy, cast_to_float32, fsdp_config
@@ -51,7 +51,7 @@ OPEN_LOSS = "open_loss.json"  # in a checkpoint: the losses since the last point
 
 class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
     """Trains `model` as `run` says. `text` are the tokens, `folder` is where checkpoints go, `earlier` is a checkpoint of
-    another training whose optimizer's moments this one begins with."""
+    another training whose optimizer's moments this one begins with, `start` is what `find_start` returned, if it was asked."""
 
     model: Any
     optimizer: Any
@@ -64,6 +64,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         folder: LanguageFolder,
         callbacks: list[TrainerCallback],
         earlier: Path | None = None,
+        start: DataStart | None = None,
     ) -> None:
         self.run, self.folder = run, folder
         self.measured: tuple[str, ...] = ("eval_loss",)  # on held-out text, in transformers' words
@@ -71,7 +72,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         self.checkpoints = BackgroundCheckpoints(folder.checkpoints, run.keep_checkpoints)
         self.plan, self.groups = run.plan(world_size()), ContextGroups.of(run)
         self.held_out = held_out_sample(run, text)
-        self.start = find_start(run, text)
+        self.start = find_start(run, text) if start is None else start
         self.rows = training_rows(run, text, self.start, count=self.plan.rows(self.plan.steps))
         super().__init__(
             model,

@@ -73,7 +73,7 @@ def inspect(
 
         check_size("--tokens", tokens, high=2**30)
         names = values("--measures", measures, str) if measures else None
-        model_folder(model)  # says what is wrong with it, before anything is said of a place in it
+        model_folder(model, hybrids=False)  # says what is wrong with it, before anything is said of a place in it
         folder = default_output(model, "inspection") if output is None else output
         held_out = HeldOutText(text or (), model)
         if dry_run:

@@ -34,7 +34,7 @@ def plan_inspection(
     check_size("every", every)
     with lock_path("--output", output):
         check_folder("--output", output, lambda: written_inspection(output), "inspection")
-    config = load_config(model_folder(model))
+    config = load_config(model_folder(model, hybrids=False))
     return {
         "model": str(model), "mixers": [name for name, _ in config.mixers()], "measures": list(measures or MEASURES),
         "text": text, "tokens, at most": tokens, "every": every, "output": str(output),
