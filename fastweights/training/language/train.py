@@ -199,7 +199,7 @@ def _train_one(
     context = ContextGroups.of(run)
     context.make()  # in every process: later those of the first group alone measure the model
     start = find_start(run, text) if start is None else start
-    fingerprints = {**text.fingerprints, **start.record(run), **trainer_class.fingerprints(run)}
+    fingerprints = {**text.fingerprints, **start.record(run), **run.fingerprints()}
     text = dataclasses.replace(text, fingerprints=fingerprints)
     folder, name = LanguageFolder(Path(run.output)), model_name(run, config)
     title = " ".join(filter(None, (name, run.stage)))

@@ -112,11 +112,6 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         self._losses = torch.zeros((), dtype=torch.float64, device=self.args.device)
         self._last_point = 0  # step
 
-    @classmethod
-    def fingerprints(cls, run: Any) -> dict[str, str]:
-        """What run.json keeps of what the training reads, beside text and tokenizer."""
-        return {}
-
     def blocks_of(self, model: Any) -> list[torch.nn.Module]:
         """The modules of the model that are compiled, and sharded by FSDP2, one by one."""
         return list(model.model.layers)
