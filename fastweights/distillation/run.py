@@ -10,6 +10,7 @@ from ..checks import check_choice, check_number, check_path, check_positive, che
 from ..evaluation.ruler import NEEDLE_TASKS
 from ..models.loading import empty_model, find_saved_model, load_config
 from ..training.language import LanguageRun
+from ..training.language.agreement import sample_model
 from .losses import HIDDEN_LOSSES
 
 __all__ = ["OBJECTIVES", "TEACHER_DTYPES", "DistillRun"]
@@ -130,6 +131,14 @@ class DistillRun(LanguageRun):
         if self.reads_logits:
             return ()
         return tuple(name for name, _ in model.named_parameters() if not name.startswith("lm_head."))
+
+    @property
+    def teacher_content(self) -> str:
+        """A hash that tells the teacher from others: of its settings, and the sizes and first bytes of its weights."""
+        return sample_model(find_saved_model(Path(self.teacher)))
+
+    def fingerprints(self) -> dict[str, str]:
+        return {"teacher_content": self.teacher_content} if self.needs_teacher else {}
 
     def memory_beside(self) -> dict[str, float]:
         if not (self.needs_teacher and self.teacher):

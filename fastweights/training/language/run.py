@@ -236,6 +236,10 @@ class LanguageRun(Schedule):
         """The folders of the models that the training begins with."""
         return (str(self.model["path"]),) if "path" in self.model else ()
 
+    def fingerprints(self) -> dict[str, str]:
+        """What run.json keeps of what the training reads, beside text and tokenizer."""
+        return {}
+
     def memory_beside(self) -> dict[str, float]:
         """Bytes per process of what stands beside the model, by what it is."""
         return {}

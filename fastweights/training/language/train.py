@@ -97,7 +97,9 @@ def train_language(
     if not isinstance(run, LanguageRun) or run.COMMAND != LanguageRun.COMMAND:
         raise TypeError(f"run must be a LanguageRun, got {describe_value(run)}; load_run reads one from a file")
     with joined():
-        return train_all(run, stop_at, overwrite, console or Console(quiet=True), signals or StopSignals())
+        return train_all(
+            run, stop_at, overwrite, console or Console(quiet=True), signals or StopSignals(), LanguageTrainer
+        )
 
 
 def train_all(
@@ -106,7 +108,7 @@ def train_all(
     overwrite: bool,
     console: Console,
     signals: StopSignals,
-    trainer_class: type[LanguageTrainer] = LanguageTrainer,
+    trainer_class: type[LanguageTrainer],
 ) -> list[LanguageResult] | None:
     """As `train_language` says, among processes that have `joined`. trainer_class: trains each model and stage."""
     check_same_run(run, stop_at=stop_at, overwrite=overwrite)
@@ -197,7 +199,7 @@ def _train_one(
     context = ContextGroups.of(run)
     context.make()  # in every process: later those of the first group alone measure the model
     start = find_start(run, text) if start is None else start
-    fingerprints = {**text.fingerprints, **start.record(run), **trainer_class.fingerprints(run)}
+    fingerprints = {**text.fingerprints, **start.record(run), **run.fingerprints()}
     text = dataclasses.replace(text, fingerprints=fingerprints)
     folder, name = LanguageFolder(Path(run.output)), model_name(run, config)
     title = " ".join(filter(None, (name, run.stage)))
