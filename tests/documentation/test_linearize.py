@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +25,10 @@ def section(heading: str) -> str:
 
 def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(compile(code, "linearize.md", "exec"), {"__name__": "example"})
+    scope: dict[str, Any] = {"__name__": "example"}
+    for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(compile(code, "linearize.md", "exec"), scope)
+    assert len(scope["hybrid"].memory_layers()) == 3 and (tmp_path / "runs" / "ranking" / "layers.json").exists()
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "runs" / "hybrid").memory_layers().keys() == {
         0,
         1,
