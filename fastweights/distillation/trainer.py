@@ -41,7 +41,7 @@ class DistillTrainer(LanguageTrainer):
         super().__init__(run, model, text, folder, callbacks, earlier, start)
         self.teacher = make_teacher(run, model, self.args.device) if run.needs_teacher else None
         objective = Objective(run, model, self.teacher)
-        self.MEASURED = objective.measured  # type: ignore[misc]
+        self.measured = objective.measured
         model.forward = objective
 
     @classmethod

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate.data_loader import prepare_data_loader
@@ -53,7 +53,6 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
     """Trains `model` as `run` says. `text` are the tokens, `folder` is where checkpoints go, `earlier` is a checkpoint of
     another training whose optimizer's moments this one begins with, `start` is what `find_start` returned, if it was asked."""
 
-    MEASURED: ClassVar[tuple[str, ...]] = ("eval_loss",)  # what `evaluate` measures on held-out text
     model: Any
     optimizer: Any
 
@@ -68,6 +67,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         start: DataStart | None = None,
     ) -> None:
         self.run, self.folder = run, folder
+        self.measured: tuple[str, ...] = ("eval_loss",)  # on held-out text, in transformers' words
         self._staging: Path | None = None
         self.checkpoints = BackgroundCheckpoints(folder.checkpoints, run.keep_checkpoints)
         self.plan, self.groups = run.plan(world_size()), ContextGroups.of(run)
@@ -205,14 +205,14 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         return self.lr_scheduler
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """The held-out loss: the mean over all predicted tokens, for any number of processes; in subclasses all of `MEASURED`."""
-        metrics = dict(zip(self.MEASURED, self._held_out_means(), strict=True))
+        """The held-out loss: the mean over all predicted tokens, for any number of processes; in subclasses all of `measured`."""
+        metrics = dict(zip(self.measured, self._held_out_means(), strict=True))
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def _held_out_means(self) -> list[float]:
-        summed = torch.zeros(len(self.MEASURED) + 1, dtype=torch.float64, device=self.args.device)  # sums, tokens
+        summed = torch.zeros(len(self.measured) + 1, dtype=torch.float64, device=self.args.device)  # sums, tokens
         size, groups = self.run.batch_size, self.groups
         # Held-out rows, fewer in their last batch, would be compiled for themselves.
         with evaluating(self.model), torch.compiler.set_stance("force_eager") if self._compiled else nullcontext():
@@ -227,7 +227,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         return [total / tokens for total in totals]
 
     def _sum_up(self, rows: range) -> torch.Tensor:
-        """Of `MEASURED` the sums over the predicted tokens of held-out rows, and how many tokens they are."""
+        """Of `measured` the sums over the predicted tokens of held-out rows, and how many tokens they are."""
         batch = self.prepare_inputs(pack_rows([self.held_out[row] for row in rows]))
         tokens = (batch["labels"] >= 0).sum().double()
         with self.autocast_smart_context_manager():
@@ -235,7 +235,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         return torch.stack([*(mean.double() * tokens for mean in means), tokens])
 
     def measure(self, batch: dict[str, Any]) -> list[torch.Tensor]:
-        """The means of `MEASURED` over the predicted tokens of a batch."""
+        """The means of `measured` over the predicted tokens of a batch."""
         few = {"logits_to_keep": 1} if isinstance(self.model, FastWeightsForCausalLM) else {}  # beside its chunked loss
         return [self.model(**batch, use_cache=False, **few).loss]
 
