@@ -27,8 +27,8 @@ def begin_row(cu_seqlens: Tensor) -> Tensor:
     """cu_seqlens as a new tensor on the same memory, for the calls that read one row of tokens, forward and backward. They find
     once which sequences cross the borders.
 
-    A tensor that was not made here may serve many rows: a replayed CUDA graph, say, overwrites it, and nobody can tell. So every
-    call finds the sequences anew. Within a graph this is called as the row is, and what is found is found in every replay.
+    A tensor that was not made here may serve many rows: a CUDA graph that is replayed, say, overwrites it, which torch does not
+    count. So calls with it find the sequences anew. A model calls this in every forward: in a graph each replay finds them.
     """
     row = cu_seqlens.detach()
     if not torch.compiler.is_compiling():
@@ -54,7 +54,7 @@ class Rows:
 
     Attributes:
         cu_seqlens: of the part; sequences of other parts are empty.
-        read: [N], how many tokens each sequence has before this part; None where there are as many of all.
+        read: [N], how many tokens each sequence has before this part; None where all have as many.
         leaves_from: number of the token that the leaving sequence has first in the part; None for the first.
     """
 
