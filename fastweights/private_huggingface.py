@@ -269,7 +269,9 @@ def remove_placement(layer: nn.Module) -> None:
 TARGETS_TABLE = re.compile("TRANSFORMERS_MODELS_TO_(.+)_MODULES_MAPPING")
 
 
-def add_adapter_targets(model_type: str, targets: Mapping[str, Sequence[str]], others: Sequence[str]) -> None:
+def add_adapter_targets(
+    model_type: str, targets: Mapping[str, Sequence[str]], others: Sequence[str], like: str = ""
+) -> None:
     """Put the layers that an adapter is for, where its configuration names none, into PEFT's tables of models, if PEFT has been
     imported. PEFT has a table per method and no function to add to it. A version without these tables asks the user for
     `target_modules`.
@@ -277,12 +279,13 @@ def add_adapter_targets(model_type: str, targets: Mapping[str, Sequence[str]], o
     Args:
         targets: by what stands between TRANSFORMERS_MODELS_TO_ and _MODULES_MAPPING in the name of a table.
         others: for tables that are not among these.
+        like: another model type, whose entries hold for this one where a table has some.
     """
     constants = sys.modules.get("peft.utils.constants")
     for name, table in vars(constants).items() if constants else ():
         found = TARGETS_TABLE.fullmatch(name)
         if found and isinstance(table, dict):
-            table.setdefault(model_type, list(targets.get(found[1], others)))
+            table.setdefault(model_type, list(table.get(like) or targets.get(found[1], others)))
 
 
 def dataset_fingerprint(dataset: Any) -> str:

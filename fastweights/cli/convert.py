@@ -176,7 +176,9 @@ def _show(report: "ConversionReport", kind: str) -> None:
 
 def _show_hybrid(report: "LinearizationReport", kind: str) -> None:
     count = len(report.converted) + len(report.kept)
-    show(f"attention -> {report.to} in {len(report.converted)} of {count} layers: {_ranges(report.converted) or 'none'}")
+    show(
+        f"attention -> {report.to} in {len(report.converted)} of {count} layers: {_ranges(report.converted) or 'none'}"
+    )
     show(f"attention kept in {len(report.kept)} of {count} layers: {_ranges(report.kept) or 'none'}")
     for line in report.first_values:
         show(f"  {line}")

@@ -115,9 +115,7 @@ def linearize_folder(
         with writing("the converted model", output, *TENSOR_ERRORS), staged_folder(output, own or None) as folder:
             hybrid.to(stored).save_pretrained(folder)
             tokenizer = copy_tokenizer(folder_of_source, folder)
-            write_card(
-                folder, hybrid, {"Converted from": Path(source).name, "Memories": to, "Trained since": "no"}
-            )
+            write_card(folder, hybrid, {"Converted from": Path(source).name, "Memories": to, "Trained since": "no"})
             settings = distillation_file(
                 output, teacher=folder_of_source, training=training, steps=steps, tokenizer=bool(tokenizer)
             )

@@ -238,9 +238,7 @@ DISTILLATION = """\
 """
 
 
-def distillation_file(
-    folder: Path, *, teacher: Path, training: RecordedTraining, steps: int, tokenizer: bool
-) -> str:
+def distillation_file(folder: Path, *, teacher: Path, training: RecordedTraining, steps: int, tokenizer: bool) -> str:
     """A run file (TOML) for `fastweights distill`, by which the hybrid in `folder` learns from its teacher. All paths in it are
     absolute.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, OPTConfig
 
 from fastweights.cli import main
 from fastweights.conversion import CONVERSIONS
@@ -99,8 +99,8 @@ def test_errors_are_one_line_and_exit_code_2(source, tmp_path, capsys):
     refused((source, "pgnd", new), "'pgnd'", "did you mean 'pgdn'", "mamba2 -> palimpsa-m", "kda -> pkda")
     refused((source, "palimpsa-d", new), "no conversion from gdn, softmax", "linear with decay='head' -> palimpsa-d")
     refused((tmp_path / "nowhere", "pgdn", new), "there is no folder", "nowhere")
-    LlamaConfig().save_pretrained(tmp_path / "llama")
-    refused((tmp_path / "llama", "pgdn", new), "'llama'")
+    OPTConfig().save_pretrained(tmp_path / "opt")
+    refused((tmp_path / "opt", "pgdn", new), "'opt'", "replace attention in llama, mistral")
     model({"name": "gdn", "negative_eigenvalues": True}).save_pretrained(tmp_path / "negative")
     refused((tmp_path / "negative", "gka", new), "layer 0", "negative_eigenvalues must be False")
     config = model({"name": "gdn"}).config.to_dict()

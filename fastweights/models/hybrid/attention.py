@@ -7,7 +7,6 @@ module finds its attention function by name, and ours writes and reads the memor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from ...layers.registry import mixer_spec
 from ...private_huggingface import with_attention
 from ..rows import Rows
 
-__all__ = ["KEYS", "MemoryAttention", "TakesQKV", "build_memory", "check_takes_qkv", "memory_attention"]
+__all__ = ["KEYS", "MemoryAttention", "TakesQKV", "build_memory", "check_takes_qkv"]
 
 ATTENTION = "fastweights_memory"  # what transformers knows our attention function by
 KEYS = ("shared", "repeated")
@@ -76,9 +75,15 @@ def build_memory(config: PreTrainedConfig, entry: Any) -> TakesQKV:
             )
     projecting = layer.qkv if isinstance(layer, MemoryLayer) else layer
     for part in "qkv":
-        setattr(projecting, f"{part}_proj", nn.Identity())
-    layer.get_submodule(own[0]).o_proj = nn.Identity()
+        delattr(projecting, f"{part}_proj")
+    owner = layer.get_submodule(own[0])
+    del owner.o_proj
+    owner.o_proj = unchanged  # no module: adapters would take one of this name for a projection
     return layer
+
+
+def unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def check_takes_qkv(name: str) -> type[TakesQKV]:
@@ -168,14 +173,6 @@ def attend(
 
 
 AttentionInterface.register(ATTENTION, attend)
-
-
-@cache
-def memory_attention(kind: type[nn.Module]) -> type[nn.Module]:
-    """The class of attention by a memory for an attention class of transformers."""
-    return type(
-        kind.__name__.replace("Attention", "MemoryAttention"), (MemoryAttention, kind), {"__module__": __name__}
-    )
 
 
 def check_keys(keys: object) -> None:

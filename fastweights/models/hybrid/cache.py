@@ -102,5 +102,7 @@ def check_hybrid_cache(cache: object, config: Any) -> None:
             f"{wanted} {type(cache).__name__}; memories hold no keys and values of tokens: prefix tuning and cartridges do not "
             "fit, take prompt tuning, p-tuning or LoRA"
         )
-    if [isinstance(layer, MemoryCacheLayer) for layer in cache.layers] != [entry is not None for entry in config.memory]:
+    if [isinstance(layer, MemoryCacheLayer) for layer in cache.layers] != [
+        entry is not None for entry in config.memory
+    ]:
         raise ValueError(f"{wanted} one of another model; start without a cache")

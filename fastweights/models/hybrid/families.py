@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from ...checks import check_flag, check_list, describe_value, error_prefix
 from ...layers.choice import split_entry
 from ...layers.registry import mixer_spec
-from .attention import check_keys, memory_attention
+from ...private_huggingface import add_adapter_targets
+from .attention import MemoryAttention, check_keys
 
 __all__ = ["FAMILIES", "Family", "find_family", "hybrid_config", "hybrid_model"]
 
@@ -88,12 +89,17 @@ def hybrid_config(model_type: str) -> type[PreTrainedConfig]:
         """Name and options of the mixer of every layer; attention that was kept is "softmax"."""
         return [split_entry(entry or "softmax", "memory") for entry in self.memory]
 
+    def to_dict(self: Any) -> dict[str, Any]:
+        add_adapter_targets(self.model_type, {}, others=("q_proj", "v_proj"), like=model_type)  # PEFT calls this first
+        return base.to_dict(self)
+
     annotations = {"memory": "list[Any] | None", "memory_rope": "bool", "memory_keys": "str", "teacher": "str | None"}
     fields = {
         "__annotations__": {**annotations},
         "__module__": __name__,
         "__post_init__": __post_init__,
         "mixers": mixers,
+        "to_dict": to_dict,
         "__doc__": f"""A {family.config} in which layers have memories in place of attention.
 
     Args:
@@ -128,6 +134,13 @@ def _check_memory(config: Any) -> None:
 
 
 @cache
+def hybrid_attention(model_type: str) -> type[MemoryAttention]:
+    """The class of a family's attention by a memory."""
+    name = f"{FAMILIES[model_type].name}MemoryAttention"
+    return type(name, (MemoryAttention, FAMILIES[model_type].attention), {"__module__": __name__})
+
+
+@cache
 def hybrid_model(model_type: str) -> type[PreTrainedModel]:
     """The model class of a family's hybrids."""
     from ..own import OwnModel
@@ -139,7 +152,7 @@ def hybrid_model(model_type: str) -> type[PreTrainedModel]:
         "__module__": __name__,
         "__doc__": f"A {base.__name__} in which layers have memories in place of attention.",
         "config_class": hybrid_config(model_type),
-        "attention_class": memory_attention(family.attention),
+        "attention_class": hybrid_attention(model_type),
     }
     model = type(f"{PREFIX}{base.__name__}", (HybridModel, OwnModel, base), fields)
     AutoModelForCausalLM.register(hybrid_config(model_type), model)
@@ -153,6 +166,8 @@ def __getattr__(name: str) -> Any:
             return hybrid_config(model_type)
         if name == f"{PREFIX}{family.name}ForCausalLM":
             return hybrid_model(model_type)
+        if name == f"{family.name}MemoryAttention":
+            return hybrid_attention(model_type)
     raise AttributeError(f"module {__name__!r} has no attribute {describe_value(name)}")
 
 

@@ -143,9 +143,9 @@ class Study:
                 if not select(self._rows(SPEED), mixer=student.memory, column=column):
                     tasks[f"steps of {student.memory}, {objective}"] = (student, column)
 
-        def ended(name: str, found: Mapping[str, Any] | None) -> None:
+        def ended(name: str, found: Mapping[str, Any]) -> None:
             student, column = tasks[name]
-            values = {} if found is None else {key: x for key, x in found.items() if key not in ("lanes", "parameters")}
+            values = {key: x for key, x in found.items() if key not in ("lanes", "parameters")}
             fields: dict[str, Any] = {"mixer": student.memory, "options": student.options, "column": column}
             replace_rows(self.path, make_rows(SPEED, describe(self.device), values, **fields))
 
@@ -155,7 +155,7 @@ class Study:
         return self._run(calls, ended, workers=1)
 
     def _time_steps(self, student: Student, objective: str) -> dict[str, Any] | None:
-        place, text = self.folder / "students" / student.name / DISTILLED, self.folder / "random"
+        place = self.folder / "students" / student.name / DISTILLED
         write_student(place, self.folder / "teacher", student, new=False)
         steps = self.plan.warm + self.plan.steps
         usual = self.plan.load("teacher")
@@ -163,17 +163,17 @@ class Study:
             "model": {"path": str(place)}, "max_steps": steps, "checkpoint_every": steps,
             "max_tokens": None, "log_every": steps, "evaluate_every": 0, "batch_size": usual.batch_size, "compile": usual.compile,
         }  # fmt: skip
-        if not text.exists():
-            text.mkdir()
-            scaling.write_text(text, usual.tokenizer.vocab_size, 16 * usual.batch_size * (usual.length + 1))
         if objective == "text":
-            run, trainer = self.plan.load("student", **fields), LanguageTrainer
+            run = self.plan.load("student", **fields)
         else:
             teacher = str(self.folder / "teacher")
             run = self.plan.load("distill", **fields, stages=(), objective=objective, teacher=teacher)
-            trainer = DistillTrainer
-        with tempfile.TemporaryDirectory() as output:
-            run = dataclasses.replace(run, output=output)
+        trainer = LanguageTrainer if objective == "text" else DistillTrainer
+        with tempfile.TemporaryDirectory() as folder:
+            text = Path(folder, "text")
+            text.mkdir()
+            scaling.write_text(text, usual.tokenizer.vocab_size, 16 * usual.batch_size * (usual.length + 1))
+            run = dataclasses.replace(run, output=f"{folder}/run")
             return scaling.train(run, text, warm=self.plan.warm, trainer=trainer)
 
     def _students(self, memories: Iterable[str], kept: Iterable[str], seeds: Iterable[int]) -> list[Student]:
@@ -237,11 +237,7 @@ class Study:
         there = self._rows(TASK)
         left = {one.name: one for one in trainings if not select(there, measure=LOSS, **one.subject)}
 
-        def ended(name: str, found: Measured | None) -> None:
-            if found is not None:
-                self._keep(left[name], found)
-
-        return self._run(list(left.values()), ended, workers=self.workers)
+        return self._run(list(left.values()), lambda name, found: self._keep(left[name], found), workers=self.workers)
 
     def _keep(self, training: Training, found: Measured) -> None:
         """Write the rows of a training, and delete what only a continuation needs."""
@@ -287,7 +283,7 @@ class Study:
 def measured_together(row: Row) -> Hashable:
     """Equal for the rows of one model."""
     column = {name: value for name, value in row.column.items() if name != "length"}
-    return *same_subject(dataclasses.replace(row, column=column)), row.seed
+    return same_subject(dataclasses.replace(row, column=column)), row.seed
 
 
 def choose(plan: Plan, memories: str | None) -> Plan:

@@ -85,7 +85,8 @@ class Training:
             values["kl_nats"] = last.held_out_kls[-1]
         if self.near is not None:
             values["tokens_until_near"] = tokens_until(curve, self.near + CLOSE)
-        by_length = {None: values, **measure_answers(Path(last.folder), self.asked)}
+        by_length: dict[int | None, dict[str, Value]] = {None: values}
+        by_length |= measure_answers(Path(last.folder), self.asked)
         return Measured(by_length, {"tokens": sum(one.tokens for one in results), "parameters": last.parameters})
 
 
@@ -120,10 +121,10 @@ def tokens_until(curve: Sequence[tuple[int, float]], loss: float) -> int | None:
     return next((tokens for tokens, value in curve if value <= loss), None)
 
 
-def measure_answers(folder: Path, asked: EvaluationSettings) -> dict[int, dict[str, Value]]:
+def measure_answers(folder: Path, asked: EvaluationSettings) -> dict[int | None, dict[str, Value]]:
     """Recall and needles of a saved model by length: those of all depths together."""
     model, tokenizer = load_language_model(folder, device="cuda" if torch.cuda.is_available() else "cpu")
-    found: dict[int, dict[str, Value]] = {length: {} for length in asked.lengths}
+    found: dict[int | None, dict[str, Value]] = {length: {} for length in asked.lengths}
     needles: dict[int, list[Any]] = {}
     for _, rows in evaluate(model, tokenizer, asked):
         for row in rows:

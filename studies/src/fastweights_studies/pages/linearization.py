@@ -31,10 +31,10 @@ COLUMNS = (
     (f"needle at {LONG:,}", "needle_nats", DISTILLED, LONG),
     (f"needle at {LONG:,}, from nothing", "needle_nats", NOTHING, LONG),
 )
-ABOUT = """Nats per token, lower is better, and the accuracy of recall. *From nothing*: the same student with first weights, trained
-with as many tokens as the distillation reads. *KL*: held-out divergence from the teacher. *Tokens*: read until the held-out loss
-was within .05 nats of the teacher's. *Needle*: loss of a number that is hidden in text. Several seeds: their mean and half of
-their range.
+ABOUT = """Nats per token, lower is better, and the accuracy of recall. *From nothing*: the same student with first weights,
+trained with as many tokens as the distillation reads. *KL*: held-out divergence from the teacher. *Tokens*: read until the
+held-out loss was within .05 nats of the teacher's. *Needle*: loss of a number that is hidden in text. Several seeds: their mean
+and half of their range.
 """
 UNMEASURED = """{}: **not measured yet**. The command above measures them; it needs a GPU.
 """
