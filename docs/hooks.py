@@ -39,6 +39,7 @@ REFERENCE = {
     "data": "tasks to train on",
     "training": "recall experiments",
     "training.language": "training of language models",
+    "distillation": "training of hybrids by the models that they were made of",
     "evaluation": "measures of text models",
     "conversion": "models continued with another memory",
     "results": "result files of experiments",

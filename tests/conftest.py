@@ -38,6 +38,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread, as in the workers: the numbers of a run are those of one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 # What Python does by default with the signals that ask a process to stop.
 DEFAULTS = {
     signal.SIGINT: signal.default_int_handler,

@@ -22,12 +22,15 @@ import fastweights
 from fastweights import conversion
 from fastweights.data import MQAR, LinearRegression, make_task
 from fastweights.data.text import PackedRows, TextCorpus, TextTokenizer, TokenShards, prepare_text
+from fastweights.distillation import DistillRun, SelectionSettings
 from fastweights.evaluation import EvaluationSettings
 from fastweights.layers import MIXERS, LayerCache, Mixer, MixerChoice, MixerOptions, build_mixer
 from fastweights.models import FastWeightsConfig
+from fastweights.results import ModelMeasures
 from fastweights.training import RecallExperiment, RecallRun
 from fastweights.training.language import LanguageRun
 
+from .distillation import small as distillation
 from .evaluation.small import TEXT, model, save, tokenizer
 from .results.made_up import TRAINED, made_up
 
@@ -88,6 +91,7 @@ COSTLY = {
     "training.recall.run_recall",
     "training.recall.run_recall_parts",
     "training.language.train_language",
+    "distillation.distill",
 }
 # What messages call an argument.
 NAMED = {
@@ -173,6 +177,7 @@ SIZES = {"hidden_size": 16, "num_heads": 2}
 LM: dict[str, Any] = {"model": model(), "tokenizer": tokenizer()}
 TASK = {"pairs": 4, "vocab_size": 32}
 SEEN = {"length": 8, "loss": 1.0, "last_loss": 1.0, "texts": 2, "joined": 1}
+MEASURED: dict[str, Any] = {"parameters": 1, "state_sizes": {"8": 16}, "perplexities": [], "needles": []}
 ANSWERED = {"length": 8, "examples": 2, "found": 0.5, "exact": 0.5, "answer_loss": 1.0}
 
 CALLS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -189,6 +194,21 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "conversion.check_logits": lambda: {"source": model(), "converted": other(), "tokens_BT": ids()},
     "conversion.condition": lambda: {"conversion": conversion.CONVERSIONS["gdn", "pgdn"]},
     "conversion.convert": lambda: {"model": model(), "to": "pgdn"},
+    "distillation.HeldOutKL": lambda: {"teacher": model(), "rows": distillation.rows(1)},
+    "distillation.SelectionSettings": dict,
+    "distillation.auto_layers": lambda: {"keep": "auto:2", "layers": 4},
+    "distillation.compare_models": lambda: {
+        "student": model(), "teacher": model(), "tokenizer": tokenizer(), "rows": distillation.rows(1),
+        "documents": [[1, 2, 3] * 8], "settings": EvaluationSettings(lengths=(8,)),
+    },
+    "distillation.rank_layers": lambda: {
+        **dict(zip(("student", "teacher"), distillation.pair(), strict=True)), "rows": distillation.rows(1),
+    },
+    "distillation.rows_of_documents": lambda: {
+        "documents": [[1, 2, 3] * 8], "length": 8, "settings": SelectionSettings(),
+    },
+    "distillation.DistillRun": lambda: {"model": {"path": "student"}},
+    "distillation.distill": lambda: {"run": DistillRun(model={"path": "missing"})},
     "distillation.hidden_loss": lambda: {"student_TD": torch.ones(3, 2), "teacher_TD": torch.ones(3, 2)},
     "distillation.summed_kl": lambda: dict.fromkeys(
         ("student_hidden_TD", "student_weight_VD", "teacher_hidden_TE", "teacher_weight_VE"), torch.ones(3, 3)
@@ -253,6 +273,16 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "results.HarnessScore": lambda: {"task": "arc", "metric": "acc", "value": 0.5},
     "results.SuiteScores": lambda: {"source": "ruler", "size": "", "model": "GDN", "values": {"vt/4096": 1.0}, "average": 1.0},
     "results.LanguageResult": lambda: fields(TRAINED),
+    "results.Distillation": lambda: {
+        "held_out_kl": 0.5, "held_out_tokens": 8, "kl_tokens": [8], "kls": [0.5],
+        "teacher": ModelMeasures(**MEASURED), "student": ModelMeasures(**MEASURED),
+        "settings": {}, "versions": {}, "machine": {},
+    },
+    "results.LayerGain": lambda: {"layer": 0, "kl_with_it_kept": 0.5, "gain": 0.1, "rank": 1},
+    "results.LayerRanking": lambda: {
+        "base_kl": 0.6, "rows": 1, "tokens": 8, "settings": {}, "fingerprint": "0", "layers": [], "missing": [0],
+    },
+    "results.ModelMeasures": lambda: {**MEASURED},
     "results.LengthPerplexity": lambda: {**SEEN},
     "results.NeedleRecall": lambda: {"task": "s-niah-1", "depth": 0.5, **ANSWERED},
     "results.RecallResult": lambda: fields(made_up()),

@@ -18,6 +18,7 @@ from .table_style import add_row, plain_table
 from .tables import format_answers, format_perplexity
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -29,7 +30,8 @@ __all__ = [
     "save_ranking_plot",
 ]
 
-KEPT, CHANGED = "softmax", "#BBBBBB"  # kept layers have the colour of softmax attention
+ATTENTION = "softmax"  # the teacher and kept layers have its colour
+MEMORY, STUDENT = "#BBBBBB", "student"
 
 
 def ranking_table(ranking: LayerRanking, kept: Collection[int] = ()) -> Table:
@@ -60,20 +62,20 @@ def save_ranking_plot(ranking: LayerRanking, path: Path, kept: Collection[int] =
 
 def ranking_plot(ranking: LayerRanking, kept: Collection[int] = ()) -> Figure:
     """A bar per layer, as high as its gain. kept: layers that were chosen, which are dark."""
-    described = f"{ranking.base_kl:.4f} nats per token without any; {ranking.tokens:,} tokens of held-out text"
-    figure = titled_figure(
-        "How much nearer attention in one layer brings the student to its teacher", described, (7.5, 4)
+    described = (
+        f"KL(teacher || student) is {ranking.base_kl:.4f} without attention; {ranking.tokens:,} tokens of held-out text"
     )
+    figure = titled_figure("What attention in one layer is worth", described, (7.5, 4))
     axes = figure.subplots()
     layers = sorted(ranking.layers, key=lambda one: one.layer)
-    for name, chosen, colour in (("kept", True, mixer_style(KEPT).colour), ("has a memory", False, CHANGED)):
+    for name, chosen, colour in (("kept", True, mixer_style(ATTENTION).colour), ("has a memory", False, MEMORY)):
         own = [one for one in layers if (one.layer in kept) is chosen]
         if own:
             axes.bar([one.layer for one in own], [one.gain for one in own], color=colour, label=name)
     axes.axhline(0, color="#555555", linewidth=0.8)
     axes.set_xticks([one.layer for one in layers])
     axes.set_xlabel("layer")
-    axes.set_ylabel("KL(teacher || student) lower by, nats per token")
+    axes.set_ylabel("KL lower by, nats per token")
     if kept:
         axes.legend(fontsize=9, frameon=False)
     plain_axes(axes)
@@ -120,16 +122,33 @@ def save_distillation_plot(result: Distillation, path: Path) -> list[Path]:
 
 
 def distillation_plot(result: Distillation) -> Figure:
-    """Perplexity by length of teacher and student, and where it was measured beside it the held-out KL while training."""
+    """The held-out KL while training and the perplexity by length of teacher and student, as far as they were measured.
+
+    Raises:
+        ValueError: neither was.
+    """
+    panels = ((_draw_curve, result.kls), (_draw_lengths, result.teacher.perplexities))
+    drawn = [draw for draw, measured in panels if measured]
+    if not drawn:
+        raise ValueError("result must have perplexities, or a curve of the KL while training, got neither to draw")
     described = f"KL(teacher || student) at the end: {result.held_out_kl:.4f} nats per token of held-out text"
-    figure = titled_figure("Teacher and student", described, (10.5 if result.kls else 7.5, 4.5))
-    *left, right = figure.subplots(1, 2 if result.kls else 1, squeeze=False)[0]
-    for axes in left:
-        look = mixer_style("student").describe_curve("student", markers=1)
-        axes.plot(result.kl_tokens, result.kls, **look)
-        axes.set_xlabel("tokens read")
-        axes.set_ylabel("held-out KL, nats per token")
-        axes.xaxis.set_major_formatter(short_number)
-        plain_axes(axes)
-    draw_perplexities(right, {"teacher": result.teacher.perplexities, "student": result.student.perplexities})
-    return finish_plot(figure, right, label="the last tokens before the length")
+    figure = titled_figure("Teacher and student", described, (3 + 4 * len(drawn), 4.5))
+    for draw, axes in zip(drawn, figure.subplots(1, len(drawn), squeeze=False)[0], strict=True):
+        draw(axes, result)
+    if result.teacher.perplexities:
+        finish_plot(figure, figure.axes[-1], label="the last tokens before the length")
+    return figure
+
+
+def _draw_curve(axes: Axes, result: Distillation) -> None:
+    style = mixer_style(STUDENT)
+    axes.plot(result.kl_tokens, result.kls, color=style.colour, marker=style.marker, linewidth=1.2)
+    axes.set_xlabel("tokens read")
+    axes.set_ylabel("held-out KL, nats per token")
+    axes.xaxis.set_major_formatter(short_number)
+    plain_axes(axes)
+
+
+def _draw_lengths(axes: Axes, result: Distillation) -> None:
+    models = {"teacher": result.teacher.perplexities, "student": result.student.perplexities}
+    draw_perplexities(axes, models, {"teacher": mixer_style(ATTENTION), "student": mixer_style(STUDENT)})

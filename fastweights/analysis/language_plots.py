@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..results import LanguageResult, LengthPerplexity
-from .plot_style import finish_axes, length_axis, mixer_styles, plain_axes, save_figure, titled_figure
+from .plot_style import MixerStyle, finish_axes, length_axis, mixer_styles, plain_axes, save_figure, titled_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,9 +111,11 @@ def length_plot(models: Mapping[str, Sequence[LengthPerplexity]]) -> Figure:
     return finish_plot(figure, axes, label="the last tokens before the length")
 
 
-def draw_perplexities(axes: Axes, models: Mapping[str, Sequence[LengthPerplexity]]) -> None:
-    """The two lines of each model of `length_plot`."""
-    styles = mixer_styles(models)
+def draw_perplexities(
+    axes: Axes, models: Mapping[str, Sequence[LengthPerplexity]], styles: Mapping[str, MixerStyle] | None = None
+) -> None:
+    """The two lines of each model of `length_plot`. styles: of each; those of `mixer_styles` when None."""
+    styles = mixer_styles(models) if styles is None else styles
     for name, rows in models.items():
         style = styles[name]
         lengths = [row.length for row in rows]

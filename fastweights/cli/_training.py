@@ -48,15 +48,17 @@ def run_training(
     quiet: bool,
     imports: Sequence[str] | None,
     tiny: bool = False,
-) -> None:
-    """Carry out `train` or `distill`. changes: fields of the run that replace those of the file, None for none."""
+) -> Any:
+    """Carry out `train` or `distill`; the run, where it has ended and this process shows it. changes: fields of the run that
+    replace those of the file, None for none."""
     try:
         from accelerate import PartialState
         from transformers.utils.logging import disable_progress_bar
 
         from ..analysis.language_plots import save_language_plots
         from ..analysis.tables import language_tables
-        from ..distillation import DistillRun, distill, plan_distillation
+        from ..distillation import DistillRun, distill
+        from ..distillation.distill import plan_distillation
         from ..training.language import LanguageRun, NonFiniteLoss, load_run, train_language
         from ..training.language.folder import LanguageFolder
         from ..training.language.joining import joined, voice
@@ -89,7 +91,7 @@ def run_training(
 
             if dry_run:
                 show_plan(plan(load(), stop_at=stop_at, overwrite=overwrite, gpu=gpu))
-                return
+                return None
             run = on_every_process(load)
             console = Console(stderr=True, quiet=quiet)
             results = work(run, stop_at=stop_at, overwrite=overwrite, console=console, signals=signals)
@@ -99,7 +101,7 @@ def run_training(
     except NonFiniteLoss as error:
         raise typer.Exit(fail(str(error), 1, voice())) from None
     if results is None:
-        return
+        return None
     Console().print(*language_tables(results), sep="\n")
     for result in results:
         if result.continuation is not None:
@@ -107,3 +109,4 @@ def run_training(
     show("Models: " + ", ".join(result.folder for result in results))
     with one_line_errors(), LanguageFolder(Path(run.output)).locked():
         show_plots("Plots", partial(save_language_plots, results, Path(run.output)), advice="")
+    return run

@@ -1,6 +1,11 @@
 """`fastweights distill`: train a converted model to compute what its teacher does."""
 
-from ._options import DryRun, Imports, Overrides, Overwrite, Quiet
+from functools import partial
+from pathlib import Path
+
+from ..terminal import Console
+from ._options import DryRun, Imports, Overrides, Overwrite, Quiet, one_line_errors
+from ._output import show_plots
 from ._training import BatchSize, Gpu, LearningRate, MaxSteps, Output, Precision, RunFile, Seed, StopAt, run_training
 
 
@@ -33,7 +38,7 @@ def distill(
         "seed": seed,
         "precision": precision,
     }
-    run_training(
+    run = run_training(
         "distill",
         run_file,
         changes,
@@ -45,3 +50,17 @@ def distill(
         quiet=quiet,
         imports=imports,
     )
+    report = None if run is None else Path(run.output, "distillation.json")
+    if report is not None and report.exists():
+        _show_comparison(report)
+
+
+def _show_comparison(report: Path) -> None:
+    """Teacher and student side by side, as a table and a plot."""
+    from ..analysis.distillation import distillation_table, save_distillation_plot
+    from ..results.distillation import load_distillation
+
+    with one_line_errors():
+        result = load_distillation(report)
+        Console().print(distillation_table(result))
+        show_plots("Plot", partial(save_distillation_plot, result, report.with_suffix(".png")), advice="")

@@ -1,6 +1,6 @@
 """Distillation: a student with constant-memory layers learns from the pretrained Transformer that it was converted from."""
 
-from .distill import distill, plan_distillation
+from .distill import distill
 from .held_out import HeldOutKL
 from .losses import hidden_loss, summed_kl
 from .report import compare_models
@@ -15,7 +15,6 @@ __all__ = [
     "compare_models",
     "distill",
     "hidden_loss",
-    "plan_distillation",
     "rank_layers",
     "rows_of_documents",
     "summed_kl",

@@ -11,6 +11,8 @@ from typing import Any
 
 from ..checks import error_prefix
 from ..data.text.tokenizer import load_tokenizer as load_any_tokenizer
+from ..evaluation import EvaluationSettings
+from ..evaluation.ruler import check_fit
 from ..models import HybridModel
 from ..models.loading import empty_model, find_saved_model, has_tokenizer, load_config, load_tokenizer
 from ..training.language.model import model_config, model_tokenizer
@@ -19,7 +21,7 @@ from .run import DistillRun
 
 __all__ = ["check_distillation"]
 
-SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+SPECIAL_TOKENS = ("bos_token", "eos_token")
 
 
 def check_distillation(run: DistillRun) -> DistillRun:
@@ -53,6 +55,7 @@ def check_distillation(run: DistillRun) -> DistillRun:
             with error_prefix(f"stage {stage.stage!r}") if stage.stage else nullcontext():
                 _check_teacher(stage, student)
     _check_tokenizer(run)
+    _check_needles(stages[-1], model_tokenizer(run).load())
     return run
 
 
@@ -79,6 +82,19 @@ def _check_teacher(run: DistillRun, student: Any) -> None:
         )
     if run.objective == "attention":
         _check_attention(run, student, teacher)
+    else:
+        _check_output_layer(run, student)
+
+
+def _check_output_layer(run: DistillRun, student: Any) -> None:
+    """ValueError where the output layer is to be trained, and gets no gradient. With tied weights it is the embedding."""
+    choose_trained(student, run.trained_parameters(student))
+    named = [name for name, p in student.named_parameters() if p.requires_grad and name.startswith("lm_head.")]
+    if named and not run.reads_logits:
+        raise ValueError(
+            f"train must not name parameters of the output layer where kl_weight and text_weight are 0, got {named[0]}, which "
+            "gets no gradient; drop it"
+        )
 
 
 def _check_attention(run: DistillRun, student: Any, teacher: Any) -> None:
@@ -116,6 +132,13 @@ def _check_tokenizer(run: DistillRun) -> None:
     _check_same_tokenizer(tokenizer, again, "the same once it is saved with the student")
 
 
+def _check_needles(run: Any, tokenizer: Any) -> None:
+    for task in run.needles if run.context_lengths else ():
+        with error_prefix("needles must fit into the shortest of context_lengths"):
+            shortest, examples = min(run.context_lengths), EvaluationSettings().needle_examples
+            check_fit(tokenizer, task, length=shortest, examples=examples, seed=run.seed, text=None)
+
+
 def _check_same_tokenizer(wanted: Any, got: Any, what: str) -> None:
     if wanted.get_vocab() != got.get_vocab():
         raise ValueError(
@@ -124,12 +147,11 @@ def _check_same_tokenizer(wanted: Any, got: Any, what: str) -> None:
         )
     for name in SPECIAL_TOKENS:
         before, after = getattr(wanted, name), getattr(got, name)
-        if before != after and name != "pad_token_id":
-            was, becomes = (None if x is None else wanted.convert_ids_to_tokens(x) for x in (before, after))
+        if before != after:
             raise ValueError(
-                f"tokenizer must be {what}, but its {name} is {after} ({becomes!r}) in place of {before} ({was!r}): texts "
-                f"would end with another token. Set {name.removesuffix('_id')} to {becomes!r} in the tokenizers of teacher and "
-                "student and save both, or take another tokenizer"
+                f"tokenizer must be {what}, but its {name} is {after!r} in place of {before!r}: texts would begin or end with "
+                f"another token. Set {name} to {after!r} in the tokenizers of teacher and student and save both, or take another "
+                "tokenizer"
             )
     ends = wanted.eos_token
     if (

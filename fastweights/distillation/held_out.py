@@ -9,16 +9,19 @@ import numpy as np
 import psutil
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..checks import check_size, check_some
-from ..data.text.packing import Row
+from ..data.text.packing import PackedRows, Row, ShuffledRows
 from ..evaluation.causal_models import final_hidden, output_head
 from ..evaluation.reading import check_model, evaluating
+from ..kinds import checked
 from ..models.prompts import free_memory
 from .losses import summed_kl
 
-__all__ = ["HeldOutKL"]
+__all__ = ["HeldOutKL", "Rows", "first_rows"]
 
+Rows = Sequence[Row] | PackedRows | ShuffledRows  # tokens, and where documents start
 SHARE = 0.5  # of the free memory, that the teacher's hidden states may fill
 
 
@@ -30,6 +33,12 @@ class _Batch(NamedTuple):
     counted_BT: Tensor
 
 
+def first_rows(rows: Rows, count: int | None = None) -> list[Row]:
+    """The first `count` rows; all when None."""
+    return [rows[row] for row in range(len(rows) if count is None else min(count, len(rows)))]
+
+
+@checked
 class HeldOutKL:
     """KL(teacher || student) on rows of text, in nats per predicted token.
 
@@ -38,7 +47,7 @@ class HeldOutKL:
 
     Args:
         teacher: a causal language model.
-        rows: of one length, as `fastweights.data.text.PackedRows` gives them: tokens and where documents start.
+        rows: of one length: `PackedRows`, or a list of rows as it gives them.
         batch_size: rows to read at a time.
 
     Attributes:
@@ -48,12 +57,16 @@ class HeldOutKL:
         ValueError: no rows, or rows in which no token is followed by another of its document.
     """
 
-    def __init__(self, teacher: Any, rows: Sequence[Row], *, batch_size: int = 1) -> None:
+    def __init__(self, teacher: PreTrainedModel, rows: Rows, *, batch_size: int = 1) -> None:
         check_model(teacher)
-        check_some("rows", rows, "row")
         check_size("batch_size", batch_size)
+        read = first_rows(rows)
+        check_some("rows", read, "row")
+        lengths = {len(ids) for ids, _ in read}
+        if len(lengths) > 1:
+            raise ValueError(f"rows must be of one length, got {min(lengths)} to {max(lengths)} tokens; cut them alike")
         self.teacher = teacher
-        self._batches = [_stack(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
+        self._batches = [_stack(read[start : start + batch_size]) for start in range(0, len(read), batch_size)]
         self.tokens = sum(int(batch.counted_BT.sum()) for batch in self._batches)
         if not self.tokens:
             raise ValueError("rows must hold documents of two tokens or more, got none; take longer rows")
@@ -63,10 +76,10 @@ class HeldOutKL:
                 self._read = list(self._teacher_hidden())
 
     def __call__(self, student: Any) -> float:
-        """Of one student, in any mode; it is left in that mode.
+        """Of one student on the teacher's device, in any mode; it is left in that mode.
 
         Raises:
-            ValueError: the student's vocabulary is another one, or the divergence is not finite.
+            ValueError: the student's vocabulary or device is another one, or the divergence is not finite.
         """
         check_model(student)
         head, taught = output_head(student), output_head(self.teacher)
@@ -77,8 +90,8 @@ class HeldOutKL:
                 total += summed_kl(
                     _counted_hidden(student, batch),
                     head.weight_VD,
-                    teacher_TE.to(head.weight_VD.device),
-                    taught.weight_VD.to(head.weight_VD.device),
+                    teacher_TE,
+                    taught.weight_VD,
                     student_bias_V=head.bias_V,
                     teacher_bias_V=taught.bias_V,
                     student_softcap=head.softcap,

@@ -46,7 +46,7 @@ def summed_kl(
     The factor $\tau^2$ keeps the size of the gradients at every temperature (Hinton et al. 2015, section 2). Logits exist for
     one chunk of tokens at a time; backward computes them again from the log-sum-exps that forward keeps. Gradients of the
     student are exact; the teacher gets none. The products of each side are in the dtype of its hidden states, or autocast's;
-    softcaps, softmax, sums and the gradients of weight and bias are in float32, or float64 where a side's products are.
+    softcaps, softmax, sums and the gradients of weight and bias are in float32, or float64 where the student's products are.
 
     Args:
         student_hidden_TD, student_weight_VD: final hidden states of T tokens (0 or more), and the weight of the output layer.
@@ -75,7 +75,7 @@ def summed_kl(
     tokens, vocabulary = len(student_hidden_TD), len(student_weight_VD)
     if len(teacher_weight_VE) != vocabulary:
         raise ValueError(
-            f"teacher_weight_VE must have the student's {vocabulary:,} tokens of the vocabulary, got "
+            f"teacher_weight_VE must have as many tokens of a vocabulary as student_weight_VD, {vocabulary:,}, got "
             f"{len(teacher_weight_VE):,}; take a teacher and a student with one tokenizer, and resize_token_embeddings of the "
             "smaller model where one of them has only filled up its vocabulary"
         )
@@ -88,17 +88,18 @@ def summed_kl(
     )
     for name, given, shape in shapes:
         if given is not None:
-            _check_shape(name, given, str(list(shape)), given.shape == shape)
-    for name, number in (
-        ("temperature", temperature),
-        ("student_softcap", student_softcap),
-        ("teacher_softcap", teacher_softcap),
+            others = " and ".join(one for one in ("student_hidden_TD", "student_weight_VD") if one != name)
+            _check_shape(name, given, f"{list(shape)} to fit {others}", given.shape == shape)
+    temperature = check_positive("temperature", temperature)
+    sides = {}
+    for name, hidden, softcap in (
+        ("student", student_hidden_TD, student_softcap),
+        ("teacher", teacher_hidden_TE, teacher_softcap),
     ):
-        if number is not None:
-            check_positive(name, number)
+        bound = None if softcap is None else check_positive(f"{name}_softcap", softcap)
+        sides[name] = _Side(product_dtype(hidden), bound, temperature)
     settings = _Settings(
-        student=_Side(product_dtype(student_hidden_TD), student_softcap, temperature),
-        teacher=_Side(product_dtype(teacher_hidden_TE), teacher_softcap, temperature),
+        **sides,
         chunk=chunk_size(student_hidden_TD.device, 2 * vocabulary) if chunk is None else check_size("chunk", chunk),
     )
     student = (student_hidden_TD, student_weight_VD, student_bias_V)

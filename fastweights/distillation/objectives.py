@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,33 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ..evaluation.causal_models import OutputHead, final_hidden, output_head
 from ..models.hybrid.model import positions_of
 from ..models.loss import IGNORED, OutputLayer, chunk_size, next_labels, summed_cross_entropy
 from ..models.rows import Rows
 from .losses import hidden_loss, summed_kl
 from .run import DistillRun
-from .teacher import HIDDEN, INPUTS, OUTPUTS, Teacher, final_hidden
+from .teacher import HIDDEN, INPUTS, OUTPUTS, Teacher
 
 __all__ = ["Objective"]
-
-
-@dataclass(frozen=True)
-class Head:
-    """The output layer of a model: logits z = c tanh((h W^T + b) / c), without softcap h W^T + b."""
-
-    weight: Tensor
-    bias: Tensor | None
-    softcap: float | None
-
-    @classmethod
-    def of(cls, model: Any) -> Head:
-        layer = model.get_output_embeddings()
-        return cls(layer.weight, layer.bias, softcap(model))
-
-
-def softcap(model: Any) -> float | None:
-    """The bound of a model's logits (Gemma 2), None where there is none."""
-    return getattr(model.config, "final_logit_softcapping", None)
 
 
 class Objective:
@@ -55,7 +36,7 @@ class Objective:
     def __init__(self, run: DistillRun, student: Any, teacher: Teacher | None) -> None:
         student.set_output_embeddings(OutputLayer.from_linear(student.get_output_embeddings()))
         self._run, self._student, self._forward = run, student, student.forward
-        self._teacher = None if teacher is None else Head.of(teacher.model)
+        self._teacher = None if teacher is None else output_head(teacher.model)
 
     def __call__(
         self,
@@ -116,8 +97,8 @@ class Objective:
 
     def _hidden(self, batch: dict[str, Tensor]) -> Tensor:
         """The student's final hidden states [1, N, D]."""
-        inputs = {name: batch[name] for name in ("input_ids", "cu_seqlens")}
-        return final_hidden(self._student, self._forward, **inputs, use_cache=False)
+        edges = batch["cu_seqlens"]
+        return final_hidden(self._student, batch["input_ids"], forward=self._forward, cu_seqlens=edges, use_cache=False)
 
     def _output(
         self, hidden_1ND: Tensor, batch: dict[str, Tensor], weights: Sequence[float], temperature: float | None = None
@@ -135,19 +116,19 @@ class Objective:
         weight_VD: Tensor,
         bias_V: Tensor | None,
     ) -> Tensor:
-        (kl, hidden, text), head = weights, Head(weight_VD, bias_V, softcap(self._student))
+        (kl, hidden, text), head = weights, output_head(self._student)._replace(weight_VD=weight_VD, bias_V=bias_V)
         parts = []
         if kl:
             assert self._teacher is not None
             divergence = summed_kl(
                 hidden_1ND[0],
-                head.weight,
+                head.weight_VD,
                 batch[HIDDEN][0],
-                self._teacher.weight,
+                self._teacher.weight_VD,
                 batch["mask"][0],
                 temperature,
-                student_bias_V=head.bias,
-                teacher_bias_V=self._teacher.bias,
+                student_bias_V=head.bias_V,
+                teacher_bias_V=self._teacher.bias_V,
                 student_softcap=head.softcap,
                 teacher_softcap=self._teacher.softcap,
             )
@@ -159,18 +140,18 @@ class Objective:
         return torch.stack(parts).sum()
 
 
-def _text_loss(hidden_ND: Tensor, head: Head, target_N: Tensor) -> Tensor:
+def _text_loss(hidden_ND: Tensor, head: OutputHead, target_N: Tensor) -> Tensor:
     """The summed next-token loss, without the logits of all tokens at once."""
-    if head.bias is None and head.softcap is None:
-        return summed_cross_entropy(hidden_ND, head.weight, target_N)
+    if head.bias_V is None and head.softcap is None:
+        return summed_cross_entropy(hidden_ND, head.weight_VD, target_N)
 
     def chunk_loss(hidden: Tensor, target: Tensor) -> Tensor:
-        logits = F.linear(hidden, head.weight, head.bias).float()
+        logits = F.linear(hidden, head.weight_VD, head.bias_V).float()
         if head.softcap is not None:
             logits = head.softcap * (logits / head.softcap).tanh()
         return F.cross_entropy(logits, target, ignore_index=IGNORED, reduction="sum")
 
-    size = chunk_size(hidden_ND.device, len(head.weight))
+    size = chunk_size(hidden_ND.device, len(head.weight_VD))
     chunks = zip(hidden_ND.split(size), target_N.split(size), strict=True)
     return torch.stack([checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks]).sum()
 

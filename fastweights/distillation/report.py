@@ -19,7 +19,8 @@ from ..evaluation.ruler import NEEDLE_TASKS
 from ..kinds import checked
 from ..outputs import check_file, has_keys
 from ..results.distillation import Distillation, ModelMeasures, save_distillation
-from .held_out import HeldOutKL
+from ..training.folder import as_stored
+from .held_out import HeldOutKL, Rows
 from .progress import MeasuringProgress
 
 __all__ = ["REPORT", "compare_models", "is_report"]
@@ -35,9 +36,9 @@ def compare_models(
     teacher: PreTrainedModel,
     tokenizer: Any,
     *,
-    rows: Any,
+    settings: EvaluationSettings,
+    rows: Rows,
     documents: Iterable[Any] = (),
-    settings: EvaluationSettings | None = None,
     text: str | None = None,
     curve: Sequence[tuple[int, float]] = (),
     output: Path | None = None,
@@ -46,12 +47,11 @@ def compare_models(
     """Measures a student and its teacher: held-out KL(teacher || student), perplexity by length, needles, size of the cache.
 
     Args:
-        student, teacher: causal language models with one tokenizer, each on a device of its own choice.
+        student, teacher: causal language models with one tokenizer, on one device.
+        settings: `measures` among "perplexity" and the needle tasks, with their lengths.
         rows: held-out text for the divergence, rows of one length, as `rank_layers` takes them; all are read,
             `settings.batch_size` at a time.
         documents: token ids of held-out text for the perplexity, a document each.
-        settings: `measures` among "perplexity" and the needle tasks, with their lengths; those of `EvaluationSettings` with
-            perplexity, s-niah-1 and s-niah-2 when None.
         text: what needles are hidden in; Python's language reference when None.
         curve: the held-out KL during training, by the tokens read, which the result keeps.
         output: folder for distillation.json. None writes nothing.
@@ -61,7 +61,6 @@ def compare_models(
         ValueError: another measure, a length that no needle fits into, too little text, vocabularies of different sizes, results
             that are not finite, or an output folder with another file of this name.
     """
-    settings = settings or EvaluationSettings(measures=(PERPLEXITY, "s-niah-1", "s-niah-2"))
     for measure in settings.measures:
         check_choice("a measure of a distillation", measure, MEASURES)
     path = None if output is None else output / REPORT
@@ -76,7 +75,7 @@ def compare_models(
     per_model = sum(1 if measure == PERPLEXITY else len(lengths) for measure in settings.measures)
     measured: dict[str, ModelMeasures] = {}
     with MeasuringProgress(console, "teacher and student", total=1 + 2 * per_model) as progress:
-        divergence = HeldOutKL(teacher, [rows[row] for row in range(len(rows))], batch_size=settings.batch_size)
+        divergence = HeldOutKL(teacher, rows, batch_size=settings.batch_size)
         held_out_kl = divergence(student)
         progress.end(f"KL {held_out_kl:.4f}")
         for name, model in models.items():
@@ -96,10 +95,7 @@ def compare_models(
         kl_tokens=[tokens for tokens, _ in curve],
         kls=[kl for _, kl in curve],
         **measured,
-        settings={  # as JSON has them
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in dataclasses.asdict(settings).items()
-        },
+        settings=as_stored(dataclasses.asdict(settings)),
         versions=versions(),
         machine=machine(str(student.device)),
     )

@@ -6,9 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..checks import check_choice, check_number, check_path, check_positive, check_text, describe_value
+from ..checks import check_choice, check_number, check_path, check_positive, check_text, check_texts, describe_value
+from ..evaluation.ruler import NEEDLE_TASKS
 from ..models.loading import empty_model, find_saved_model, load_config
 from ..training.language import LanguageRun
+from ..training.language.agreement import sample_model
 from .losses import HIDDEN_LOSSES
 
 __all__ = ["OBJECTIVES", "TEACHER_DTYPES", "DistillRun"]
@@ -33,7 +35,8 @@ class DistillRun(LanguageRun):
             the files.
         objective: what the student learns.
             "attention": the memory in every converted layer learns what the attention in its place gave, on the teacher's hidden
-            states. All layers learn from one forward of the teacher, and the rest of the student is not computed.
+            states. All layers learn from one forward of the teacher. The rest of the student is not computed, so that
+            gradient_checkpointing, which is by blocks, does nothing.
             "logits": the student learns the teacher's distribution over the next token, and its final hidden states.
             "text": the next token, without a teacher, as for long contexts at the end.
         attention_loss: "mse" or "cosine" (1 - cosine), the mean over tokens, summed over layers; of "attention".
@@ -41,7 +44,10 @@ class DistillRun(LanguageRun):
         kl_weight, hidden_weight, text_weight: the loss of "logits" is kl_weight KL(teacher || student) + hidden_weight times the
             hidden_loss + text_weight times the next-token loss, each the mean over the tokens that predict one.
         temperature: both sides' logits are divided by it in the training loss, and the divergence is multiplied by its square.
-        train: as in `LanguageRun`. () is the attention modules that have a memory for "attention", and all parameters for others.
+        needles: needle tasks that teacher and student are compared by at the end, at each of context_lengths, beside held-out
+            divergence and perplexity; () for none.
+        train: as in `LanguageRun`. () is the attention modules that have a memory for "attention", and all parameters for
+            others, without those of an output layer of its own where hidden_weight alone is above 0.
         cache_teacher: folder where the teacher's final hidden states are kept per row of text, in its dtype, and read again
             by later epochs, stages and runs with the same teacher and rows; False computes them each time. A token takes twice
             the teacher's width in bytes, with float32 four times. "attention" needs what every layer computed, and keeps
@@ -63,6 +69,7 @@ class DistillRun(LanguageRun):
     hidden_weight: float = 0.0
     text_weight: float = 0.0
     temperature: float = 1.0
+    needles: tuple[str, ...] = ("s-niah-1", "s-niah-2")
     cache_teacher: str | bool = False
 
     def __post_init__(self) -> None:
@@ -76,6 +83,8 @@ class DistillRun(LanguageRun):
             raise ValueError(
                 f"context_parallel must be 1 in a distillation, whose attention reads whole rows, got {self.context_parallel}"
             )
+        if self.compile is True:
+            raise ValueError('compile must be "blocks", False or None in a distillation, got True; choose "blocks"')
         check_text("teacher", self.teacher)
         for name, known in (
             ("teacher_dtype", TEACHER_DTYPES),
@@ -86,6 +95,9 @@ class DistillRun(LanguageRun):
             check_choice(name, getattr(self, name), known)
         if self.objective == "attention" and self.forward_prefetch:
             raise ValueError('forward_prefetch must be 0 with the objective "attention", which calls no whole blocks')
+        object.__setattr__(self, "needles", check_texts("needles", self.needles, what="names of needle tasks"))
+        for task in self.needles:
+            check_choice("a needle task", task, NEEDLE_TASKS)
         for name in ("kl_weight", "hidden_weight", "text_weight"):
             check_number(name, getattr(self, name), low=0)
         check_positive("temperature", self.temperature)
@@ -106,10 +118,27 @@ class DistillRun(LanguageRun):
         """Whether the objective compares with a teacher."""
         return self.objective != "text"
 
+    @property
+    def reads_logits(self) -> bool:
+        """Whether the loss depends on the output layer."""
+        return self.objective == "text" or (self.objective == "logits" and self.kl_weight + self.text_weight > 0)
+
     def trained_parameters(self, model: Any) -> tuple[str, ...]:
-        if self.train or self.objective != "attention":
+        if self.train:
             return self.train
-        return tuple(f"model.layers.{layer}.self_attn.*" for layer in model.memory_layers())
+        if self.objective == "attention":
+            return tuple(f"model.layers.{layer}.self_attn.*" for layer in model.memory_layers())
+        if self.reads_logits:
+            return ()
+        return tuple(name for name, _ in model.named_parameters() if not name.startswith("lm_head."))
+
+    @property
+    def teacher_content(self) -> str:
+        """A hash that tells the teacher from others: of its settings, and the sizes and first bytes of its weights."""
+        return sample_model(find_saved_model(Path(self.teacher)))
+
+    def fingerprints(self) -> dict[str, str]:
+        return {"teacher_content": self.teacher_content} if self.needs_teacher else {}
 
     def memory_beside(self) -> dict[str, float]:
         if not (self.needs_teacher and self.teacher):

@@ -23,7 +23,7 @@ from ..kinds import checked
 from ..models import HybridModel
 from ..outputs import check_file, has_keys
 from ..results.distillation import LayerRanking, load_ranking, save_ranking
-from .held_out import HeldOutKL
+from .held_out import HeldOutKL, Rows, first_rows
 from .progress import MeasuringProgress
 
 __all__ = ["RANKING", "SelectionSettings", "auto_layers", "is_ranking", "rank_layers", "rows_of_documents"]
@@ -66,12 +66,14 @@ class SelectionSettings:
         return min(self.rows, self.tokens // length)
 
 
+@checked
 def auto_layers(keep: str, layers: int) -> int | None:
     """N of "auto:N", the number of layers, of `layers`, to keep as attention; None for a text that does not begin with "auto:".
 
     Raises:
         ValueError: N is no whole number, or more than `layers`.
     """
+    check_size("layers", layers)
     if not keep.startswith(AUTO):
         return None
     count = keep.removeprefix(AUTO)
@@ -80,6 +82,7 @@ def auto_layers(keep: str, layers: int) -> int | None:
     return int(count)
 
 
+@checked
 def rows_of_documents(
     documents: Iterable[Sequence[int]], *, length: int, settings: SelectionSettings, separator: int | None = None
 ) -> list[Row]:
@@ -98,7 +101,7 @@ def rows_of_documents(
 def rank_layers(
     student: HybridModel,
     teacher: PreTrainedModel,
-    rows: Any,
+    rows: Rows,
     *,
     settings: SelectionSettings | None = None,
     output: Path | None = None,
@@ -131,9 +134,8 @@ def rank_layers(
     _check_pair(student, teacher)
     if settings.training_steps and train is None:
         raise ValueError(f"train must be a function where training_steps is {settings.training_steps}, got None")
-    count = settings.count(len(rows[0][0])) if len(rows) else 0
-    chosen = [rows[row] for row in range(min(count, len(rows)))]
-    check_some("rows", chosen, "row")
+    check_some("rows", first_rows(rows, 1), "row")
+    chosen = first_rows(rows, settings.count(len(rows[0][0])))
     path = None if output is None else output / RANKING
     if path is not None:
         check_file("output", path, is_ranking, "ranking")

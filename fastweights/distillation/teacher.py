@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..evaluation.causal_models import final_hidden
 from ..models.hybrid.model import positions_of
 from ..models.loading import find_saved_model, load_weights
 from .cache import RowCache
 
-__all__ = ["HIDDEN", "INPUTS", "OUTPUTS", "Int8Linear", "Teacher", "final_hidden", "quantize_linears"]
+__all__ = ["HIDDEN", "INPUTS", "OUTPUTS", "Int8Linear", "Teacher", "load_teacher", "quantize_linears"]
 
 # What a batch gets of a teacher: final hidden states [1, B T, E]; of each converted layer [layers, 1, B T, E].
 HIDDEN, INPUTS, OUTPUTS = "teacher_hidden", "teacher_inputs", "teacher_outputs"
@@ -60,6 +61,14 @@ def quantize_linears(model: PreTrainedModel) -> None:
                 setattr(parent, name, Int8Linear(part))
 
 
+def load_teacher(folder: str | Path, dtype: str, device: torch.device) -> Any:
+    """The model in a folder, as `DistillRun.teacher_dtype` says, in evaluation mode and without gradients."""
+    model = load_weights(find_saved_model(Path(folder)), "bfloat16" if dtype == "int8" else dtype)
+    if dtype == "int8":
+        quantize_linears(model)
+    return model.eval().requires_grad_(False).to(device)
+
+
 class Teacher:
     """A pretrained model that is read.
 
@@ -85,10 +94,7 @@ class Teacher:
         length: int,
         cache: RowCache | None = None,
     ) -> None:
-        self.model = load_weights(find_saved_model(Path(folder)), "bfloat16" if dtype == "int8" else dtype)
-        if dtype == "int8":
-            quantize_linears(self.model)
-        self.model.eval().requires_grad_(False).to(device)
+        self.model = load_teacher(folder, dtype, device)
         self._layers, self._length, self._cache = tuple(layers), length, cache
 
     @torch.no_grad()
@@ -111,9 +117,7 @@ class Teacher:
 
     def _final_hidden(self, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
         with torch.autocast(ids_BT.device.type, enabled=False):
-            return final_hidden(
-                self.model, self.model.forward, input_ids=ids_BT, position_ids=positions_BT, use_cache=False
-            )
+            return final_hidden(self.model, ids_BT, position_ids=positions_BT, use_cache=False)
 
     @contextmanager
     def _observed(self, ids_BT: Tensor) -> Iterator[dict[str, Tensor]]:
@@ -135,15 +139,3 @@ class Teacher:
         finally:
             for hook in hooks:
                 hook.remove()
-
-
-def final_hidden(model: Any, forward: Callable[..., Any], **inputs: Any) -> Tensor:
-    """The final hidden states [B, T, D] of a causal language model, which are what its output layer reads. forward: of the model;
-    it gives logits to the last token alone."""
-    seen: list[Any] = []
-    hook = model.base_model.register_forward_hook(lambda module, args, output: seen.append(output))
-    try:
-        forward(**inputs, logits_to_keep=1)
-    finally:
-        hook.remove()
-    return seen[0][0]

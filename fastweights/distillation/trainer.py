@@ -9,9 +9,8 @@ import torch
 from transformers import TrainerCallback
 
 from ..data.text import PreparedText
-from ..models.loading import find_saved_model
-from ..training.language.agreement import sample_model
 from ..training.language.folder import LanguageFolder
+from ..training.language.rows import DataStart
 from ..training.language.trainer import LanguageTrainer
 from .cache import RowCache
 from .objectives import Objective
@@ -35,16 +34,13 @@ class DistillTrainer(LanguageTrainer):
         folder: LanguageFolder,
         callbacks: list[TrainerCallback],
         earlier: Path | None = None,
+        start: DataStart | None = None,
     ) -> None:
-        super().__init__(run, model, text, folder, callbacks, earlier)
+        super().__init__(run, model, text, folder, callbacks, earlier, start)
         self.teacher = make_teacher(run, model, self.args.device) if run.needs_teacher else None
         objective = Objective(run, model, self.teacher)
-        self.MEASURED = objective.measured  # type: ignore[misc]
+        self.measured = objective.measured
         model.forward = objective
-
-    @classmethod
-    def fingerprints(cls, run: Any) -> dict[str, str]:
-        return {"teacher_content": content_of(run.teacher)} if run.needs_teacher else {}
 
     def blocks_of(self, model: Any) -> list[torch.nn.Module]:
         blocks = super().blocks_of(model)
@@ -69,11 +65,6 @@ def make_teacher(run: DistillRun, student: Any, device: torch.device) -> Teacher
     """The teacher of a run, on a device."""
     cache = None
     if isinstance(run.cache_teacher, str):
-        cache = RowCache(run.cache_teacher, f"{content_of(run.teacher)}-{run.teacher_dtype}")
+        cache = RowCache(run.cache_teacher, f"{run.teacher_content}-{run.teacher_dtype}")
     layers = list(student.memory_layers()) if run.objective == "attention" else []
     return Teacher(run.teacher, run.teacher_dtype, device, layers=layers, length=run.length, cache=cache)
-
-
-def content_of(teacher: str) -> str:
-    """A hash that tells a teacher from others: of its settings, and the first bytes and sizes of its weights."""
-    return sample_model(find_saved_model(Path(teacher)))

@@ -4,6 +4,7 @@ output layer. Logits then exist for as many tokens as a caller wants at a time."
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -62,10 +63,17 @@ def state_size(model: Any, length: int) -> int:
     return total
 
 
-def final_hidden(model: Any, input_ids: Tensor, mask_BS: Tensor | None = None, **inputs: Any) -> Tensor:
+def final_hidden(
+    model: Any,
+    input_ids: Tensor,
+    mask_BS: Tensor | None = None,
+    forward: Callable[..., Any] | None = None,
+    **inputs: Any,
+) -> Tensor:
     """Final hidden states [B, T, D] of tokens [B, T], as the output layer gets them.
 
-    mask: 0 for padding; of these tokens, after those in a cache. inputs: others of the model's forward, such as past_key_values.
+    mask: 0 for padding; of these tokens, after those in a cache. forward: called in place of the model, for its own forward where
+    another one has taken its place. inputs: others of the model's forward, such as past_key_values.
     """
     if not is_other(model):
         return model.model(input_ids, attention_mask=mask_BS, **inputs).last_hidden_state
@@ -75,7 +83,7 @@ def final_hidden(model: Any, input_ids: Tensor, mask_BS: Tensor | None = None, *
     found: list[Tensor] = []
     hook = model.base_model.register_forward_hook(lambda module, args, outputs: found.append(outputs[0]))
     try:
-        model(input_ids, attention_mask=mask_BS, logits_to_keep=1, **inputs)
+        (forward or model)(input_ids, attention_mask=mask_BS, logits_to_keep=1, **inputs)
     finally:
         hook.remove()
     return found[0]

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..checks import shape_of
+from ..ops.context_parallel.agreement import find_differences, gather_objects
 from ..ops.context_parallel.collectives import all_gather
+from ..ops.context_parallel.documents import begin_row
 from ..ops.context_parallel.group import ContextParallel
 from .loss import IGNORED, next_labels
 from .rows import Rows
@@ -49,6 +50,8 @@ class DividedRows(Rows):
             self.cu_seqlens = torch.arange(batch + 1, device=device) * time
         if self.cu_seqlens is not None and self._missing:
             self.cu_seqlens = F.pad(self.cu_seqlens[:-1], (0, 1), value=cp.size * self.share)
+        if self.cu_seqlens is not None:
+            self.cu_seqlens = begin_row(self.cu_seqlens)
 
     def pack(self, x_BTD: Tensor, filling: int | None = None) -> Tensor:
         """This rank's part [1, share, ...] of a tensor [B, T, ...]. filling: the number that fills the row up, in place of the
@@ -75,23 +78,14 @@ class DividedRows(Rows):
 
 def check_same_batch(cp: ContextParallel, tokens: Tensor) -> None:
     """ValueError, on every rank, unless all ranks have the same ids, or embeddings of one shape. Waits for a GPU."""
-    own: tuple[Any, ...] = (shape_of(tokens),)
+    own: dict[str, Any] = {"shape": shape_of(tokens)}
     if not tokens.is_floating_point():
-        own += (int((tokens.flatten() * torch.arange(1, tokens.numel() + 1, device=tokens.device)).sum()),)
-    found: list[Any] = [None] * cp.size
-    with torch.cuda.device_of(tokens):  # where NCCL puts the objects
-        dist.all_gather_object(found, own, group=cp.group)
-    for rank, other in enumerate(found):
-        if other != found[0]:
-            what = (
-                f"shape {other[0]} on rank {rank} and {found[0][0]}"
-                if other[0] != found[0][0]
-                else f"others on rank {rank} than"
-            )
-            raise ValueError(
-                f"input_ids or inputs_embeds must be the same whole batch on every rank of the group, got {what} on rank 0; give "
-                "all ranks of a group the rows that one of them would read alone"
-            )
+        own["checksum"] = int((tokens.flatten() * torch.arange(1, tokens.numel() + 1, device=tokens.device)).sum())
+    for name, what in find_differences(gather_objects(own, cp, tokens)).items():
+        raise ValueError(
+            f"input_ids or inputs_embeds must be the same whole batch on every rank of the group, got {name} {what}; give all "
+            "ranks of a group the rows that one of them would read alone"
+        )
 
 
 def sum_over_ranks(x: Tensor, cp: ContextParallel) -> Tensor:

@@ -1,5 +1,6 @@
 """Results of recall experiments, trained language models and evaluations: record types and their files."""
 
+from .distillation import Distillation, LayerGain, LayerRanking, ModelMeasures
 from .evaluation import HarnessScore, LengthPerplexity, NeedleRecall, RulerRecall, SuiteScores, WordRecall
 from .experiment import RecallSummary, load_results, save_results, summarize
 from .language import LanguageResult
@@ -8,9 +9,13 @@ from .recall import RecallResult
 from .records import ResultsError
 
 __all__ = [
+    "Distillation",
     "HarnessScore",
     "LanguageResult",
+    "LayerGain",
+    "LayerRanking",
     "LengthPerplexity",
+    "ModelMeasures",
     "NeedleRecall",
     "RecallResult",
     "RecallSummary",

@@ -59,7 +59,7 @@ def from_record(kind: type[Made], record: Any, path: Path) -> Made:
 
 def _make_inner(value: Any, hint: Any, path: Path) -> Any:
     """The value of a field: a dataclass, or a list of them, in place of JSON objects."""
-    if dataclasses.is_dataclass(hint):
+    if dataclasses.is_dataclass(hint) and not isinstance(value, hint):  # type: ignore[arg-type]
         return from_record(hint, value, path)  # type: ignore[arg-type]
     if get_origin(hint) is list and isinstance(value, list):
         return [_make_inner(entry, get_args(hint)[0], path) for entry in value]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -25,6 +26,9 @@ GRACE = 1.0  # seconds that others get after a failure
 def _work(rank: int, size: int, folder: str, calls: Any) -> None:
     import torch.distributed as dist
 
+    signal.pthread_sigmask(
+        signal.SIG_SETMASK, ()
+    )  # a server that a training has started holds signals back, also that to end
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=LONGEST / 2)

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from fastweights.data.text import prepare_text
 from fastweights.distillation import DistillRun
 from fastweights.models import linearize
 
-from ..training.language.small import small_run
+from ..training.language.small import SHARD, log, small_run
 
 SIZES = {
     "hidden_size": 32,
@@ -65,3 +65,17 @@ def distill_run(folder: Path, **changes: Any) -> DistillRun:
             **changes,
         }
     )
+
+
+def save(model: Any, models: Path, folder: Path, tokenizer: Any = None) -> str:
+    """The folder, with the model and a tokenizer, that of `models` where none is given."""
+    model.save_pretrained(folder)
+    (tokenizer or AutoTokenizer.from_pretrained(models / "teacher")).save_pretrained(folder)
+    return str(folder)
+
+
+def assert_same_bits(run: DistillRun, other: DistillRun, step: int = 6) -> None:
+    """Two trainings have the same log, model and moments."""
+    assert log(run) == log(other)
+    for name in ("model/model.safetensors", f"checkpoints/checkpoint-{step}/{SHARD}"):
+        assert Path(run.output, name).read_bytes() == Path(other.output, name).read_bytes()

@@ -10,12 +10,13 @@ from transformers import (
     MambaForCausalLM,
 )
 
-from fastweights.distillation import DistillRun, distill, plan_distillation
+from fastweights.distillation import DistillRun, distill
 from fastweights.distillation.check import check_distillation
+from fastweights.distillation.distill import plan_distillation
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, linearize
 from fastweights.training.language import load_run, train_language
 
-from .runs import make_teacher
+from .runs import make_teacher, save
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,9 @@ from .runs import make_teacher
         ({"teacher_dtype": "int4"}, r"teacher_dtype must be one of 'bfloat16', 'float32', 'int8'"),
         ({"kl_weight": 0}, r"kl_weight or hidden_weight must be above 0"),
         ({"kl_weight": -1.0}, r"kl_weight must be"),
+        ({"compile": True}, r'compile must be "blocks", False or None in a distillation'),
         ({"temperature": 0}, r"temperature must be"),
+        ({"needles": ("s-niah-9",)}, r"a needle task must be one of"),
         ({"context_parallel": 2}, r"context_parallel must be 1 in a distillation"),
         ({"train": ("",)}, r"train must be a list of names"),
     ],
@@ -47,12 +50,6 @@ def refused(run, message):
     with pytest.raises(ValueError, match=message) as error:
         distill(run)
     assert "\n" not in str(error.value)
-
-
-def save(model, models, folder, tokenizer=None):
-    model.save_pretrained(folder)
-    (tokenizer or AutoTokenizer.from_pretrained(models / "teacher")).save_pretrained(folder)
-    return str(folder)
 
 
 def test_a_student_that_is_no_hybrid(make_run, models, tmp_path):
@@ -128,6 +125,17 @@ def test_parameters_that_are_not_there_or_get_no_gradient(make_run):
     )
 
 
+def test_an_output_layer_without_gradient(make_run):
+    hidden = {"kl_weight": 0.0, "hidden_weight": 1.0}
+    refused(make_run(**hidden, train=("lm_head.*", "*.memory.*")), "train must not name parameters of the output layer")
+    plan = plan_distillation(make_run(**hidden))["models"][0]
+    assert plan["parameters"] - plan["trained parameters"] == 300 * 32
+
+
+def test_a_needle_that_does_not_fit(make_run):
+    refused(make_run(context_lengths=(64, 16)), "needles must fit into the shortest of context_lengths: ")
+
+
 def test_a_tokenizer_that_is_not_the_teachers(make_run, models, tmp_path):
     changed = AutoTokenizer.from_pretrained(models / "teacher")
     changed.add_tokens(["<new>"])
@@ -143,7 +151,7 @@ def test_a_tokenizer_that_rewrites_the_end_of_text(make_run, models, tmp_path):
     chat = AutoTokenizer.from_pretrained(models / "teacher")
     chat.eos_token = chat.convert_ids_to_tokens(5)
     teacher = save(LlamaForCausalLM.from_pretrained(models / "teacher"), models, tmp_path / "teacher", chat)
-    refused(make_run(teacher=teacher), r"its eos_token_id is 0 \('<\|endoftext\|>'\) in place of 5")
+    refused(make_run(teacher=teacher), r"its eos_token is '<\|endoftext\|>' in place of ")
 
 
 def test_a_tokenizer_that_is_another_one_once_it_is_saved(make_run, monkeypatch):
@@ -157,7 +165,7 @@ def test_a_tokenizer_that_is_another_one_once_it_is_saved(make_run, monkeypatch)
         return tokenizer
 
     monkeypatch.setattr(check, "load_any_tokenizer", load_changed)
-    refused(make_run(), "tokenizer must be the same once it is saved with the student, but its eos_token_id is 5")
+    refused(make_run(), "tokenizer must be the same once it is saved with the student, but its eos_token is ")
 
 
 def test_runs_of_the_other_command(make_run, tmp_path):

@@ -9,12 +9,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from fastweights.cli import main
-from fastweights.distillation import distill, plan_distillation
+from fastweights.distillation import distill
+from fastweights.distillation.distill import plan_distillation
 from fastweights.models import HybridModel
+from fastweights.results.distillation import load_distillation
 from fastweights.results.language import load_result
 from fastweights.training.language import train_language
 
 from ..training.language.small import SHARD, log, small_run
+from .runs import assert_same_bits, make_teacher, save
 
 FILE = """
 output = "{output}"
@@ -28,7 +31,9 @@ log_every = 1
 evaluate_every = 2
 evaluation_rows = 7
 checkpoint_every = 3
-context_lengths = []
+context_lengths = [16, 64]
+context_texts = 2
+needles = []
 [model]
 path = "{folder}/student"
 [corpus]
@@ -53,12 +58,6 @@ def weights(run):
     return load_file(Path(run.output, "model", "model.safetensors"))
 
 
-def same_bits(run, other, step=6):
-    assert log(run) == log(other)
-    for name in ("model/model.safetensors", f"checkpoints/checkpoint-{step}/{SHARD}"):
-        assert Path(run.output, name).read_bytes() == Path(other.output, name).read_bytes()
-
-
 def test_the_stages_of_a_run_file(models, tmp_path, capsys):
     output = tmp_path / "out"
     file = tmp_path / "run.toml"
@@ -79,15 +78,21 @@ def test_the_stages_of_a_run_file(models, tmp_path, capsys):
     model = AutoModelForCausalLM.from_pretrained(output / "long" / "model")
     assert isinstance(model, HybridModel) and model.config.model_type == "fastweights_llama"
     assert "held-out loss" in (output / "long" / "model" / "README.md").read_text().lower()
-    capsys.readouterr()
-    assert main(["distill", str(file), "--quiet"]) == 0  # a finished one is not trained again
-    assert "long" in capsys.readouterr().out
+    compared = load_distillation(output / "distillation.json")
+    assert [row.length for row in compared.student.perplexities] == [16, 64]
+    assert [row.loss for row in compared.student.perplexities] == [row["loss"] for row in long.perplexities]
+    assert compared.kl_tokens == [128, 256, 384, 512] and compared.kls == first.held_out_kls + logits.held_out_kls
+    assert "Teacher and student" in capsys.readouterr().out and (output / "distillation.png").exists()
+    written = (output / "distillation.json").stat().st_mtime_ns
+    assert main(["distill", str(file), "--quiet"]) == 0  # a finished one is neither trained nor measured again
+    assert "Teacher and student" in capsys.readouterr().out
+    assert (output / "distillation.json").stat().st_mtime_ns == written
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"objective": "attention", "attention_loss": "cosine"},
+        pytest.param({"objective": "attention", "attention_loss": "cosine"}, marks=pytest.mark.slow),
         {"hidden_weight": 0.1, "temperature": 2.0, "cache_teacher": True},
     ],
     ids=lambda changes: changes.get("objective", "logits"),
@@ -99,10 +104,11 @@ def test_an_interrupted_training_ends_with_the_bits_of_another(make_run, tmp_pat
     distill(whole)
     assert distill(cut, stop_at=4) is None
     distill(cut)
-    same_bits(cut, whole)
+    assert_same_bits(cut, whole)
     assert [point["step"] for point in log(cut) if "held_out_kl" in point] == [4, 6]
 
 
+@pytest.mark.slow
 def test_cached_outputs_are_those_that_are_computed(make_run, tmp_path, monkeypatch):
     plain, cached = make_run("plain"), make_run("cached", cache_teacher=str(tmp_path / "cache"))
     distill(plain)
@@ -115,7 +121,7 @@ def test_cached_outputs_are_those_that_are_computed(make_run, tmp_path, monkeypa
     monkeypatch.setattr(Teacher, "_final_hidden", lambda *arguments: pytest.fail("computed again"))
     again = make_run("again", cache_teacher=str(tmp_path / "cache"))
     distill(again)
-    same_bits(again, cached)
+    assert_same_bits(again, cached)
 
 
 def test_only_the_parameters_that_are_named_learn(make_run, models):
@@ -129,9 +135,6 @@ def test_only_the_parameters_that_are_named_learn(make_run, models):
 
 
 def test_a_teacher_that_has_changed_is_another_work(make_run, models, tmp_path):
-    from .runs import make_teacher
-    from .test_check import save
-
     first, other = (save(make_teacher(initializer_range=x), models, tmp_path / f"{x}") for x in (0.02, 0.05))
     assert distill(make_run(teacher=first), stop_at=2) is None
     with pytest.raises(ValueError, match="holds another training: teacher_content is"):
@@ -151,7 +154,7 @@ def test_train_continues_a_hybrid(models, tmp_path):
         models,
         output=str(tmp_path / "out"),
         model={"path": str(models / "student")},
-        train="*.memory.*",
+        train=("*.memory.*",),
         context_lengths=(),
         max_steps=4,
     )

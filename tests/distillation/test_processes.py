@@ -16,7 +16,7 @@ from fastweights.results.language import load_result
 from fastweights.training.language import load_run
 
 from ..training.language.launching import torchrun
-from .test_distill import same_bits
+from .runs import assert_same_bits
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signals_arrive")]
 
@@ -97,18 +97,19 @@ def test_killed_at_random_moments(write, tmp_path, name):
         file.write_text(file.read_text().replace("max_steps = 6\n", ""))
     cut, whole = (load_run(file, kind=DistillRun) for file in files)
     draw, command = random.Random(0), [sys.executable, "-m", "fastweights", "distill", str(files[0]), "--quiet"]
-    log = Path(cut.output, "log.jsonl")
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        points = log.read_text().count("\n") if log.exists() else 0
-        until = time.monotonic() + 120
-        while process.poll() is None and (log.read_text().count("\n") if log.exists() else 0) < points + draw.randint(
-            1, 6
-        ):
+        wanted, until = points(cut) + draw.randint(1, 6), time.monotonic() + 300
+        while process.poll() is None and points(cut) < wanted:
             assert time.monotonic() < until
             time.sleep(0.005)
         process.send_signal(number)
         process.wait(timeout=60)
     distill(cut)
     distill(whole)
-    same_bits(cut, whole, step=30)
+    assert_same_bits(cut, whole, step=30)
+
+
+def points(run):
+    log = Path(run.output, "log.jsonl")
+    return log.read_text().count("\n") if log.exists() else 0

@@ -89,7 +89,14 @@ def test_the_pictures_have_the_numbers(tmp_path):
     whole = {line.get_gid(): list(line.get_ydata()) for line in right.get_lines()}
     for name in ("teacher", "student"):
         assert whole[name] == [row.perplexity for row in getattr(result, name).perplexities]
-    assert len(distillation_plot(dataclasses.replace(result, kls=[], kl_tokens=[])).axes) == 1
+    without_curve = dataclasses.replace(result, kls=[], kl_tokens=[])
+    nothing = dataclasses.replace(result.teacher, perplexities=[])
+    assert [one.get_xlabel()[:7] for one in distillation_plot(without_curve).axes] == ["context"]
+    assert [one.get_xlabel()[:6] for one in distillation_plot(dataclasses.replace(result, teacher=nothing)).axes] == [
+        "tokens"
+    ]
+    with pytest.raises(ValueError, match="result must have perplexities"):
+        distillation_plot(dataclasses.replace(without_curve, teacher=nothing))
     ranking = rank_layers(student, teacher, rows())
     kept = ranking.best(1)
     (axes,) = ranking_plot(ranking, kept).axes

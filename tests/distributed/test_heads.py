@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastweights.ops import delta_rule, delta_rule_, palimpsa, variational_linear_attention
 from fastweights.ops.authoring import on_heads, penalized_memory
+from fastweights.ops.context_parallel.agreement import find_differences
 from fastweights.ops.context_parallel.heads import choose_units
 from fastweights.testing import CASES
 from fastweights.testing.processes import processes
@@ -184,3 +185,13 @@ def test_signature_and_docstring() -> None:
     assert list(inspect.signature(variational_linear_attention).parameters)[-1] == "cp_group"
     before, after = variational_linear_attention.__doc__.split("\n    cp_group: ")
     assert "\nArgs:\n" in before and "\n\nReturns:\n" in after
+
+
+def test_differences_are_of_whole_values() -> None:
+    """Messages show the beginning of long ones."""
+    same, long = {"a": 1, "c": 2}, 100 * "x"
+    records = [{**same, "b": long + "1"}, {**same, "b": long + "2"}, {"b": long + "2", "c": 2}]
+    assert find_differences(records, lambda x: str(x)[:3]) == {
+        "a": "1 on ranks 0, 1 and not there on rank 2",
+        "b": "xxx on rank 0 and xxx on ranks 1, 2",
+    }

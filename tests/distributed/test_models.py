@@ -80,6 +80,7 @@ def checkpointed(model: nn.Module) -> nn.Module:
 
 
 def compiled(model: Any) -> nn.Module:
+    torch.compiler.reset()  # of blocks that this process has compiled before
     for block in model.model.layers:
         block.compile(backend="aot_eager", fullgraph=True)
     return model

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastweights.ops.context_parallel.costs import estimate_seconds, exchanged_bytes
+from fastweights.ops.context_parallel import collectives
+from fastweights.ops.context_parallel.costs import H100_LINK, estimate_seconds, exchanged_bytes, link_speed
 from fastweights.ops.context_parallel.group import ContextParallel
-from fastweights.ops.framework.checks import Sizes
+from fastweights.ops.framework.checks import Sizes, check_inputs
 from fastweights.testing import CASES
 from fastweights.testing.cases import OpCase, OpInputs
 from fastweights.testing.contract.compare import EXTREMES, assert_close, mix_extremes, random_states, relative_error
@@ -189,6 +192,47 @@ def test_costs() -> None:
             assert min(seconds, key=lambda name: seconds[name]) == way
     many, few = (costs("linear_attention-none", 32768, count=count)[1]["state"] for count in (1000, 1))
     assert many > 2 * few
+
+    assert link_speed(H100_LINK, 9) == link_speed(H100_LINK, 8) / 9  # over a network
+
+
+def count_bytes(names: Sequence[str]) -> list[tuple[float, float]]:
+    """What this process sends for a call by each way of these ops, in rows and packed, as counted and as expected."""
+    found, sent = [], 0
+
+    def exchange(out: Tensor, x: Tensor, received: Any, parts: Any, group: Any) -> None:
+        nonlocal sent
+        size, rank = group.size(), group.rank()
+        sent += x.nbytes - (x.nbytes // size if parts is None else x[0].nbytes * parts[rank])
+        all_to_all(out, x, received, parts, group=group)
+
+    def gather(out: Tensor, x: Tensor, group: Any) -> None:
+        nonlocal sent
+        sent += (group.size() - 1) * x.nbytes
+        all_gather(out, x, group=group)
+
+    all_to_all, all_gather = dist.all_to_all_single, collectives._gather_into
+    with mock.patch.object(dist, "all_to_all_single", exchange), mock.patch.object(collectives, "_gather_into", gather):
+        for case in map(CASES.__getitem__, names):
+            for way, packed in itertools.product(ways_of(case), (False, True)):
+                cp, sent = ContextParallel(dist.group.WORLD, way), 0
+                inputs = case.draw(batch=1 if packed else 2, time=8, heads=2, value_heads=4, dtype=torch.bfloat16)
+                given = {"cu_seqlens": torch.tensor([0, 3, 8 * cp.size])} if packed else {}
+                case.op(**inputs.arguments(), **given, cp_group=cp)
+                named = {name: inputs.arguments().get(name) for name in case.spec.inputs}
+                sizes = check_inputs(case.spec, tuple(named.values()))
+                found.append((sent, exchanged_bytes(case.spec, named, sizes, cp.size, way, packed)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "names", [["delta_rule-head", "precondition_keys", "mesa"], pytest.param([*CASES], marks=pytest.mark.slow)]
+)
+def test_expected_bytes_are_sent(names: list[str]) -> None:
+    """The costs, by which a way is chosen and a training planned, count what the collectives send."""
+    for of_rank in processes(2).run(count_bytes, names):
+        for sent, expected in of_rank:
+            assert sent == expected > 0
 
 
 @pytest.mark.slow

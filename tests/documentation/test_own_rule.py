@@ -73,6 +73,7 @@ def test_the_kernels_keep_the_contract(tests: str) -> None:
     assert len(passed("own_package", "-k", tests)) == (2 if tests != "kernels" else 6)
 
 
+@pytest.mark.slow  # as in test_first_commands.py
 def test_the_command_of_the_page_takes_the_layer() -> None:
     command = "fastweights mixers two-speed --import examples/own_rule/two_speed.py"
     assert f"    {command}\n" in (ROOT / "docs" / "own_rule.md").read_text()

@@ -37,7 +37,6 @@ ORDER = (
     ("analysis", "conversion", "evaluation", "serving"),
     ("training",),
     ("distillation",),
-    ("distillation",),
     ("integrations",),
     ("cli",),
     ("__main__",),

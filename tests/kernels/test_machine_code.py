@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastweights.ops import palimpsa
 from fastweights.testing import OpCase, OpInputs
-from tests.ops.kernel_launches import recorded
+from tests.ops.kernel_launches import Compilation, recorded
 
 from . import forms
 from .cases import KERNEL_CASES, ONE_OF_EACH_FAMILY
@@ -116,13 +116,21 @@ def tiles_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("fastweights.kernels.common.call.has_large_shared_memory", lambda device: large)
 
 
-def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> None:
+def all_forms(launches: Iterable[Callable[[], object]]) -> list[Compilation]:
+    return list({one.key: one for call in launches for one in recorded(call)}.values())
+
+
+def first_forms(launches: Iterable[Callable[[], object]]) -> list[Compilation]:
+    """Every kernel in the form that is launched first: compiling takes seconds per form."""
+    return list({one.kernel.fn: one for one in reversed(all_forms(launches))}.values())
+
+
+def check_compiled(kernels: list[Compilation], capability: int) -> None:
     import triton
 
-    kernels = {one.key: one for call in launches for one in recorded(call)}
     assert kernels
     wrong, spills_are_known = [], triton.__version__.startswith(RECORDED_WITH)
-    for one in kernels.values():
+    for one in kernels:
         compiled = one.compile(capability)
         of_chunk = one.kernel.fn.__module__.startswith(("fastweights.kernels.chunk.", "fastweights.kernels.common."))
         in_float32 = of_chunk and not {"*bf16", "*fp16"} & set(one.signature.values())
@@ -137,19 +145,22 @@ def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> No
     assert not wrong, "\n".join(wrong)
 
 
-# Compiling takes seconds per kernel: forms that together hold every kernel, and fewer for the other width and GPU.
+# One form or more of every family, forwards and backwards. Lattice's other forms take half a minute; of those, the two kernels of
+# the backward whose layouts matter are compiled below.
 CHOSEN = [
     ("delta_rule-head-write", "bfloat16", 128, 90),
     ("preconditioned_delta_rule-channel", "bfloat16", 128, 90),
-    ("delta_rule-channel", "bfloat16", 64, 80),
+    ("linear_attention-head", "bfloat16", 64, 80),
     ("elementwise_longhorn", "bfloat16", 64, 90),
     ("palimpsa", "bfloat16", 32, 90),
     ("lattice-decode", "bfloat16", 64, 90),
     ("output_normalized_ttt", "bfloat16", 64, 90),
     ("recursive_least_squares-none", "bfloat16", 128, 90),
     ("gated_kalmanet-chebyshev", "bfloat16", 64, 90),
+    ("variational_linear_attention-refresh", "bfloat16", 64, 90),
 ]
 MORE = [
+    ("delta_rule-channel", "bfloat16", 64, 80),
     ("lattice-decode", "bfloat16", 128, 90),
     ("lattice-encode-decay", "bfloat16", 64, 90),
     ("lattice-similarity-free", "float16", 64, 80),
@@ -172,13 +183,16 @@ MORE = [
 ]
 
 
+FORM = ("name", "dtype", "width", "capability")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """With --every-form all of them, which takes many minutes."""
-    if metafunc.function is test_memory:
-        chosen = [*CHOSEN, *(pytest.param(*form, marks=pytest.mark.slow) for form in MORE)]
+    if metafunc.function is test_all_forms_of_memory:
+        chosen = [*CHOSEN, *MORE]
         if metafunc.config.getoption("--every-form"):
             chosen = list(product(KERNEL_CASES, ("bfloat16", "float16"), (64, 128), (80, 90)))
-        metafunc.parametrize(("name", "dtype", "width", "capability"), chosen)
+        metafunc.parametrize(FORM, chosen)
 
 
 def misplaced(instructions: Iterable[str]) -> list[str]:
@@ -261,20 +275,43 @@ def test_an_overwritten_operand_is_recognized(buffers: int, pendings: int, wrong
     assert overwritten_operands(LOOP.format(buffers=buffers, pendings=pendings)) == wrong
 
 
+def in_segments(name: str, dtype: str, width: int) -> Callable[[], None]:
+    """One sequence in segments, with states before and after: every kernel of the op."""
+    return partial(launch, KERNEL_CASES[name], width, time=4096, heads=2, with_states=True, dtype=getattr(torch, dtype))
+
+
+@pytest.mark.parametrize(FORM, CHOSEN)
 def test_memory(name: str, dtype: str, width: int, capability: int) -> None:
-    """Sequences walked whole, and one in segments with states before and after."""
-    call = partial(launch, KERNEL_CASES[name], width, dtype=getattr(torch, dtype))
-    whole = partial(call, time=256, heads=8, with_states=False)
-    in_segments = partial(call, time=4096, heads=2, with_states=True)
-    compile_all([whole, in_segments], capability)
+    """Every kernel once: those of matrix states, which most rules launch, for the rules that launch no others."""
+    kernels = first_forms([in_segments(name, dtype, width)])
+    if KERNEL_CASES[name].spec.name not in ("linear_attention", "delta_rule", "preconditioned_delta_rule"):
+        kernels = [one for one in kernels if ".common.delta_rule." not in one.kernel.fn.__module__]
+    check_compiled(kernels, capability)
 
 
-def test_narrow_heads_of_palimpsa() -> None:
-    """The 170M preset's: a program reads three blocks of columns, without a spill."""
+@pytest.mark.slow
+def test_all_forms_of_memory(name: str, dtype: str, width: int, capability: int) -> None:
+    """Sequences walked whole too."""
+    case = KERNEL_CASES[name]
+    whole = partial(launch, case, width, time=256, heads=8, with_states=False, dtype=getattr(torch, dtype))
+    check_compiled(all_forms([whole, in_segments(name, dtype, width)]), capability)
+
+
+def read_of_narrow_heads() -> Compilation:
+    """Of Palimpsa, in the 170M preset."""
     inputs = [torch.zeros(16, 2048, 16, 48, dtype=torch.bfloat16) for _ in range(4)]
     kernels = recorded(lambda: palimpsa(*inputs, torch.zeros(16, 2048, 16), backend="triton"))
     (read,) = (one for one in kernels if one.kernel.__name__ == "read_posterior")
-    assert read.choices["BLOCKS"] == 3 and read.compile(90).stack == 0
+    return read
+
+
+def test_narrow_heads_are_read_in_three_blocks() -> None:
+    assert read_of_narrow_heads().choices["BLOCKS"] == 3
+
+
+@pytest.mark.slow
+def test_reading_narrow_heads_spills_nothing() -> None:
+    assert read_of_narrow_heads().compile(90).stack == 0
 
 
 @pytest.mark.parametrize(("width", "parts", "registers"), [(48, 6, 168), (64, 8, 255), (96, 6, 168), (128, 8, 255)])
@@ -308,12 +345,17 @@ AROUND_MEMORIES = {
         forms.ring_attention,
     )
 }
-AROUND = [*AROUND_MEMORIES.values(), pytest.param(forms.convolution_of_rows, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("launches", AROUND)
+@pytest.mark.parametrize("launches", AROUND_MEMORIES.values())
 def test_around(launches: Callable[[], Iterable[Callable[[], object]]]) -> None:
-    compile_all(launches(), 90)
+    check_compiled(first_forms(launches()), 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launches", [*AROUND_MEMORIES.values(), forms.convolution_of_rows])
+def test_all_forms_around(launches: Callable[[], Iterable[Callable[[], object]]]) -> None:
+    check_compiled(all_forms(launches()), 90)
 
 
 def for_every_gpu(*fast: tuple[str, int]) -> pytest.MarkDecorator:
@@ -329,15 +371,15 @@ def for_every_gpu(*fast: tuple[str, int]) -> pytest.MarkDecorator:
     )
 
 
-@for_every_gpu(("linear_attention-none-64", 100), ("gated_norm", 100))
+@for_every_gpu(("linear_attention-none-64", 100), ("step_decay", 100))
 def test_every_gpu(name: str, capability: int) -> None:
     """A kernel compiles, and a program finds its shared memory, whatever the version of Triton."""
     if name in AROUND_MEMORIES:
         calls = list(AROUND_MEMORIES[name]())
     else:
         family, _, width = name.rpartition("-")
-        calls = [partial(launch, KERNEL_CASES[family], int(width), time=4096, heads=2, with_states=True)]
-    kernels = {one.key: one for call in calls for one in recorded(call)}
+        calls = [in_segments(family, "bfloat16", int(width))]
+    kernels = all_forms(calls)
     assert kernels
-    shared = {one.kernel.__name__: one.compile(capability).shared for one in kernels.values()}
+    shared = {one.kernel.__name__: one.compile(capability).shared for one in kernels}
     assert {kernel: size for kernel, size in shared.items() if size > SHARED[capability]} == {}

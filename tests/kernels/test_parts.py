@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastweights.ops.context_parallel import documents
 from fastweights.ops.context_parallel.group import ContextParallel
 from fastweights.testing import CASES
 from fastweights.testing.cases import OpCase, OpInputs
@@ -46,8 +48,13 @@ def read_part(name: str, form: str) -> tuple[list[Tensor], list[Tensor]]:
     case, inputs, given, leaves = draw(name, form)
     time = FORMS[form][0] // cp.size
     part = inputs.at((slice(None), slice(cp.rank * time, (cp.rank + 1) * time)))
-    o, states = case(part, **given, backend="triton", cp_group=cp)
-    return [o.detach(), *(x.detach() for x in states)], differentiate(o, states, leaves, cp.size)
+    if "cu_seqlens" in given:
+        given["cu_seqlens"] = documents.begin_row(given["cu_seqlens"])
+    with mock.patch.object(documents, "Documents", wraps=documents.Documents) as made:
+        o, states = case(part, **given, backend="triton", cp_group=cp)
+        gradients = differentiate(o, states, leaves, cp.size)
+    assert made.call_count == ("cu_seqlens" in given)  # forward and backward
+    return [o.detach(), *(x.detach() for x in states)], gradients
 
 
 @pytest.mark.parametrize("form", [pytest.param(x, marks=pytest.mark.slow) if FORMS[x][0] > 256 else x for x in FORMS])

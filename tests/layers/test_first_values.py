@@ -153,9 +153,8 @@ def test_first_skip(name, first):
         ("comba", 0.01),
     ],
 )
-def test_defaults_learn(name, learning_rate, tmp_path):
+def test_defaults_learn(name, learning_rate, tmp_path, one_thread):
     """Recall of 4 pairs with all defaults of `fastweights recall`, at one of its learning rates; guessing gives 1/4."""
-    torch.set_num_threads(1)
     runs = RecallExperiment(mixers=(name,), pairs=(4,)).runs()
     run = next(run for run in runs if run.learning_rate == learning_rate)
     result = train_run(run, tmp_path / "run.checkpoint")

@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ import torch
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
-# Before vLLM is imported: in one process, on the cores that there are.
+if find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed; make test-vllm installs it", allow_module_level=True)
+# Before vLLM is imported: in one process, on the cores that there are. Without it, other tests see nothing of this.
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 os.environ |= {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-vllm = pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
+vllm = pytest.importorskip("vllm")
 
 VOCABULARY = 64
 LENGTHS = (1, 3, 17, 64, 200)

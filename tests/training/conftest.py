@@ -1,12 +1,8 @@
-"""One thread, as in the workers: the numbers of a run are those of one thread."""
+"""Trainings have one thread, as in the workers."""
 
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def always_one_thread(one_thread):
+    pass

@@ -91,10 +91,13 @@ def test_tasks_with_nothing_to_save_are_ended_at_once():
     def interrupt():
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGALRM, lambda number, frame: interrupt())
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    with pytest.raises(KeyboardInterrupt):
-        run_tasks([Call("sleep", time.sleep, (60.0,))], Pool(workers=1, stop_seconds=0.0))
+    before = signal.signal(signal.SIGALRM, lambda number, frame: interrupt())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            run_tasks([Call("sleep", time.sleep, (60.0,))], Pool(workers=1, stop_seconds=0.0))
+    finally:
+        signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - began < 20.0
 
 

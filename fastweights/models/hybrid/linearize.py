@@ -180,10 +180,9 @@ def _carry_over(teacher: PreTrainedModel, hybrid: Any) -> None:
     if lost:
         raise ValueError(f"the weights {', '.join(lost)} of the teacher have no counterpart in its hybrid")
     for name, buffer in teacher.named_buffers():
-        owner, _, last = name.rpartition(".")
-        module = hybrid.get_submodule(owner)
-        if module._buffers[last] is not None and module._buffers[last].is_meta:
-            module._buffers[last] = buffer.detach().clone()
+        if hybrid.get_buffer(name).is_meta:  # it is not among the saved weights
+            owner, _, last = name.rpartition(".")
+            hybrid.get_submodule(owner).register_buffer(last, buffer.detach().clone(), persistent=False)
     for own in hybrid.parameters():
         own.requires_grad_(True)
     hybrid.tie_weights()

@@ -55,7 +55,8 @@ class LinearMap:
             return self.run(tensors, *options)
         group = group_of(options[-1])
         if isinstance(group, PlannedGroup):
-            group.note(self.name, tensors)
+            share = group.size() - 1 if self is _ALL_GATHER else 1 - 1 / group.size()
+            group.note(self.name, share * sum(x.nbytes for x in tensors))
         return self.fake(tensors, *options)
 
     def _keep(self, ctx: Any, inputs: Sequence[Any], output: Tensors) -> None:

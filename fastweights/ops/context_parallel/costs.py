@@ -10,7 +10,7 @@ Way "state" computes more, see `extra_macs`. Kernels of the delta rules (`PartKe
 nothing. Elsewhere a delta rule carries K columns besides its V, and adds K V per token and head for what the state before the
 part answers. A sum is formed once more, by a product of K V per token and head in float32.
 
-With the rates below, which are those of H100 in one host, at 8 heads, K = V = 128, four processes and 32,768 tokens of each,
+With the rates below, which are those of H100, 8 per host, at 8 heads, K = V = 128, four processes and 32,768 tokens of each,
 "state" is the shorter way for every rule that has kernels for its map or passes a sum. To exchange the heads of a delta rule
 takes about 1.4 ms for a forward and backward, its states .02 ms. For rows of a few hundred tokens, and for many packed documents,
 whose states are read and written one by one, "heads" is shorter.
@@ -32,12 +32,15 @@ from ..framework.spec import OpSpec
 from .by_kernels import part_kernels
 from .heads import choose_units
 
-__all__ = ["estimate_seconds", "exchanged_bytes", "extra_macs", "most_columns"]
+__all__ = ["H100_LINK", "estimate_seconds", "exchanged_bytes", "extra_macs", "link_speed", "most_columns"]
 
 Named = Mapping[str, Any]
-# Of one H100: what an all-to-all over NVLink sends per second, bytes of memory, and multiply-adds that the kernels of the delta
-# rules reach in 16 bits. With wider numbers they reach as many bytes of operands.
-SENT_PER_SECOND = 3e11
+HOST = 8  # GPUs that one host usually has
+NETWORK = 50e9  # bytes per second that a GPU sends to other hosts: 400 Gb/s
+LINK_UTILISATION = 2 / 3  # part of a link's speed that an all-to-all reaches: 300 of 450 GB/s on H100
+# Of one H100: bytes per second that it sends to another one of its host, from the data sheet; bytes of its memory; and
+# multiply-adds that the kernels of the delta rules reach in 16 bits. With wider numbers they reach as many bytes of operands.
+H100_LINK = 450e9
 MEMORY_PER_SECOND = 2.5e12
 MACS_PER_SECOND = 2.6e13
 BACKWARD = 1.7  # operations, per operation of the forward
@@ -56,13 +59,18 @@ def estimate_seconds(
         backend: of the op. Inputs without numbers are taken to be those of a GPU.
     """
     sent = {way: exchanged_bytes(spec, inputs, sizes, ranks, way, count is not None) for way in ("heads", "state")}
-    seconds = {way: 2 * found / SENT_PER_SECOND for way, found in sent.items()}
+    seconds = {way: 2 * found / link_speed(H100_LINK, ranks) for way, found in sent.items()}
     x = first_input(inputs)
     seconds["state"] += (1 + BACKWARD) * extra_macs(spec, sizes, x, backend) / (MACS_PER_SECOND * 2 / x.itemsize)
     if count is not None:  # the states of all sequences are written and read, forward and backward
         states = count * sum(math.prod(sizes.shape(state.dims)) for state in spec.states.values())
         seconds["state"] += 4 * states * 2 * compute_dtype(x).itemsize / MEMORY_PER_SECOND
     return seconds
+
+
+def link_speed(link: float, processes: int) -> float:
+    """Bytes per second that each of so many neighbouring processes sends. link: of a GPU within a host, from its data sheet."""
+    return LINK_UTILISATION * (link if processes <= HOST else min(link, NETWORK))
 
 
 def most_columns(spec: OpSpec, x: Tensor, backend: str) -> int:

@@ -1,8 +1,7 @@
 """What a short convolution needs of tokens that other processes hold: the inputs before its own part, and the last of all.
 
-Sequences are rows of x [B, T, D], or documents packed into one row with `edges`, cumulative lengths [N+1] of the whole row. T
-is the number of tokens of one process. `window` are the inputs before whole sequences, [N, count, D] on every process, zeros
-when None.
+Sequences are rows of x [B, T, D], or documents packed into one row. T is the number of tokens of one process. `window` are the
+inputs before whole sequences, [N, count, D] on every process, zeros when None.
 """
 
 from __future__ import annotations
@@ -11,31 +10,28 @@ import torch
 from torch import Tensor
 
 from .collectives import all_gather, all_to_all
+from .documents import Rows
 from .group import ContextParallel
 
-__all__ = ["last_inputs", "own_edges", "read_halo"]
+__all__ = ["last_inputs", "read_halo"]
 
 
-def own_edges(edges: Tensor, time: int, cp: ContextParallel) -> Tensor:
-    """[N+1] cumulative lengths of what lies of each document in this process's part; documents of other parts are empty."""
-    return (edges - cp.rank * time).clamp(0, time)
-
-
-def read_halo(x: Tensor, count: int, window: Tensor | None, edges: Tensor | None, cp: ContextParallel) -> Tensor:
+def read_halo(x: Tensor, count: int, window: Tensor | None, sequences: Rows) -> Tensor:
     """[N, count, D]: the inputs before this process's part of each sequence, of its document alone. count: 1 to T."""
+    cp, read_N = sequences.cp, sequences.read
     tail = x[:, x.shape[1] - count :]
     behind, before = (cp.rank + 1) % cp.size, (cp.rank - 1) % cp.size  # a ring: each process has the same graph
     sent, received = ([tail.numel() * (rank == other) for rank in range(cp.size)] for other in (behind, before))
     halo = all_to_all(tail.flatten(), sent, received, cp).view(tail.shape)
-    if edges is None:
+    if read_N is None:
         is_read = torch.full((1, 1), cp.rank > 0, device=x.device)
         return _choose(is_read, halo, window)
-    read_N = (cp.rank * x.shape[1] - edges[:-1]).clamp_min(0)
     return _choose(_reach(read_N, count), halo, _shift(window, read_N))
 
 
 def last_inputs(x: Tensor, count: int, window: Tensor | None, edges: Tensor | None, cp: ContextParallel) -> Tensor:
-    """[N, count, D]: the last inputs of whole sequences, on every process. count: 1 to T."""
+    """[N, count, D]: the last inputs of whole sequences, on every process. count: 1 to T; edges: cumulative lengths [N+1] of the
+    documents of the whole row."""
     time = x.shape[1]
     if edges is None:
         return all_gather(x[:, time - count :], cp)[-1]

@@ -132,7 +132,7 @@ class _Part:
         if start is None:
             start = first_state(self.spec, name, self.sizes, self.count, v)
         start = start.to(self.dtype)
-        by_kernels = None if v.is_meta else part_kernels(self.spec, v, self.backend)  # the exchange is the same
+        by_kernels = part_kernels(self.spec, v, self.backend)
         if by_kernels is not None:
             before = {**states, name: sequences.place(start, torch.zeros_like(sequences.pick_entering(start)))}
             return self.run_kernels(by_kernels, before)

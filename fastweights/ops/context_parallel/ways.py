@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..framework.checks import Sizes
+from ..framework.checks import Sizes, first_state
 from ..framework.spec import OpSpec
-from .costs import estimate_seconds
+from .costs import estimate_seconds, exchanged_bytes
 from .group import ContextParallel, as_context_parallel
 from .heads import choose_units, run_on_heads
+from .planned import PlannedGroup
 from .states import run_by_state
 
 __all__ = ["Divided", "choose_way", "divide", "run_divided"]
@@ -63,14 +64,33 @@ def choose_way(spec: OpSpec, cp: ContextParallel, sizes: Sizes, given: tuple[Any
 
 
 def run_divided(
-    call: Callable[..., tuple[Any, Any]], spec: OpSpec, cp: ContextParallel, sizes: Sizes, given: tuple[Any, ...]
+    way: str,
+    call: Callable[..., tuple[Any, Any]],
+    spec: OpSpec,
+    cp: ContextParallel,
+    sizes: Sizes,
+    given: tuple[Any, ...],
 ) -> tuple[Any, Any]:
-    """The outputs of this process's tokens, and the final states of whole sequences on every process.
+    """The outputs of this process's tokens, and the final states of whole sequences on every process. Those of a `PlannedGroup`
+    have no numbers.
 
     Args:
+        way: a key of `RUN`.
         call: `framework.call.call`.
         sizes: of this process's tokens.
         given: what `call` gets after the declaration, after the checks: inputs, options, the initial state of whole sequences,
             output_final_state, the cu_seqlens of whole sequences, backend.
     """
-    return RUN[choose_way(spec, cp, sizes, given)](call, spec, cp, sizes, given)
+    if isinstance(cp.group, PlannedGroup):
+        return _plan(way, cp.group, spec, sizes, given)
+    return RUN[way](call, spec, cp, sizes, given)
+
+
+def _plan(way: str, group: PlannedGroup, spec: OpSpec, sizes: Sizes, given: tuple[Any, ...]) -> tuple[Any, Any]:
+    inputs, _, _, final, cu_seqlens, _ = given
+    named, is_packed = dict(zip(spec.inputs, inputs)), cu_seqlens is not None
+    group.note(way, exchanged_bytes(spec, named, sizes, group.size(), way, is_packed))
+    like, count = inputs[0], len(cu_seqlens) - 1 if is_packed else sizes.B
+    outputs = [like.new_empty(sizes.B, sizes.T, *sizes.shape(output.dims)) for output in spec.outputs.values()]
+    states = [first_state(spec, name, sizes, count, like) for name in spec.states] if final else None
+    return outputs, states

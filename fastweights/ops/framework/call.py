@@ -13,8 +13,7 @@ from torch import Tensor
 from ...checks import check_flag, check_size
 from ...kernels.availability import takes_kernels
 from ..context_parallel.agreement import check_on_all_ranks
-from ..context_parallel.planned import PlannedGroup, call_nothing
-from ..context_parallel.ways import Divided, divide, run_divided
+from ..context_parallel.ways import Divided, choose_way, divide, run_divided
 from . import checks
 from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short, unwrap
 from .few_tokens import defer_decode, needs_gradient, recurrent
@@ -65,6 +64,7 @@ class Checked(NamedTuple):
     sizes: Sizes
     options: Mapping[str, Any]
     dtype: torch.dtype
+    way: str | None  # by which it runs on tokens that are divided over processes
 
 
 # Calls of kernels that passed the checks, by `call_key`. Their numbers are not read, so the next one would pass as well.
@@ -216,32 +216,32 @@ def call_divided(spec: OpSpec, cp: ContextParallel, given: Given) -> tuple[Any, 
     inputs, options, initial_state, final, cu_seqlens, backend = given
     named = {**dict(zip(spec.inputs, inputs)), **options, "initial_state": initial_state, "output_final_state": final}
     named |= {"op": spec.name, "cu_seqlens": cu_seqlens, "backend": backend, "way": cp.way}
-    sizes = check_on_all_ranks(cp, lambda: check_once(spec, given, cp.size), named).sizes
-    run = call_nothing if isinstance(cp.group, PlannedGroup) else call
-    outputs, states = run_divided(run, spec, cp, sizes, given)
+    checked = check_on_all_ranks(cp, lambda: check_once(spec, given, cp), named)
+    assert checked.way is not None
+    outputs, states = run_divided(checked.way, call, spec, cp, checked.sizes, given)
     return unwrap(outputs), None if states is None else unwrap(states)
 
 
-def check_once(spec: OpSpec, given: Given, parts: int = 1) -> Checked:
+def check_once(spec: OpSpec, given: Given, cp: ContextParallel | None = None) -> Checked:
     """What `check_call` finds out, from an earlier call where that is the same."""
     inputs, *_, cu_seqlens, _ = given
     key = None if torch.compiler.is_compiling() else call_key(spec, given)
     checked = None
     if key is not None:
-        key = (parts, *key)
+        key = (cp, *key)
         try:
             checked = _passed.get(key)
         except TypeError:  # some argument cannot be hashed
             key = None
     if checked is None:
-        checked = check_call(spec, given, parts)
+        checked = check_call(spec, given, cp)
         by_kernels = checked.recurrent or isinstance(checked.implementation, kernels)
         if key is not None and by_kernels and not checks.values_can_be_read(inputs[0]):
             if len(_passed) >= MAX_REMEMBERED:
                 _passed.clear()
             _passed[key] = checked
     elif cu_seqlens is not None:
-        check_cu_seqlens(cu_seqlens, checked.sizes.B, parts * checked.sizes.T)
+        check_cu_seqlens(cu_seqlens, checked.sizes.B, (1 if cp is None else cp.size) * checked.sizes.T)
     return checked
 
 
@@ -260,16 +260,14 @@ def call_key(spec: OpSpec, given: Given) -> Any:
     return spec, isinstance(initial_state, tuple), *tensors, *plain
 
 
-def check_call(spec: OpSpec, given: Given, parts: int = 1) -> Checked:
-    """parts: number of processes that a sequence is divided over."""
+def check_call(spec: OpSpec, given: Given, cp: ContextParallel | None = None) -> Checked:
+    """cp: the processes that a sequence is divided over."""
     inputs, options, initial_state, final, cu_seqlens, backend = given
     sizes = checks.check_inputs(spec, inputs)
     values = checks.check_options(spec, options, sizes)
     check_flag("output_final_state", final)
-    count = (
-        sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, parts * sizes.T, like=inputs[0]).count
-    )
-    like = inputs[0]
+    like, whole = inputs[0], sizes.T if cp is None else cp.size * sizes.T
+    count = sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, whole, like=like).count
     implementation = spec.backends[choose_backend(spec, backend, like, values, max(sizes.K, sizes.V))]
     recurs = (
         spec.recurrent is not None
@@ -281,7 +279,8 @@ def check_call(spec: OpSpec, given: Given, parts: int = 1) -> Checked:
     if initial_state is None and isinstance(implementation, kernels):  # these make a first state themselves
         for name in spec.states:
             first_state(spec, name, sizes, 0, like)  # refuses sizes that have none
-    return Checked(implementation, recurs, sizes, values, compute_dtype(like))
+    way = None if cp is None else choose_way(spec, cp, sizes, given)
+    return Checked(implementation, recurs, sizes, values, compute_dtype(like), way)
 
 
 def run(spec: OpSpec, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from ...kernels.availability import takes_kernels
 from ..context_parallel.agreement import check_on_all_ranks
+from ..context_parallel.documents import sequences_of_part
 from ..context_parallel.group import as_context_parallel
-from ..context_parallel.halo import last_inputs, own_edges, read_halo
+from ..context_parallel.halo import last_inputs, read_halo
 from ..framework.checks import LARGEST_HEAD, check_flag, check_number, check_tensor, shape_of
 from ..framework.node import KernelRule, Node, Tensors
 from ..framework.sequences import check_cu_seqlens
@@ -53,8 +55,8 @@ NODE = Node(
 def check_convolution(
     x: Any, weight: Any, bias: Any, activation: Any, normalize: Any, eps: Any, initial_state: Any, output_final_state: Any,
     cu_seqlens: Any, backend: Any, parts: int = 1,
-) -> None:  # fmt: skip
-    """parts: number of processes that a sequence is divided over."""
+) -> bool:  # fmt: skip
+    """Whether the kernels serve arguments that are right. parts: number of processes that a sequence is divided over."""
     check_tensor("x", x)
     if x.ndim != 3 or x.shape[2] < 1:
         raise ValueError(f"x must be [B, T, D], got shape {shape_of(x)}")
@@ -83,13 +85,18 @@ def check_convolution(
                 f"initial_state must be [{count}, {width - 1}, {channels}], got shape {shape_of(initial_state)}; "
                 "pass a call's final state"
             )
-    if takes_kernels(backend, x) and backend == "triton" and width > WIDEST:
+    by_kernels = takes_kernels(backend, x)
+    if by_kernels and backend == "triton" and width > WIDEST:
         raise ValueError(f"backend 'triton' takes filters up to {WIDEST} wide, got {width}; use 'torch' or 'auto'")
     if parts > 1 and x.shape[1] < width - 1:
         raise ValueError(
             f"x must have at least W-1 = {width - 1} tokens on each process with cp_group, got {x.shape[1]}; use fewer "
             "processes or longer sequences"
         )
+    return by_kernels and width <= WIDEST
+
+
+ARGUMENTS = tuple(inspect.signature(check_convolution).parameters)
 
 
 def short_convolution(
@@ -138,26 +145,25 @@ def short_convolution(
         ValueError: a shape, dtype, device, option or backend that does not fit; the message says which.
         TypeError: an argument of the wrong kind.
     """
-    given: dict[str, Any] = {
-        "x": x, "weight": weight, "bias": bias, "activation": activation, "normalize": normalize, "eps": eps,
-        "initial_state": initial_state, "output_final_state": output_final_state, "cu_seqlens": cu_seqlens, "backend": backend,
-    }  # fmt: skip
+    given = x, weight, bias, activation, normalize, eps, initial_state, output_final_state, cu_seqlens, backend
     cp = as_context_parallel(cp_group)
     if cp is None:
-        check_convolution(**given)
+        by_kernels = check_convolution(*given)
     else:
-        check_on_all_ranks(cp, lambda: check_convolution(**given, parts=cp.size), given)
+        named = dict(zip(ARGUMENTS, given))
+        by_kernels = check_on_all_ranks(cp, lambda: check_convolution(*given, parts=cp.size), named)
     width, silu = weight.shape[1], activation is not None
     window = None if initial_state is None else initial_state.to(x.dtype)
     edges = None if cu_seqlens is None else cu_seqlens.to(x.device)
     final = None
-    if cp is not None and width > 1:
-        if output_final_state:
+    if cp is not None:
+        sequences = sequences_of_part(cp, cu_seqlens, x.shape[1], x.device)
+        if width > 1 and output_final_state:
             final = last_inputs(x, width - 1, window, edges, cp)
-        window = read_halo(x, width - 1, window, edges, cp)
-    if cp is not None and edges is not None:
-        edges = own_edges(edges, x.shape[1], cp)
-    if takes_kernels(backend, x) and width <= WIDEST:
+        if width > 1:
+            window = read_halo(x, width - 1, window, sequences)
+        edges = None if sequences.cu_seqlens is None else sequences.cu_seqlens.to(x.device)
+    if by_kernels:
         keep = output_final_state and final is None
         y, last = NODE((x, weight, bias, window, edges), (silu, normalize, eps, keep))
     else:

@@ -19,6 +19,7 @@ from ...data.text import PreparedText
 from ...environment import code_version, installed_version, versions
 from ...files import partial_path, writing
 from ...models.loading import find_saved_model
+from ...ops.context_parallel.agreement import find_differences
 from ...untrusted import one_line
 from ..folder import as_stored
 from .processes import (
@@ -146,24 +147,14 @@ def _check_same(describe: Callable[[], Mapping[str, Any]], wanted: str, remedy: 
     if world_size() == 1:
         return
     records = gather_to_main(on_every_process(describe))
-    differences = from_main_process(_find_differences(records))
+    differences = from_main_process(find_differences(records, _show, name_ranks))
     if differences:
-        raise ValueError(f"{wanted}, but {'; '.join(differences)}. Please {remedy}")
+        found = "; ".join(f"{name} is {what}" for name, what in differences.items())
+        raise ValueError(f"{wanted}, but {found}. Please {remedy}")
 
 
-def _find_differences(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What differs between the records of the ranks: "torch is '2.12' on rank 0 (a) and '2.13' on ranks 1, 2 (b)"."""
-    found = []
-    for name in dict.fromkeys(name for record in records for name in record):
-        ranks: dict[str, list[int]] = {}
-        for rank, record in enumerate(records):
-            shown = one_line(json.dumps(record[name]), LONGEST) if record.get(name) is not None else "not there"
-            ranks.setdefault(shown, []).append(rank)
-        if len(ranks) > 1:
-            found.append(
-                f"{name} is " + " and ".join(f"{shown} on {name_ranks(*which)}" for shown, which in ranks.items())
-            )
-    return found
+def _show(value: Any) -> str:
+    return one_line(json.dumps(value), LONGEST)
 
 
 def check_shared(output: Path) -> None:

@@ -22,13 +22,12 @@ __all__ = [
     "exchanged_bytes",
     "exchanges",
     "gradient_bytes",
-    "link_speed",
     "tokens_of_process",
 ]
-
-HOST = 8  # GPUs that one host usually has
-NETWORK = 50e9  # bytes per second that a GPU sends to other hosts: 400 Gb/s
-LINK_UTILISATION = 2 / 3  # part of a link's speed that an all-to-all reaches: 300 of 450 GB/s on H100
+NOTED = {
+    "heads": ("heads", "to_heads"),
+    "state": ("state",),
+}  # by ways, under which names; to_heads is of softmax attention
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def _exchange(run: LanguageRun, name: str, mixer: Any, layers: int) -> Exchange:
     with error_prefix(f"context_parallel = {run.context_parallel}"), torch.no_grad():
         context_parallel(planned, group)
         planned(torch.empty(1, tokens, mixer.hidden_size, dtype=dtype, device="meta"))
-    ways = [way for way, collective in (("heads", "to_heads"), ("state", "all_gather")) if group.sent[collective]]
+    ways = [way for way, names in NOTED.items() if any(group.sent[name] for name in names)]
     return Exchange(name, layers, " and ".join(ways), group.sent.total(), tokens)
 
 
@@ -110,8 +109,3 @@ def gradient_bytes(run: LanguageRun, model: Any, processes: int) -> float:
         return 2 * 4 * share * parameters
     gathered = (2 if run.reshard_after_forward else 1) * (4 if run.precision == "no" else 2)
     return (gathered + 4) * run.accumulation * share * parameters
-
-
-def link_speed(link: float, processes: int) -> float:
-    """Bytes per second that each of so many neighbouring processes sends. link: of a GPU within a host, from its data sheet."""
-    return LINK_UTILISATION * (link if processes <= HOST else min(link, NETWORK))

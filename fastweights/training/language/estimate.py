@@ -15,7 +15,8 @@ from torch import nn
 
 from ...checks import check_choice, check_size
 from ...layers import Mixer, SoftmaxAttention
-from .communication import exchanged_bytes, gradient_bytes, link_speed, tokens_of_process
+from ...ops.context_parallel.costs import H100_LINK, link_speed
+from .communication import exchanged_bytes, gradient_bytes, tokens_of_process
 from .optimizers import muon_matrices
 from .run import UNSHARDED, LanguageRun
 from .schedule import StepPlan
@@ -62,7 +63,7 @@ GPUS = {
     "a100": Gpu(80e9, 312e12, 19.5e12, 300e9),
     "b200": Gpu(180e9, 2250e12, 75e12, 900e9),
     "gh200": Gpu(96e9, 989e12, 67e12, 450e9),
-    "h100": Gpu(80e9, 989e12, 67e12, 450e9),
+    "h100": Gpu(80e9, 989e12, 67e12, H100_LINK),
     "h200": Gpu(141e9, 989e12, 67e12, 450e9),
     "l40s": Gpu(48e9, 362e12, 91.6e12, 32e9),
     "rtx3090": Gpu(24e9, 71e12, 35.6e12, 32e9),

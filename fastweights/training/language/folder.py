@@ -27,7 +27,7 @@ MEASURED = ("context_lengths", "context_texts", "prompt")
 FREE = (
     *("output", "label", "cache", "compile", "graphs", "fsdp", "reshard_after_forward", "forward_prefetch"),
     *("context_parallel", "context_way", "keep_checkpoints", "tensorboard", "report_to", *MEASURED),
-    *("teacher", "cache_teacher"),  # of a distillation, whose teacher is known by its content
+    *("teacher", "cache_teacher", "needles"),  # of a distillation, whose teacher is known by its content
 )
 # Fields that came after the first run.json files were written. At their defaults they are left out.
 LATER = (
@@ -46,6 +46,7 @@ class LanguageFolder(OwnedFolder):
     tensorboard/             the same points for TensorBoard, where it is asked for
     model/                   the trained model and its tokenizer
     result.json, *.png       the measurements, once training has ended
+    distillation.json        of a distillation, teacher and student side by side
     diverged.json            why there is no result, where the caller has noted it
     """
 
@@ -53,6 +54,7 @@ class LanguageFolder(OwnedFolder):
     KEYS, IGNORED = ("model", "tokenizer", "length", "max_steps"), ("fsdp",)
     OWN = {
         **dict.fromkeys(("log.jsonl", "result.json", "results.json", "diverged.json", *PLOT_FILES), any_file),
+        **dict.fromkeys(("distillation.json", "distillation.png"), any_file),
         "checkpoints": {"checkpoint-[0-9]*": CHECKPOINT, "damaged-checkpoint-[0-9]*": CHECKPOINT},
         "tensorboard": {"events.out.tfevents.*": any_file},
         "model": SAVED_MODEL,

@@ -22,6 +22,7 @@ import torch.distributed
 from torch.distributed import PrefixStore, Store
 
 from ...environment import process_index, world_size
+from ...ops.context_parallel import agreement
 from .run import LanguageRun
 
 __all__ = [
@@ -45,7 +46,6 @@ __all__ = [
 START = "start several with torchrun --nproc-per-node N -m fastweights train ..."
 JOIN_SECONDS = 600.0  # from the first process to the last: torchrun too waits as long for its hosts
 POLL_SECONDS = 0.2
-NAMED = 4  # ranks in a message
 
 _numbers = itertools.count()  # of the values exchanged: every process exchanges the same ones
 _hosts: list[str] = []  # by rank
@@ -68,9 +68,7 @@ def note_hosts(hosts: Sequence[str]) -> None:
 
 def name_ranks(*ranks: int) -> str:
     """The ranks and their hosts, for messages: "ranks 2, 3 (node-b)"."""
-    numbers = ", ".join(map(str, ranks[:NAMED])) + (f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else "")
-    hosts = list(dict.fromkeys(_hosts[rank] for rank in ranks[:NAMED] if rank < len(_hosts)))
-    return f"rank{'s' * (len(ranks) > 1)} {numbers}" + (f" ({', '.join(hosts)})" if hosts else "")
+    return agreement.name_ranks(ranks, _hosts)
 
 
 @cache

@@ -207,8 +207,8 @@ class LanguageRun(Schedule):
         object.__setattr__(self, "report_to", check_texts("report_to", trackers, what="names of trackers"))
         for tracker in self.report_to:
             check_choice("report_to", tracker, TRACKERS)
-        given = (self.train,) if isinstance(self.train, str) else self.train
-        object.__setattr__(self, "train", check_texts("train", given, what="names of parameters", empty=False))
+        names = check_texts("train", self.train, what="names of parameters", empty=False)
+        object.__setattr__(self, "train", names)
         lengths = check_list("context_lengths", self.context_lengths, "whole numbers")
         lengths = tuple(check_whole_number("context_lengths", length, low=2) for length in lengths)
         object.__setattr__(self, "context_lengths", lengths)
@@ -235,6 +235,10 @@ class LanguageRun(Schedule):
     def models_read(self) -> tuple[str, ...]:
         """The folders of the models that the training begins with."""
         return (str(self.model["path"]),) if "path" in self.model else ()
+
+    def fingerprints(self) -> dict[str, str]:
+        """What run.json keeps of what the training reads, beside text and tokenizer."""
+        return {}
 
     def memory_beside(self) -> dict[str, float]:
         """Bytes per process of what stands beside the model, by what it is."""

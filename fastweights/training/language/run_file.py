@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...checks import check_choice, check_flag
+from ...checks import check_choice, check_flag, describe_value
 from ...data.text import TextCorpus, TextSource, TextTokenizer
 from ...layers import MixerChoice
 from ..run_files import (
@@ -50,6 +50,8 @@ def load_run(
     Raises:
         ValueError: no such file, a file of another kind, bad syntax, an unknown key, a value that does not fit.
     """
+    if not (isinstance(kind, type) and issubclass(kind, LanguageRun)):
+        raise TypeError(f"kind must be LanguageRun or a class made of it, got {describe_value(kind)}")
     known = [field.name for field in dataclasses.fields(kind)]
     for name in changes:
         check_choice("a change", name, known)

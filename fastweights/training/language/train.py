@@ -43,7 +43,7 @@ from .processes import (
     world_size,
 )
 from .progress import TrainingProgress, line_printer
-from .rows import check_rows, find_start
+from .rows import DataStart, check_rows, find_start
 from .run import LanguageRun
 from .stages import reads_on
 from .texts import prepare_texts
@@ -97,7 +97,9 @@ def train_language(
     if not isinstance(run, LanguageRun) or run.COMMAND != LanguageRun.COMMAND:
         raise TypeError(f"run must be a LanguageRun, got {describe_value(run)}; load_run reads one from a file")
     with joined():
-        return train_all(run, stop_at, overwrite, console or Console(quiet=True), signals or StopSignals())
+        return train_all(
+            run, stop_at, overwrite, console or Console(quiet=True), signals or StopSignals(), LanguageTrainer
+        )
 
 
 def train_all(
@@ -106,7 +108,7 @@ def train_all(
     overwrite: bool,
     console: Console,
     signals: StopSignals,
-    trainer_class: type[LanguageTrainer] = LanguageTrainer,
+    trainer_class: type[LanguageTrainer],
 ) -> list[LanguageResult] | None:
     """As `train_language` says, among processes that have `joined`. trainer_class: trains each model and stage."""
     check_same_run(run, stop_at=stop_at, overwrite=overwrite)
@@ -117,11 +119,11 @@ def train_all(
     texts = prepare_texts(run, singles, console)
     console = console if is_main_process() else Console(quiet=True)
     report = line_printer(console)
-    configs = on_every_process(lambda: _check_all(singles, texts, report))
+    configs, starts = on_every_process(lambda: _check_all(singles, texts, report))
     folder, has_parts = LanguageFolder(Path(run.output)), bool(run.mixers or run.presets or run.stages)
     with folder.opened(run, texts[0], overwrite=overwrite) if has_parts else nullcontext():
         results: dict[str, LanguageResult | None] = {}  # by the folder
-        for single, config, text in zip(singles, configs, texts, strict=True):
+        for single, config, text, start in zip(singles, configs, texts, starts, strict=True):
             before = single.model.get("path")  # a stage whose stage before has been stopped waits for it
             waits = from_main_process(before in results and results[before] is None)
             results[single.output] = (
@@ -131,6 +133,7 @@ def train_all(
                     single,
                     config,
                     text,
+                    start,
                     stop_at,
                     overwrite,
                     trainer_class,
@@ -155,22 +158,23 @@ def train_all(
 
 def _check_all(
     singles: Sequence[LanguageRun], texts: Sequence[PreparedText], report: Callable[[str], None]
-) -> list[Any]:
-    """The configurations of all models and stages, once text and tokenizer are known."""
-    for single, text in zip(singles, texts, strict=True):
-        _check_text(single, text, report)
-    return checked_configs(singles, texts[0].tokenizer)
+) -> tuple[list[Any], list[DataStart | None]]:
+    """The configurations of all models and stages, once text and tokenizer are known, and where they begin to read."""
+    starts = [_check_text(single, text, report) for single, text in zip(singles, texts, strict=True)]
+    return checked_configs(singles, texts[0].tokenizer), starts
 
 
-def _check_text(run: LanguageRun, text: PreparedText, report: Callable[[str], None]) -> None:
-    """ValueError where a training has too little text, or cannot begin where it should. Where a stage before reads the same
-    stream, this is known when that has ended."""
-    if not reads_on(run):
-        check_rows(run, text, find_start(run, text), count=_count_rows(run))
+def _check_text(run: LanguageRun, text: PreparedText, report: Callable[[str], None]) -> DataStart | None:
+    """Where a training begins to read, or ValueError where it cannot or has too little text. None where a stage before reads the
+    same stream: this is known when that has ended."""
+    start = None if reads_on(run) else find_start(run, text)
+    if start is not None:
+        check_rows(run, text, start, count=_count_rows(run))
     if held_out_rows(text.held_out, run.length).length < run.length:
         report(
             f"held-out text of {len(text.held_out):,} tokens is shorter than a row: the held-out loss is that of all of it"
         )
+    return start
 
 
 def _count_rows(run: LanguageRun) -> int:
@@ -183,6 +187,7 @@ def _train_one(
     run: LanguageRun,
     config: Any,
     text: PreparedText,
+    start: DataStart | None,
     stop_at: int | None,
     overwrite: bool,
     trainer_class: type[LanguageTrainer],
@@ -193,8 +198,8 @@ def _train_one(
 ) -> LanguageResult | None:
     context = ContextGroups.of(run)
     context.make()  # in every process: later those of the first group alone measure the model
-    start = find_start(run, text)
-    fingerprints = {**text.fingerprints, **start.record(run), **trainer_class.fingerprints(run)}
+    start = find_start(run, text) if start is None else start
+    fingerprints = {**text.fingerprints, **start.record(run), **run.fingerprints()}
     text = dataclasses.replace(text, fingerprints=fingerprints)
     folder, name = LanguageFolder(Path(run.output)), model_name(run, config)
     title = " ".join(filter(None, (name, run.stage)))
@@ -219,7 +224,7 @@ def _train_one(
         callbacks = [StopOnSignal(signals, report), StopAt(stop_at), log, *board, progress]
         parameters = model.num_parameters(only_trainable=True)
         earlier = moments_of(run) if latest is None else None
-        trainer = trainer_class(run, model, text, folder, callbacks, earlier)
+        trainer = trainer_class(run, model, text, folder, callbacks, earlier, start)
         with progress:
             with signals.hold(), trainer.checkpoints:
                 trainer.train(resume_from_checkpoint=None if latest is None else str(latest))

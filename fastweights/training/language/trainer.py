@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate.data_loader import prepare_data_loader
@@ -35,12 +35,12 @@ from .folder import LanguageFolder
 from .graphs import WARM_DDP, GraphedGradients, what_to_graph
 from .optimizers import build_optimizer
 from .processes import from_main_process, world_size
-from .rows import find_start, load_rows, save_rows, training_rows
+from .rows import DataStart, find_start, load_rows, save_rows, training_rows
 from .run import LanguageRun
 from .sharded_checkpoints import load_moments, load_weights
 from .sharding import ForwardPrefetch, autocast_policy, cast_to_float32, fsdp_config
 
-__all__ = ["LanguageTrainer", "held_out_rows"]
+__all__ = ["LanguageTrainer", "held_out_rows", "held_out_sample"]
 
 HELD_OUT_SEED = 0  # which held-out rows are read does not depend on the run
 COUNTED = "num_items_in_batch"  # predicted tokens of a step, by which transformers' Trainer divides its losses
@@ -51,9 +51,8 @@ OPEN_LOSS = "open_loss.json"  # in a checkpoint: the losses since the last point
 
 class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
     """Trains `model` as `run` says. `text` are the tokens, `folder` is where checkpoints go, `earlier` is a checkpoint of
-    another training whose optimizer's moments this one begins with."""
+    another training whose optimizer's moments this one begins with, `start` is what `find_start` returned, if it was asked."""
 
-    MEASURED: ClassVar[tuple[str, ...]] = ("eval_loss",)  # what `evaluate` measures on held-out text
     model: Any
     optimizer: Any
 
@@ -65,14 +64,15 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         folder: LanguageFolder,
         callbacks: list[TrainerCallback],
         earlier: Path | None = None,
+        start: DataStart | None = None,
     ) -> None:
         self.run, self.folder = run, folder
+        self.measured: tuple[str, ...] = ("eval_loss",)  # on held-out text, in transformers' words
         self._staging: Path | None = None
         self.checkpoints = BackgroundCheckpoints(folder.checkpoints, run.keep_checkpoints)
         self.plan, self.groups = run.plan(world_size()), ContextGroups.of(run)
-        held_out = held_out_rows(text.held_out, run.length)
-        self.held_out = ShuffledRows(held_out, seed=HELD_OUT_SEED, count=min(run.evaluation_rows, len(held_out)))
-        self.start = find_start(run, text)
+        self.held_out = held_out_sample(run, text)
+        self.start = find_start(run, text) if start is None else start
         self.rows = training_rows(run, text, self.start, count=self.plan.rows(self.plan.steps))
         super().__init__(
             model,
@@ -111,11 +111,6 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         # transformers forgets its own sum of losses at every checkpoint; a point of the curve would depend on where it is.
         self._losses = torch.zeros((), dtype=torch.float64, device=self.args.device)
         self._last_point = 0  # step
-
-    @classmethod
-    def fingerprints(cls, run: Any) -> dict[str, str]:
-        """What run.json keeps of what the training reads, beside text and tokenizer."""
-        return {}
 
     def blocks_of(self, model: Any) -> list[torch.nn.Module]:
         """The modules of the model that are compiled, and sharded by FSDP2, one by one."""
@@ -205,14 +200,14 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         return self.lr_scheduler
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """The held-out loss: the mean over all predicted tokens, for any number of processes; in subclasses all of `MEASURED`."""
-        metrics = dict(zip(self.MEASURED, self._held_out_means(), strict=True))
+        """The held-out loss: the mean over all predicted tokens, for any number of processes; in subclasses all of `measured`."""
+        metrics = dict(zip(self.measured, self._held_out_means(), strict=True))
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def _held_out_means(self) -> list[float]:
-        summed = torch.zeros(len(self.MEASURED) + 1, dtype=torch.float64, device=self.args.device)  # sums, tokens
+        summed = torch.zeros(len(self.measured) + 1, dtype=torch.float64, device=self.args.device)  # sums, tokens
         size, groups = self.run.batch_size, self.groups
         # Held-out rows, fewer in their last batch, would be compiled for themselves.
         with evaluating(self.model), torch.compiler.set_stance("force_eager") if self._compiled else nullcontext():
@@ -227,7 +222,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         return [total / tokens for total in totals]
 
     def _sum_up(self, rows: range) -> torch.Tensor:
-        """Of `MEASURED` the sums over the predicted tokens of held-out rows, and how many tokens they are."""
+        """Of `measured` the sums over the predicted tokens of held-out rows, and how many tokens they are."""
         batch = self.prepare_inputs(pack_rows([self.held_out[row] for row in rows]))
         tokens = (batch["labels"] >= 0).sum().double()
         with self.autocast_smart_context_manager():
@@ -235,7 +230,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         return torch.stack([*(mean.double() * tokens for mean in means), tokens])
 
     def measure(self, batch: dict[str, Any]) -> list[torch.Tensor]:
-        """The means of `MEASURED` over the predicted tokens of a batch."""
+        """The means of `measured` over the predicted tokens of a batch."""
         few = {"logits_to_keep": 1} if isinstance(self.model, FastWeightsForCausalLM) else {}  # beside its chunked loss
         return [self.model(**batch, use_cache=False, **few).loss]
 
@@ -329,6 +324,12 @@ def held_out_rows(shards: TokenShards, length: int) -> PackedRows:
         ValueError: there are less than two tokens.
     """
     return PackedRows(shards, max(2, min(length, len(shards))))
+
+
+def held_out_sample(run: LanguageRun, text: PreparedText) -> ShuffledRows:
+    """The rows of held-out text that a run reads."""
+    rows = held_out_rows(text.held_out, run.length)
+    return ShuffledRows(rows, seed=HELD_OUT_SEED, count=min(run.evaluation_rows, len(rows)))
 
 
 def training_arguments(run: LanguageRun, folder: Path, blocks: list[torch.nn.Module]) -> TrainingArguments:

@@ -13,6 +13,7 @@ from fastweights_studies.claims import claim_names
 from fastweights_studies.places import SOURCES
 
 from fastweights.cli import USAGE_ERROR, load_app
+from fastweights.distillation import DistillRun
 from fastweights.evaluation import MEASURES
 from fastweights.layers import MIXERS, parse_mixers
 from fastweights.training import load_recall_file
@@ -128,5 +129,7 @@ def test_a_run_file_is_taken(page: str, block: str, tmp_path: Path) -> None:
     file.write_text(block)
     if "task =" in block:
         assert load_recall_file(file).parts
+    elif "objective =" in block:
+        assert load_run(file, kind=DistillRun).stage_runs()
     else:
         assert load_run(file).models()

@@ -30,6 +30,13 @@ def work(what):
     return os.getpid(), torch.get_num_threads()
 
 
+@pytest.fixture
+def left():
+    """Which processes that the test started are left. Other tests keep some for the next one."""
+    before = multiprocessing.active_children()
+    return lambda: [process for process in multiprocessing.active_children() if process not in before]
+
+
 class Notes(Silent):
     """Keeps what is reported."""
 
@@ -44,7 +51,7 @@ def request(workers, **more):
     return Request(mixers=(), size="small", device="cpu", output=Path(), workers=workers, **more)
 
 
-def test_a_failure_costs_one_job():
+def test_a_failure_costs_one_job(left):
     """A process that has failed or died is replaced by another; the message names what failed."""
     jobs = {name: [name] for name in ("first", "fail", "die", "second", "third")}
     done, before, notes = {}, torch.get_num_threads(), Notes()
@@ -57,10 +64,10 @@ def test_a_failure_costs_one_job():
     assert set(notes.lines) == {
         "mixer fail failed: ValueError: this one cannot be done", "the worker on mixer die ended with exit code 3",
     }  # fmt: skip
-    assert not multiprocessing.active_children()
+    assert not left()
 
 
-def test_an_interruption_ends_the_processes_at_once():
+def test_an_interruption_ends_the_processes_at_once(left):
     """Also one within `ended`, and with a call that runs for long."""
     done = []
 
@@ -71,4 +78,4 @@ def test_an_interruption_ends_the_processes_at_once():
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         call_each(work, {"wait": ["wait"], "first": ["first"], "second": ["second"]}, request(2), ended)
-    assert done == ["first"] and time.monotonic() - start < 60 and not multiprocessing.active_children()
+    assert done == ["first"] and time.monotonic() - start < 60 and not left()

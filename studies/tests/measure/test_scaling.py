@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from fastweights_studies.measure import scaling
 from fastweights_studies.measure.environment import describe
@@ -38,6 +41,12 @@ def test_a_training_is_timed_and_leaves_no_checkpoint(tmp_path: Path, text: Path
     assert not list(tmp_path.glob("run/**/*.safetensors"))
 
 
+def test_the_first_step_may_be_the_only_one_that_does_not_count(tmp_path: Path, text: Path) -> None:
+    given = {**TINY, "max_steps": 2, "checkpoint_every": 2}
+    row = scaling.train(LanguageRun(output=str(tmp_path / "run"), **given), text, warm=1)
+    assert row is not None and row["steps"] == 1 and row["step_ms"] < 1e3 * 60
+
+
 @pytest.mark.slow
 def test_two_processes_train_when_they_are_told_to(text: Path) -> None:
     with scaling.launched(2, TINY, text) as train:
@@ -51,14 +60,14 @@ def test_a_training_that_fails_or_exceeds_its_limit_costs_no_other(
     """The rows of the others are written; a row of an earlier run stays."""
     file = tmp_path / "scaling-a-gpu.json"
     earlier = {"tokens_per_second": 1.0}
-    replace_rows(file, scaling.make_training_rows("gdn-340m", 2, "DDP", 8, 16, earlier, describe("a GPU")))
+    replace_rows(file, scaling.make_training_rows("gdn-340m", None, 2, "DDP", 8, 16, earlier, describe("a GPU")))
 
     @contextmanager
     def launched(processes: int, fields: dict[str, Any], text: Path) -> Iterator[Callable[[float], dict[str, Any]]]:
         def train(limit: float) -> dict[str, Any]:
             if processes > 1 and "fsdp" not in fields:
                 raise subprocess.TimeoutExpired("torchrun", limit)
-            found = {"step_ms": 1.0, "memory_bytes": 1, "first_step_s": 1.0, "lanes": {}}
+            found = {"step_ms": 1.0, "memory_bytes": 1, "predicted_memory_bytes": 1, "first_step_s": 1.0, "lanes": {}}
             return {**found, "tokens_per_step": 16 * processes, "tokens_per_second": 3.0 * processes}
 
         yield train
@@ -92,10 +101,69 @@ def test_a_training_that_fails_or_exceeds_its_limit_costs_no_other(
     assert shares.pop("DDP") == 1.0 / (2 * 3.0) and set(shares.values()) == {1.0}
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--gpus", "2", "--ways", "FSDP2", "--batch", "4"])
     scaling.main()
-    speeds = select(read_rows(file), measure="tokens_per_second", column={"batch": 4})
-    assert [scaling.share_of_one_gpu(read_rows(file), row.column) for row in speeds] == [
-        None
-    ]  # one GPU had another batch
+    (row,) = select(read_rows(file), measure="tokens_per_second", column={"batch": 4})
+    assert scaling.share_of_one_gpu(read_rows(file), row.column) is None  # one GPU had another batch
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--mixers", "gka,pgdn"])
+    scaling.main()
+    rows = select(read_rows(file), measure="tokens_per_second", column={"batch": 4})
+    assert [row.mixer for row in rows] == [None, "gka", "pgdn"]
+
+
+def test_rows_replace_those_of_the_same_training(tmp_path: Path) -> None:
+    """Also where the way had other options; other mixers stay."""
+    file, origin = tmp_path / "rows.json", describe("a GPU")
+
+    def measure(mixer: str | None, speed: float) -> list[Any]:
+        return scaling.make_training_rows("gdn-340m", mixer, 2, "DDP", 8, 16, {"tokens_per_second": speed}, origin)
+
+    earlier = [dataclasses.replace(row, options={"NCCL_MAX_CTAS": 16}) for row in measure(None, 1.0)]
+    for rows in (earlier, measure("gka", 2.0), measure(None, 3.0)):
+        replace_rows(file, rows, scaling.same_training)
+    assert [(row.mixer, row.value, row.options) for row in read_rows(file)] == [(None, 3.0, {}), ("gka", 2.0, {})]
+
+
+# A launcher and its process, in a session of its own as torchrun's are, that do not listen.
+DEAF = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if len(sys.argv) == 1:
+    child = subprocess.Popen([sys.executable, __file__, "child"], start_new_session=True, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    print(child.pid, flush=True)
+else:
+    print("ready", flush=True)
+time.sleep(100)
+"""
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Within seconds; a killed process stays as a zombie where nobody asks how it ended."""
+    try:
+        process.wait(2)
+    except psutil.TimeoutExpired:
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def test_processes_that_do_not_listen_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(scaling, "GRACE", 0.2)
+    script = tmp_path / "deaf.py"
+    script.write_text(DEAF)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        child = psutil.Process(int(launcher.stdout.readline()))
+        scaling.end(launcher)
+    assert launcher.returncode == -signal.SIGKILL and has_ended(child)
+    scaling.end(launcher)  # of those that have ended, nothing is left to end
+
+
+@pytest.mark.slow
+def test_a_training_beyond_its_limit_ends_with_all_its_processes(text: Path) -> None:
+    with scaling.launched(2, {**TINY, "max_steps": 10**7, "checkpoint_every": 10**7}, text) as train:
+        with pytest.raises(subprocess.TimeoutExpired):
+            train(25)
+        ours = [one for one in psutil.process_iter(["cmdline"]) if str(text) in (one.info["cmdline"] or ())]
+        assert all(map(has_ended, ours))
 
 
 @pytest.mark.parametrize("settings", scaling.WAYS.values(), ids=scaling.WAYS)
@@ -119,6 +187,8 @@ def test_every_number_of_gpus_is_trained_in_every_way() -> None:
     [
         (["--gpus", "1,2"], 1, "--gpus must be numbers from 1 to 1, the GPUs of this machine, got 1,2"),
         (["--gpus", "0"], 2, "--gpus must be numbers from 1 to 2"),
+        (["--mixers", "gdn,gda"], 2, "2"),  # the exit code of a wrong option
+        (["--warm", "0"], 2, "2"),
         (["--ways", "ddp"], 2, "--ways must name some of DDP, DDP-launched, .*got ddp"),
         ([], 0, "needs an NVIDIA GPU, and torch sees none"),
     ],

@@ -61,7 +61,7 @@ def torchrun(*command, succeeds=True, while_running=lambda process: None, **opti
     process = start(*command, **options)
     try:
         while_running(process)
-        errors = process.communicate(timeout=180)[1]
+        errors = process.communicate(timeout=600)[1]  # of a hang alone: compiling takes minutes on a busy machine
     finally:
         process.terminate()  # torchrun then ends its processes
         process.wait()

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from fastweights.models import FastWeightsForCausalLM, preset
+from fastweights.ops.context_parallel.costs import link_speed
 from fastweights.ops.context_parallel.planned import PlannedGroup
 from fastweights.training.language import LanguageRun
-from fastweights.training.language.communication import exchanged_bytes, exchanges, gradient_bytes, link_speed
+from fastweights.training.language.communication import exchanged_bytes, exchanges, gradient_bytes
 from fastweights.training.language.estimate import BACKWARD, Machine, StepSeconds, memory_parts, step_seconds
 
 GUIDE = Path(__file__).parents[3] / "docs" / "train.md"

@@ -42,7 +42,7 @@ TWICE, BF16 = {"gradient_checkpointing": True}, {"precision": "bf16"}
     ("what", "changes"),
     [
         pytest.param("blocks", {}, id="blocks"),
-        pytest.param("blocks", TWICE, id="blocks, twice"),
+        pytest.param("blocks", TWICE, id="blocks, twice", marks=pytest.mark.slow),
         pytest.param("blocks", BF16, id="blocks, bf16", marks=pytest.mark.slow),
         pytest.param(True, {}, id="whole", marks=pytest.mark.slow),
         pytest.param(True, TWICE, id="whole, twice", marks=pytest.mark.slow),

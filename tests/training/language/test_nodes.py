@@ -124,6 +124,13 @@ def test_a_refusal_of_one_process_is_that_of_all(tmp_path):
         assert line.startswith("ValueError: rank 1 (") and line.endswith("): the text is not here")
 
 
+def wait_until_joined(processes, folder):
+    until = time.monotonic() + 60
+    while len(list(folder.glob("joined-*"))) < len(processes):
+        assert time.monotonic() < until, [process.errors.read_text() for process in processes]
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize(
     ("number", "rank"),
     [
@@ -134,9 +141,10 @@ def test_a_refusal_of_one_process_is_that_of_all(tmp_path):
     ],
 )
 def test_a_process_that_dies_or_stops_ends_the_others(tmp_path, monkeypatch, number, rank):
-    silent = 0.5 if number == signal.SIGKILL else 3.0
-    for name, seconds in (("BEAT", 0.1), ("SILENT", silent), ("GRACE", 0.1)):
+    for name, seconds in (("BEAT", 0.1), ("GRACE", 0.1)):
         monkeypatch.setattr(heartbeat, f"{name}_SECONDS", seconds)
+    if number == signal.SIGSTOP:  # one that is killed is missed at once
+        monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 3.0)
 
     def work(rank):
         with joined():
@@ -144,9 +152,9 @@ def test_a_process_that_dies_or_stops_ends_the_others(tmp_path, monkeypatch, num
             time.sleep(600)
 
     processes = fork(work, tmp_path, 3)
-    while len(list(tmp_path.glob("joined-*"))) < 3:
-        time.sleep(0.01)
-    time.sleep(1.5 * silent)  # the main threads do nothing, and yet all are alive
+    wait_until_joined(processes, tmp_path)
+    if number == signal.SIGSTOP:
+        time.sleep(4.5)  # the main threads do nothing, and yet all are alive
     os.kill(processes[rank].pid, number)
     for other in range(3):
         if other != rank:
@@ -173,8 +181,7 @@ def test_processes_that_are_stopped_together_go_on(tmp_path, monkeypatch):
                 time.sleep(0.01)
 
     processes = fork(work, tmp_path, 3)
-    while len(list(tmp_path.glob("joined-*"))) < 3:
-        time.sleep(0.01)
+    wait_until_joined(processes, tmp_path)
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for process in processes:
             os.kill(process.pid, number)

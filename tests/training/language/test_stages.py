@@ -3,6 +3,7 @@
 import dataclasses
 import io
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from fastweights.analysis.tables import language_tables
 from fastweights.data.text import PackedRows, TextCorpus, prepare_text
 from fastweights.data.text.packing import ShuffledRows, pack_rows
 from fastweights.models.loading import load_config, load_weights
-from fastweights.training.language import LanguageRun, load_run, train_language
+from fastweights.training.language import LanguageRun, load_run, rows, train, train_language, trainer
 from fastweights.training.language.planning import checked_configs, plan_training
 from fastweights.training.language.stages import resolve
 from fastweights.training.optimization import weight_decay_groups
@@ -178,8 +179,11 @@ def test_a_stage_skips_what_stages_on_the_same_text_have_read():
 
 
 @pytest.mark.parametrize("streaming", [True, False], ids=["streamed", "cached"])
-def test_stages_at_one_rate_are_one_training(make_run, streaming):
-    """The second reads on where the first has stopped, in a stream too."""
+def test_stages_at_one_rate_are_one_training(make_run, streaming, monkeypatch):
+    """The second reads on where the first has stopped, in a stream too. Each training asks once where it begins."""
+    found = Mock(wraps=rows.find_start)
+    for module in (train, trainer):
+        monkeypatch.setattr(module, "find_start", found)
     usual = {"evaluate_every": 0, "context_lengths": (), "schedule": "constant", "warmup_fraction": 0.0, "log_every": 1}
     run = make_run("whole", max_steps=4, **usual)
     run = dataclasses.replace(run, corpus=dataclasses.replace(run.corpus, streaming=streaming))
@@ -190,6 +194,7 @@ def test_stages_at_one_rate_are_one_training(make_run, streaming):
         losses(stage) for stage in resolve(dataclasses.replace(run, output=f"{run.output}-stages", stages=stages), 1)
     ]
     assert sum(parts, []) == pytest.approx(losses(run), rel=1e-5)
+    assert found.call_count == 3
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ UNITS = {
     "_us": "us",
     "_s": "s",
     "_bytes": "bytes",
+    "_nats": "nats",
     "tokens_per_second": "tokens/s",
     "bytes_per_second": "bytes/s",
     "operations_per_second": "1/s",

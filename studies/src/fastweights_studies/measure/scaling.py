@@ -1,14 +1,15 @@
 """Tokens per second of a training on one GPU and on several, by DDP and by FSDP2.
 
     python -m fastweights_studies.measure.scaling                    the 1B model of gdn on 1 and 2 GPUs
-    python -m fastweights_studies.measure.scaling --gpus 1,4 --presets gdn-340m,pgdn-340m --ways DDP,FSDP2
+    python -m fastweights_studies.measure.scaling --gpus 1,4 --presets gdn-340m --mixers gdn,pgdn --ways DDP,FSDP2
     python -m fastweights_studies.measure.scaling --gpus 1,4 --presets gdn-340m --timeline step.png
 
 Each training runs in processes of its own, which torchrun starts. They use the trainer of `fastweights train`, in bfloat16, with
 blocks compiled and steps replayed as CUDA graphs, on documents of random tokens packed into rows; checkpoints are left out. The
 processes of all trainings import at the same time, then train one after another. The first steps, which compile, in which DDP
 waits for the GPU and after which graphs are captured, do not count. Writes studies/results/scaling-<device>.json after each
-training. Earlier rows stay in the file where a training is not run again, fails or exceeds the limit. --timeline draws one step
+training. Earlier rows stay in the file where a training is not run again, fails or exceeds the limit, which ends all its
+processes. --timeline draws one step
 of each training, and measures what it consists of.
 
 Ways to train on several GPUs:
@@ -29,16 +30,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from transformers import TrainerCallback
 
@@ -47,6 +50,7 @@ from fastweights.data.text.shards import ShardWriter, token_dtype, write_manifes
 from fastweights.models import preset
 from fastweights.private_torch import import_compiler
 from fastweights.training.language import LanguageRun
+from fastweights.training.language.estimate import memory_parts
 from fastweights.training.language.folder import LanguageFolder
 from fastweights.training.language.model import build_model, model_config
 from fastweights.training.language.processes import is_main_process, world_size
@@ -72,6 +76,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 WARM = 14  # steps: two after the last one that captures a graph
 FOUND = "found.json"  # in the folder of a training: what was measured
+GRACE = 10.0  # seconds for a launcher to end its processes
 
 
 class StepTimes(TrainerCallback):
@@ -89,9 +94,9 @@ class StepTimes(TrainerCallback):
             now = time.perf_counter()
             if state.global_step == 1:
                 self.first = now - self.began
-            elif state.global_step == self.warm_steps:
+            if state.global_step == self.warm_steps:
                 self.warm = now
-            else:
+            if state.global_step == self.last:
                 self.ended = now
         control.should_save = False
 
@@ -110,12 +115,19 @@ def write_text(folder: Path, vocabulary: int, tokens: int, longest: int = 4096) 
     write_manifest(folder, dtype=dtype, splits=splits, text="random")
 
 
-def train(run: LanguageRun, text: Path, warm: int = WARM, timeline: bool = False) -> dict[str, Any] | None:
+def train(
+    run: LanguageRun,
+    text: Path,
+    warm: int = WARM,
+    timeline: bool = False,
+    trainer: type[LanguageTrainer] = LanguageTrainer,
+) -> dict[str, Any] | None:
     """One process of a training; what was measured in the main process.
 
     Args:
         warm: steps that do not count.
         timeline: profile a step too, the last but one.
+        trainer: of this kind of run.
     """
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -123,10 +135,11 @@ def train(run: LanguageRun, text: Path, warm: int = WARM, timeline: bool = False
     with torch.device("cuda" if on_gpu else "cpu"):  # first weights are drawn in no time there
         model = build_model(run, model_config(run))
     parameters = sum(p.numel() for p in model.parameters())
+    predicted = sum(memory_parts(run, model, world_size()).values())
     prepared = PreparedText(None, TokenShards(text, "train"), TokenShards(text, "held_out"), {})
     times, profile = StepTimes(warm, run.max_steps - (ENDS if timeline else 0)), StepProfile()
     callbacks: list[TrainerCallback] = [times, profile] if timeline else [times]
-    LanguageTrainer(run, model, prepared, LanguageFolder(Path(run.output)), callbacks).train()
+    trainer(run, model, prepared, LanguageFolder(Path(run.output)), callbacks).train()
     if not is_main_process():
         return None
     steps, tokens = times.last - warm, world_size() * run.batch_size * run.length // run.context_parallel
@@ -139,6 +152,7 @@ def train(run: LanguageRun, text: Path, warm: int = WARM, timeline: bool = False
         "tokens_per_second": steps * tokens / seconds,
         "first_step_s": times.first,
         "memory_bytes": torch.cuda.max_memory_reserved() if on_gpu else None,  # with the memory of graphs
+        "predicted_memory_bytes": predicted,
         "lanes": profile.lanes,
     }
 
@@ -148,7 +162,7 @@ def launched(processes: int, fields: Mapping[str, Any], text: Path) -> Iterator[
     """Start the processes of a training, with one GPU each. Called with a limit in seconds, the function that comes back has them
     train, and returns the row.
 
-    That function raises a SubprocessError where the training fails or exceeds the limit. Its processes have then ended.
+    That function raises a SubprocessError where the training fails or exceeds the limit. All its processes have then ended.
     """
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run.json")
@@ -163,8 +177,7 @@ def launched(processes: int, fields: Mapping[str, Any], text: Path) -> Iterator[
                 try:
                     process.communicate(b"." * processes, timeout=limit)
                 finally:
-                    process.terminate()
-                    process.wait()
+                    end(process)
                 if process.returncode:
                     raise subprocess.CalledProcessError(process.returncode, command)
                 return json.loads(Path(folder, FOUND).read_text())
@@ -172,7 +185,24 @@ def launched(processes: int, fields: Mapping[str, Any], text: Path) -> Iterator[
             try:
                 yield row
             finally:
-                process.terminate()
+                end(process)
+
+
+def end(launcher: subprocess.Popen[Any]) -> None:
+    """End a launcher and all processes that it has started, also those that do not listen."""
+    try:
+        started = psutil.Process(launcher.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        started = []
+    launcher.terminate()
+    try:
+        launcher.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        launcher.kill()
+        launcher.wait()
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def work(path: Path, text: Path) -> None:
@@ -195,6 +225,11 @@ def trainings(gpus: Sequence[int], ways: Sequence[str]) -> list[tuple[int, str |
     return [one for count in gpus for one in ([(1, None)] if count == 1 else [(count, way) for way in ways])]
 
 
+def model_options(mixer: str | None) -> dict[str, Any]:
+    """What a model has in place of its preset's own options."""
+    return {} if mixer is None else {"mixer": mixer}
+
+
 def settings(gpus: int, way: str | None, length: int) -> dict[str, Any]:
     """The fields of a run that trains this way."""
     divided = {"context_parallel": gpus, "length": gpus * length} if way and "context_way" in WAYS[way] else {}
@@ -202,17 +237,30 @@ def settings(gpus: int, way: str | None, length: int) -> dict[str, Any]:
 
 
 def make_training_rows(
-    preset: str, gpus: int, way: str | None, batch: int, length: int, values: Mapping[str, Value], origin: Origin
+    preset: str,
+    mixer: str | None,
+    gpus: int,
+    way: str | None,
+    batch: int,
+    length: int,
+    values: Mapping[str, Value],
+    origin: Origin,
 ) -> list[Row]:
-    """The rows of a training with `batch` rows of `length` tokens per GPU and step, of divided rows the part of one GPU."""
+    """The rows of a training with `batch` rows of `length` tokens per GPU and step, of divided rows the part of one GPU. mixer:
+    in place of the preset's own."""
     column: dict[str, Plain] = {"preset": preset, "gpus": gpus, "way": way, "batch": batch, "length": length}
-    return make_rows(TASK, origin, values, column=column, options=WAYS[way] if way else {})
+    return make_rows(TASK, origin, values, mixer=mixer, column=column, options=WAYS[way] if way else {})
 
 
-def share_of_one_gpu(rows: Iterable[Row], column: Mapping[str, Plain]) -> float | None:
+def same_training(row: Row) -> Hashable:
+    """Equal for rows of which the new ones take the place of the old: a way may have had other options."""
+    return row.mixer, *sorted(map(repr, row.column.items()))
+
+
+def share_of_one_gpu(rows: Iterable[Row], column: Mapping[str, Plain], mixer: str | None = None) -> float | None:
     """Tokens per second of each GPU of a training over those of one GPU alone, with as much to do per GPU; None where it was
     not measured."""
-    speeds = list(select(rows, task=TASK, measure="tokens_per_second"))
+    speeds = list(select(rows, task=TASK, measure="tokens_per_second", mixer=mixer))
     alone = select(speeds, column={**column, "gpus": 1, "way": None})
     together = select(speeds, column=column)
     if not alone or not together or alone[0].value is None or together[0].value is None:
@@ -232,6 +280,7 @@ def check_gpus(gpus: Sequence[int], there: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", default="gdn-1b")
+    parser.add_argument("--mixers", help="trained in every preset in place of its own")
     parser.add_argument("--gpus", default="1,2", help="how many GPUs, one training for each number and way")
     parser.add_argument("--ways", default="DDP,FSDP2", help="how several GPUs train, of " + ", ".join(WAYS))
     parser.add_argument("--batch", type=int, default=8, help="rows per GPU and step")
@@ -247,35 +296,39 @@ def main() -> None:
     if arguments.worker:
         return work(*arguments.worker)
     gpus, ways = [int(n) for n in arguments.gpus.split(",")], arguments.ways.split(",")
+    if min(arguments.steps, arguments.warm) < 1:
+        parser.error(f"--steps and --warm must be at least 1, got {arguments.steps} and {arguments.warm}")
     if not set(ways) <= set(WAYS):
         raise SystemExit(f"--ways must name some of {', '.join(WAYS)}, got {arguments.ways}")
+    mixers = arguments.mixers.split(",") if arguments.mixers else [None]
+    models = [(name, mixer) for name in arguments.presets.split(",") for mixer in mixers]
+    try:
+        vocabulary = min(preset(name, **model_options(mixer)).vocab_size for name, mixer in models)
+    except ValueError as error:
+        parser.error(str(error))
     check_gpus(gpus, torch.cuda.device_count())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends all trainings on the way
     steps = arguments.warm + arguments.steps + (ENDS if arguments.timeline else 0)
     device = find_gpu()
     path = name_file(arguments.results, "scaling", device)
     failed, pictured = [], {}
     with tempfile.TemporaryDirectory() as text, ExitStack() as trained:
         per_process = arguments.batch * (arguments.length + 1)
-        presets = arguments.presets.split(",")
-        vocabulary = min(preset(name).vocab_size for name in presets)
         write_text(Path(text), vocabulary, 16 * per_process, arguments.documents)
         fields = {
             "length": arguments.length, "batch_size": arguments.batch, "max_steps": steps, "checkpoint_every": steps,
             "log_every": steps, "precision": "bf16", "warm": arguments.warm, "timeline": arguments.timeline is not None,
         }  # fmt: skip
-        chosen = [(name, *one) for name in presets for one in trainings(gpus, ways)]
-        begun = {
-            (name, count, way): trained.enter_context(
-                launched(
-                    count, {**fields, "model": {"preset": name}, **settings(count, way, arguments.length)}, Path(text)
-                )
-            )
-            for name, count, way in chosen
-        }
-        for name, count, way in chosen:
-            title = f"{name}, {count} GPUs, {way}" if way else f"{name}, 1 GPU"
+        chosen = [(*model, *one) for model in models for one in trainings(gpus, ways)]
+        begun = []
+        for name, mixer, count, way in chosen:
+            model = {"preset": name, **model_options(mixer)}
+            given = {**fields, "model": model, **settings(count, way, arguments.length)}
+            begun.append(trained.enter_context(launched(count, given, Path(text))))
+        for train_now, (name, mixer, count, way) in zip(begun, chosen, strict=True):
+            title = f"{name}{f' with {mixer}' if mixer else ''}, {f'{count} GPUs, {way}' if way else '1 GPU'}"
             try:
-                found = begun[name, count, way](arguments.limit)
+                found = train_now(arguments.limit)
             except subprocess.SubprocessError as error:
                 print(f"{title:40} failed: {error}", flush=True)
                 failed.append(title)
@@ -285,12 +338,13 @@ def main() -> None:
                 pictured[title] = lanes
                 found |= summarize(lanes)
             size = arguments.batch, arguments.length
-            rows = make_training_rows(name, count, way, *size, found, describe(device))
-            replace_rows(path, rows)
-            share = share_of_one_gpu(find_rows(path), rows[0].column)
+            rows = make_training_rows(name, mixer, count, way, *size, found, describe(device))
+            replace_rows(path, rows, same_training)
+            share = share_of_one_gpu(find_rows(path), rows[0].column, mixer)
+            memory, predicted = ((found[name] or 0) / 2**30 for name in ("memory_bytes", "predicted_memory_bytes"))
             print(
                 f"{title:40} {found['step_ms']:7.1f} ms  {found['tokens_per_second'] / 1e3:7.1f} k tokens/s  "
-                f"{found['memory_bytes'] / 2**30:5.1f} GiB  first step {found['first_step_s']:.1f} s"
+                f"{memory:5.1f} GiB, predicted {predicted:.1f}  first step {found['first_step_s']:.1f} s"
                 + (f"  {share:.3f} of one GPU each" if share else ""),
                 flush=True,
             )

@@ -1,0 +1,319 @@
+"""Hybrids of a softmax teacher of 112M parameters, beside the same students trained from nothing.
+
+    python -m fastweights_studies.measure.linearization
+    python -m fastweights_studies.measure.linearization --memories gdn,gka --workers 6 --limit 300
+    python -m fastweights_studies.measure.linearization --only speed
+
+Trains a Llama on PyTorch's source text, makes students of it with every memory, without attention and with that of one layer in
+four, distils each with 5% of the teacher's tokens, and trains the same student from nothing with as many. The four best get two
+more seeds. Of every model the loss, the recall and the needles are measured. Then steps of both stages of a distillation are
+timed beside those of plain training, each alone on the GPU.
+
+The trainings are those of the run files in `linearization_runs`. Several share the GPU. Writes
+studies/results/linearization-<device>.json after each. What has its rows is not trained again; what was interrupted, or stopped
+at its limit, continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastweights.distillation import DistillRun
+from fastweights.distillation.trainer import DistillTrainer
+from fastweights.evaluation import EvaluationSettings
+from fastweights.layers import parse_mixers
+from fastweights.stopping import StopSignals
+from fastweights.training.language import LanguageRun, load_run
+from fastweights.training.language.trainer import LanguageTrainer
+from fastweights.training.pool import Call, Pool, Task, WorkerError, run_tasks
+from fastweights_studies.measure import scaling
+from fastweights_studies.measure.environment import describe, find_gpu, parse_with_mixers
+from fastweights_studies.measure.linearization_models import Student, write_start, write_student, write_teacher
+from fastweights_studies.measure.linearization_training import Measured, Training
+from fastweights_studies.measure.rows import find_rows, make_rows, name_file, replace_rows, same_subject
+from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Plain, Row, select
+
+__all__ = ["DISTILLED", "FULL", "LOSS", "NOTHING", "SPEED", "TASK", "TEACHER", "Plan", "Study"]
+
+TASK, SPEED = "linearization", "linearization_speed"
+TEACHER, DISTILLED, NOTHING = "teacher", "distilled", "nothing"  # how a model was trained; a student from nothing
+LOSS = "held_out_nats"
+RUNS = Path(__file__).with_name("linearization_runs")
+OBJECTIVES = ("text", "attention", "logits")  # plain training, stages (a) and (b)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is trained and measured.
+
+    Attributes:
+        llama: fields of the teacher's `LlamaConfig`.
+        memories: mixers of the students, with options.
+        kept: layers that keep attention, as `--keep` has them.
+        seeds: of students; those after the first for the `best` ones.
+        asked: what is measured of every model.
+        timed: memories whose steps are timed. steps: that count. warm: steps before them.
+        changes: fields of the run files, by their names.
+    """
+
+    llama: Mapping[str, Any]
+    memories: Mapping[str, Mapping[str, Plain]]
+    kept: tuple[str, ...] = ("none", "every:4")
+    seeds: tuple[int, ...] = (0, 1, 2)
+    best: int = 4
+    asked: EvaluationSettings
+    timed: tuple[str, ...] = ("gdn", "gka")
+    steps: int = 20
+    warm: int = scaling.WARM
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def load(self, name: str, **changes: Any) -> Any:
+        """The run of a file in `linearization_runs`."""
+        kind = DistillRun if name == "distill" else LanguageRun
+        return load_run(RUNS / f"{name}.py", kind=kind, **{**self.changes.get(name, {}), **changes})
+
+
+FULL = Plan(
+    llama={
+        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 12,
+        "intermediate_size": 2560, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+    },
+    memories={
+        **{name: {} for name in ("gdn", "kda", "pgdn", "gka", "palimpsa-d", "lattice", "rls")},
+        "softmax": {"window": 128},
+    },
+    asked=EvaluationSettings(
+        measures=("mqar", "s-niah-1"), lengths=(1024, 2048, 4096), recall_examples=256, needle_examples=20, batch_size=16
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A plan, and where it is carried out.
+
+    Attributes:
+        folder: of models and trainings. path: of the rows.
+        device: as rows call it. cuda: whether models are on a GPU.
+        workers: trainings at a time; 1 trains in this process.
+        limit: seconds of a training, after which it waits for the next call.
+        imports: modules that register mixers.
+    """
+
+    plan: Plan
+    folder: Path
+    path: Path
+    device: str
+    cuda: bool = True
+    workers: int = 1
+    limit: float = 600.0
+    imports: tuple[str, ...] = ()
+
+    def train(self) -> list[str]:
+        """Train and measure the teacher and the students. Returns what has not ended: the same call continues."""
+        waiting = self._carry_out([self._teacher()])
+        if waiting:
+            return waiting
+        write_teacher(self.folder / "teacher", self.folder / "teacher-training")
+        students = self._students(self.plan.memories, self.plan.kept, self.plan.seeds[:1])
+        waiting = self._carry_out(self._trainings(students))
+        if waiting:
+            return waiting
+        best = sorted(students, key=lambda one: self._loss(one))[: self.plan.best]
+        more = [Student(**{**vars(one), "seed": seed}) for one in best for seed in self.plan.seeds[1:]]
+        return self._carry_out(self._trainings(more))
+
+    def time(self) -> list[str]:
+        """Time steps of the stages and of plain training."""
+        if not (self.folder / "teacher").exists():
+            return ["the speed of stages, which needs the teacher"]
+        tasks = {}
+        for student in self._students(self.plan.timed, ("none",), self.plan.seeds[:1]):
+            for objective in OBJECTIVES:
+                column: dict[str, Plain] = {"kept": student.kept, "objective": objective}
+                if not select(self._rows(SPEED), mixer=student.memory, column=column):
+                    tasks[f"steps of {student.memory}, {objective}"] = (student, column)
+
+        def ended(name: str, found: Mapping[str, Any]) -> None:
+            student, column = tasks[name]
+            values = {key: x for key, x in found.items() if key not in ("lanes", "parameters")}
+            fields: dict[str, Any] = {"mixer": student.memory, "options": student.options, "column": column}
+            replace_rows(self.path, make_rows(SPEED, describe(self.device), values, **fields))
+
+        calls = [
+            Call(name, self._time_steps, (student, column["objective"])) for name, (student, column) in tasks.items()
+        ]
+        return self._run(calls, ended, workers=1)
+
+    def _time_steps(self, student: Student, objective: str) -> dict[str, Any] | None:
+        place = self.folder / "students" / student.name / DISTILLED
+        write_student(place, self.folder / "teacher", student, new=False)
+        steps = self.plan.warm + self.plan.steps
+        usual = self.plan.load("teacher")
+        fields: dict[str, Any] = {
+            "model": {"path": str(place)}, "max_steps": steps, "checkpoint_every": steps,
+            "max_tokens": None, "log_every": steps, "evaluate_every": 0, "batch_size": usual.batch_size, "compile": usual.compile,
+        }  # fmt: skip
+        if objective == "text":
+            run = self.plan.load("student", **fields)
+        else:
+            teacher = str(self.folder / "teacher")
+            run = self.plan.load("distill", **fields, stages=(), objective=objective, teacher=teacher)
+        trainer = LanguageTrainer if objective == "text" else DistillTrainer
+        with tempfile.TemporaryDirectory() as folder:
+            text = Path(folder, "text")
+            text.mkdir()
+            scaling.write_text(text, usual.tokenizer.vocab_size, 16 * usual.batch_size * (usual.length + 1))
+            run = dataclasses.replace(run, output=f"{folder}/run")
+            return scaling.train(run, text, warm=self.plan.warm, trainer=trainer)
+
+    def _students(self, memories: Iterable[str], kept: Iterable[str], seeds: Iterable[int]) -> list[Student]:
+        kept, seeds = tuple(kept), tuple(seeds)
+        return [
+            Student(memory=memory, options=self.plan.memories[memory], kept=layers, seed=seed)
+            for memory in memories
+            for layers in kept
+            for seed in seeds
+        ]
+
+    def _teacher(self) -> Training:
+        start, output = self.folder / "start", self.folder / "teacher-training"
+        run = self.plan.load("teacher", output=str(output), model={"path": str(start)}, cache=self._cache)
+        return Training(
+            name=TEACHER, run=run, write=partial(write_start, start, self.plan.llama, run), asked=self.plan.asked,
+            limit=self.limit, subject={"mixer": "softmax", "column": {"kept": "all", "trained": TEACHER}, "seed": run.seed},
+        )  # fmt: skip
+
+    def _trainings(self, students: Sequence[Student]) -> list[Training]:
+        (teacher,) = select(self._rows(TASK), measure=LOSS, column={"trained": TEACHER})
+        made = []
+        for student in students:
+            for trained, file in ((DISTILLED, "distill"), (NOTHING, "student")):
+                start = self.folder / "students" / student.name / trained
+                fields: dict[str, Any] = {
+                    "output": str(self.folder / "trained" / student.name / trained), "model": {"path": str(start)},
+                    "cache": self._cache, "seed": student.seed,
+                }  # fmt: skip
+                if trained == DISTILLED:
+                    fields["teacher"] = str(self.folder / "teacher")
+                made.append(
+                    Training(
+                        name=f"{student.name}, {trained}", run=self.plan.load(file, **fields), asked=self.plan.asked,
+                        write=partial(write_student, start, self.folder / "teacher", student, new=trained == NOTHING),
+                        limit=self.limit, near=teacher.value,
+                        subject={
+                            "mixer": student.memory, "options": student.options, "seed": student.seed,
+                            "column": {"kept": student.kept, "trained": trained},
+                        },
+                    )
+                )  # fmt: skip
+        return made
+
+    @property
+    def _cache(self) -> str:
+        return str(self.folder / "tokens")
+
+    def _rows(self, task: str) -> list[Row]:
+        return select(find_rows(self.path), task=task)
+
+    def _loss(self, student: Student) -> float:
+        found = select(
+            self._rows(TASK), measure=LOSS, mixer=student.memory, options=student.options, seed=student.seed,
+            column={"kept": student.kept, "trained": DISTILLED},
+        )  # fmt: skip
+        return min((row.value for row in found if row.value is not None), default=float("inf"))
+
+    def _carry_out(self, trainings: Sequence[Training]) -> list[str]:
+        """Those without rows, each with its rows written as soon as it has ended."""
+        there = self._rows(TASK)
+        left = {one.name: one for one in trainings if not select(there, measure=LOSS, **one.subject)}
+
+        return self._run(list(left.values()), lambda name, found: self._keep(left[name], found), workers=self.workers)
+
+    def _keep(self, training: Training, found: Measured) -> None:
+        """Write the rows of a training, and delete what only a continuation needs."""
+        rows, origin = [], describe(self.device)
+        for length, values in found.by_length.items():
+            column = {**training.subject["column"], "length": length}
+            rows += make_rows(TASK, origin, values, **{**training.subject, "column": column}, run=found.run)
+        replace_rows(self.path, rows, measured_together)
+        shutil.rmtree(training.run.model["path"], ignore_errors=True)
+        for folder in Path(training.run.output).rglob("checkpoints"):
+            shutil.rmtree(folder)
+
+    def _run(self, tasks: Sequence[Task], ended: Callable[[str, Any], None], workers: int) -> list[str]:
+        """Carry out tasks; the names of those that failed, or stopped at their limit."""
+        waiting = []
+
+        def end(worker: int, task: Task, result: Any) -> None:
+            if result is None:
+                waiting.append(task.name)
+            else:
+                ended(task.name, result)
+            print(f"{task.name}: {'stopped at the limit' if result is None else 'measured'}", flush=True)
+
+        if not self.cuda:
+            for task in tasks:
+                end(0, task, task(None))  # type: ignore[arg-type]
+            return waiting
+        pool = Pool(
+            workers=workers, devices=("cuda",), imports=self.imports, what="training", one_gpu=True, renewed=True,
+            less_memory="fewer --workers", stop_seconds=120.0,
+        )  # fmt: skip
+        with StopSignals():
+            try:
+                run_tasks(
+                    tasks, pool, on_end=end, on_failure=lambda task, error: waiting.append(f"{task.name} ({error})")
+                )
+            except WorkerError as error:
+                if error.ends_all:
+                    raise
+        return waiting
+
+
+def measured_together(row: Row) -> Hashable:
+    """Equal for the rows of one model."""
+    column = {name: value for name, value in row.column.items() if name != "length"}
+    return same_subject(dataclasses.replace(row, column=column)), row.seed
+
+
+def choose(plan: Plan, memories: str | None) -> Plan:
+    """The plan with some of its memories, or others."""
+    if memories is None:
+        return plan
+    choices = parse_mixers(memories)
+    found = {one.name: {**plan.memories.get(one.name, {}), **one.options} for one in choices}
+    return dataclasses.replace(plan, memories=found, timed=tuple(name for name in plan.timed if name in found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--memories", help=f"such as gdn,softmax:window=64; {', '.join(FULL.memories)} if not given")
+    parser.add_argument("--only", choices=("trainings", "speed"), help="trainings and speed if not given")
+    parser.add_argument("--workers", type=int, default=4, help="trainings that share the GPU")
+    parser.add_argument("--limit", type=float, default=600, help="seconds of a training, which the next call continues")
+    parser.add_argument("--folder", type=Path, default=Path("runs/linearization"), help="of models and trainings")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    asked = parse_with_mixers(parser)
+    device = find_gpu()
+    study = Study(
+        plan=choose(FULL, asked.memories), folder=asked.folder.resolve(), path=name_file(asked.results, "linearization", device),
+        device=device, workers=asked.workers, limit=asked.limit, imports=tuple(asked.imports),
+    )  # fmt: skip
+    waiting = [] if asked.only == "speed" else study.train()
+    waiting += [] if asked.only == "trainings" else study.time()
+    if waiting:
+        raise SystemExit("not measured yet; the same command continues: " + "; ".join(waiting))
+
+
+if __name__ == "__main__":
+    main()

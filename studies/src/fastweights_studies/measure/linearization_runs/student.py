@@ -1,0 +1,23 @@
+"""A student of `measure/linearization.py` from nothing, with as many tokens as a distillation reads."""
+
+from fastweights.data.text import pytorch_source
+from fastweights.training.language import LanguageRun
+
+run = LanguageRun(
+    output="runs/linearization/trained/gdn-none-seed0/nothing",
+    cache="runs/linearization/tokens",
+    model={"path": "runs/linearization/students/gdn-none-seed0/nothing"},
+    corpus=pytorch_source(max_megabytes=60),
+    length=1024,
+    batch_size=8,
+    max_tokens="3.2M",
+    learning_rate=6e-4,
+    warmup_fraction=0.05,
+    precision="bf16",
+    compile=False,  # several trainings share a GPU, and compiling them takes longer than it saves
+    evaluate_every=20,
+    evaluation_rows=64,
+    checkpoint_every=200,
+    keep_checkpoints=1,
+    context_lengths=(),
+)

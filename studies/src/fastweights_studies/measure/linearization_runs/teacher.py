@@ -1,0 +1,26 @@
+"""The softmax teacher of `measure/linearization.py`, which replaces the paths: 64M tokens, four readings of PyTorch's source.
+
+The same text a few times is worth nearly as much as new text (Muennighoff et al. 2023, up to four readings).
+"""
+
+from fastweights.data.text import TextTokenizer, pytorch_source
+from fastweights.training.language import LanguageRun
+
+run = LanguageRun(
+    output="runs/linearization/teacher-training",
+    cache="runs/linearization/tokens",
+    model={"path": "runs/linearization/start"},  # first weights of a Llama, as a hybrid that keeps all attention
+    corpus=pytorch_source(max_megabytes=60),
+    tokenizer=TextTokenizer(vocab_size=16384),
+    length=1024,
+    batch_size=32,
+    max_tokens="64M",
+    learning_rate=1e-3,
+    warmup_fraction=0.05,
+    precision="bf16",
+    evaluate_every=200,
+    evaluation_rows=64,
+    checkpoint_every=500,
+    keep_checkpoints=1,
+    context_lengths=(),
+)

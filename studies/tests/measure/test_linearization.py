@@ -1,0 +1,130 @@
+"""Hybrids of a tiny teacher go through the whole study, as far as no GPU is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fastweights_studies.measure import linearization
+from fastweights_studies.measure.linearization import DISTILLED, FULL, LOSS, NOTHING, SPEED, TASK, TEACHER, Plan, Study
+from fastweights_studies.measure.linearization_training import tokens_until
+from fastweights_studies.record import read_rows, select
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fastweights.data.text import TextTokenizer
+from fastweights.evaluation import EvaluationSettings
+from fastweights.training.language.processes import world_size
+from tests.training.language.small import small_run
+
+
+def tiny(folder: Path, **changes: Any) -> Plan:
+    usual = small_run(folder)
+    small = {
+        "corpus": usual.corpus, "length": 32, "batch_size": 2, "precision": "no", "evaluate_every": 2, "evaluation_rows": 4,
+        "checkpoint_every": 100,
+    }  # fmt: skip
+    stages = tuple({**stage, "max_tokens": 128} for stage in FULL.load("distill").stages)
+    return dataclasses.replace(
+        FULL,
+        **{
+            "llama": {
+                "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+                "intermediate_size": 16, "tie_word_embeddings": True,
+            },
+            "memories": {"gdn": {}},
+            "kept": ("every:2",),
+            "best": 1,
+            "asked": EvaluationSettings(
+                measures=("mqar", "s-niah-1"), lengths=(256,), recall_examples=2, needle_examples=1, pairs=2, symbols=8,
+                depths=(0.5,),
+            ),
+            "timed": ("gdn",),
+            "steps": 1,
+            "warm": 2,
+            "changes": {
+                "teacher": {**small, "tokenizer": TextTokenizer(vocab_size=300), "max_tokens": 512},
+                "student": {**small, "max_tokens": 256},
+                "distill": {**small, "stages": stages},
+            },
+            **changes,
+        },
+    )  # fmt: skip
+
+
+def make_study(tmp_path: Path, **changes: Any) -> Study:
+    plan = tiny(tmp_path, **changes)
+    return Study(plan=plan, folder=tmp_path / "study", path=tmp_path / "rows.json", device="a processor", cuda=False)
+
+
+@pytest.mark.parametrize("seeds", [(0,), pytest.param((0, 1), marks=pytest.mark.slow)])
+def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: tuple[int, ...]) -> None:
+    """With several seeds the better of two memories gets the second one."""
+    study = make_study(
+        tmp_path, seeds=seeds, memories={"gdn": {}, "softmax": {"window": 8}} if len(seeds) > 1 else {"gdn": {}}
+    )
+    assert study.time() and dataclasses.replace(study, limit=0.0).train() == [TEACHER]  # whose limit was reached
+    assert not study.path.exists()
+    assert pickle.loads(pickle.dumps(study._teacher())).run == study._teacher().run  # as a worker gets it
+    assert study.train() == [] and study.time() == []
+    rows = read_rows(study.path)
+    assert {(row.column["trained"], row.seed) for row in select(rows, task=TASK)} == {
+        (TEACHER, 0), *((trained, seed) for trained in (DISTILLED, NOTHING) for seed in seeds),
+    }  # fmt: skip
+    losses = {row.mixer: row.value for row in select(rows, measure=LOSS, seed=0, column={"trained": DISTILLED})}
+    assert {row.mixer for row in select(rows, task=TASK, seed=1)} == (
+        {min(losses, key=losses.__getitem__)} if len(seeds) > 1 else set()
+    )
+    for trained in (DISTILLED, NOTHING):
+        found = select(rows, column={"trained": trained, "kept": "every:2"}, mixer="gdn", seed=0)
+        measures = {row.measure for row in found}
+        assert measures >= {LOSS, "state", "tokens_until_near", "recall_accuracy", "needle_nats", "needle_found"}
+        assert ("kl_nats" in measures) == (trained == DISTILLED)
+        assert {row.run["tokens"] for row in found} == {256}
+    speeds = select(rows, task=SPEED, measure="tokens_per_second")
+    assert [row.column["objective"] for row in speeds] == list(linearization.OBJECTIVES)
+    assert all(row.value is not None and row.value > 0 for row in speeds)
+    teacher = LlamaForCausalLM.from_pretrained(study.folder / "teacher")
+    assert type(teacher) is LlamaForCausalLM and teacher.config.model_type == "llama"
+    assert not list(study.folder.rglob("checkpoints"))
+    before = study.path.read_text()
+    monkeypatch.setattr(linearization.Training, "__call__", None)  # nothing is trained again
+    assert study.train() == [] and study.time() == [] and study.path.read_text() == before
+
+
+def test_the_tokens_until_a_loss() -> None:
+    curve = [(10, 3.0), (20, 2.0), (30, 2.5)]
+    assert [tokens_until(curve, loss) for loss in (3.5, 2.2, 2.0, 1.0)] == [10, 20, 20, None]
+
+
+def test_the_full_study_is_what_it_says() -> None:
+    """112M parameters; 5% of the teacher's tokens, for both ways of training."""
+    teacher, student, stages = (
+        FULL.load("teacher"),
+        FULL.load("student"),
+        FULL.load("distill", teacher="x").stage_runs(),
+    )
+    tokens = [run.plan(world_size()) for run in (teacher, student, *stages)]
+    read = [plan.tokens(plan.steps) for plan in tokens]
+    assert read[1] == pytest.approx(0.05 * read[0], rel=0.01) and sum(read[2:]) == pytest.approx(read[1], rel=0.01)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**FULL.llama, vocab_size=teacher.tokenizer.vocab_size))
+    assert round(model.num_parameters() / 1e6) == 112
+    assert set(FULL.memories) == {"gdn", "kda", "pgdn", "gka", "palimpsa-d", "lattice", "rls", "softmax"}
+
+
+def test_memories_are_chosen() -> None:
+    plan = linearization.choose(FULL, "gdn,softmax:window=64")
+    assert plan.memories == {"gdn": {}, "softmax": {"window": 64}} and plan.timed == ("gdn",)
+    assert linearization.choose(FULL, None) is FULL
+
+
+def test_without_a_gpu_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["linearization.py"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
+        linearization.main()
