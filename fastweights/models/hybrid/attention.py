@@ -19,6 +19,7 @@ from ...layers.choice import split_entry
 from ...layers.projections import QKVProjection
 from ...layers.registry import mixer_spec
 from ...private_huggingface import with_attention
+from ..cache import given_cache
 from ..rows import Rows
 
 __all__ = ["KEYS", "MemoryAttention", "TakesQKV", "build_memory", "check_takes_qkv"]
@@ -133,7 +134,7 @@ class MemoryAttention:
         memory_rows: how the sequences lie in the batch, None where each row is one."""
         names = ("position_embeddings", "attention_mask", "past_key_values")
         kwargs |= dict(zip(names, args, strict=False))
-        past = kwargs.pop("past_key_values", None)
+        past = given_cache(kwargs.pop("past_key_values", None), kwargs.pop("cache", None))
         held = None if past is None else past.layers[self.layer_idx].read(hidden_states.shape[1])  # type: ignore[attr-defined]
         rows = kwargs.pop("memory_rows", None)
         if not self.rotates:
