@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..terminal import show
+from ..terminal import Console, show
 from ._options import DryRun, Imports, Overwrite, Quiet, import_mixers, one_line_errors, output_path
-from ._output import show_plan
+from ._output import show_plan, show_plots
 
 if TYPE_CHECKING:
     from ..conversion import ConversionReport, LinearizationReport
@@ -55,9 +55,14 @@ def convert(
         typer.Option(
             metavar="LAYERS",
             help="Of a pretrained Transformer: layers that keep their attention, such as 6,14,22, every:4 (the last of "
-            "every four), all or none; none if not given.",
+            "every four), all or none, or auto:4 for the four with which the hybrid is nearest to it; none if not given.",
         ),
     ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="Held-out text for --keep auto:N, a file or folder; may be repeated.", show_default=False),
+    ] = None,
+    budget: Annotated[int, typer.Option(help="Tokens of that text read per layer, at most.")] = 65_536,
     keys: Annotated[
         str | None,
         typer.Option(
@@ -106,6 +111,7 @@ def convert(
         from ..conversion import convert_folder, linearize_folder
         from ..conversion.folder import plan_conversion, source_type
         from ..conversion.linearized_folder import plan_linearization
+        from ..distillation import auto_layers
         from ..models.hybrid import FAMILIES
 
         disable_progress_bar()  # of every file that is read or written
@@ -120,11 +126,25 @@ def convert(
                 kind = "model with a memory" if has_attention else f"pretrained Transformer ({', '.join(FAMILIES)})"
                 raise ValueError(f"{name} must be left out unless SOURCE is a {kind}, got {given}")
         if has_attention:
-            settings |= {"keep": _kept_layers(keep or "none"), "keys": keys or "shared", "rope": not no_rope}
+            settings |= {"keep": keep or "none", "keys": keys or "shared", "rope": not no_rope}
+            if settings["keep"].startswith("auto:"):
+                planned = plan_linearization(source, output, **{**settings, "keep": "none"})  # checks all that it can
+                count = auto_layers(settings["keep"], len(planned["layers with a memory"]))
+                settings["keep"] = range(count or 0)
+                if not dry_run:
+                    settings["keep"] = _rank_layers(
+                        source, count or 0, output, text or [], budget, Console(stderr=True, quiet=quiet), settings
+                    )
         else:
             settings["peak"] = peak
         if dry_run:
-            show_plan((plan_linearization if has_attention else plan_conversion)(source, output, **settings))
+            plan = (plan_linearization if has_attention else plan_conversion)(source, output, **settings)
+            if (keep or "").startswith("auto:"):
+                plan |= {
+                    "layers with a memory": "the others",
+                    "layers with attention": f"{keep}, ranked on held-out text",
+                }
+            show_plan(plan)
             return
         kind = "tokens of the prompt" if prompt is not None else "random tokens"
         if has_attention:
@@ -133,11 +153,26 @@ def convert(
             _show(convert_folder(source, output, **settings), kind)
 
 
-def _kept_layers(keep: str) -> str:
-    """The layers of --keep, as `fastweights.models.keep_layers` reads them."""
-    if keep.startswith("auto"):
-        raise ValueError(f'--keep must be layers such as 6,14,22, "every:4", "all" or "none", got {keep!r}')
-    return keep
+def _rank_layers(
+    source: str, count: int, output: Path, text: list[Path], tokens: int, console: Console, settings: dict[str, Any]
+) -> tuple[int, ...]:
+    """The `count` layers that are best kept, ranked on held-out text. Table and picture say how they were."""
+    from ..analysis.distillation import ranking_table, save_ranking_plot
+    from ..distillation.choice import rank_saved_layers
+    from ..evaluation.text import HeldOutText
+
+    held_out = HeldOutText(text, Path(source) if Path(source).is_dir() else None)
+    if held_out.notice:
+        held_out.find()
+        show(held_out.notice, error=True)
+    folder = output.with_name(f"{output.name}-layers")
+    choices = {name: settings[name] for name in ("to", "keys", "rope", "seed", "options")}
+    ranking = rank_saved_layers(source, folder, text=held_out, tokens=tokens, console=console, **choices)
+    kept = ranking.best(count)
+    Console().print(ranking_table(ranking, kept))
+    show(f"Text: {held_out.name}")
+    show_plots("Ranking of layers", lambda: save_ranking_plot(ranking, folder / "layers", kept))
+    return kept
 
 
 def _named_values(texts: Sequence[str]) -> dict[str, Any]:

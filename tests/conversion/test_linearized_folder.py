@@ -13,6 +13,7 @@ from fastweights.conversion import linearize_folder
 from fastweights.conversion.linearized_folder import plan_linearization
 from fastweights.distillation import DistillRun
 from fastweights.models.loading import load_language_model
+from fastweights.results.distillation import load_ranking
 from fastweights.training.language import load_run
 
 from ..evaluation.small import tokenizer
@@ -60,6 +61,23 @@ def test_the_command_writes_a_hybrid_with_all_that_it_needs(source, tmp_path, ca
     assert run.model == {"path": str(output)} and run.teacher == str(source) and run.stages[0]["max_steps"] == 30
 
 
+def test_layers_are_chosen_by_what_their_attention_is_worth(source, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat and looked at the dog in the garden. " * 60)
+    output = tmp_path / "hybrid"
+    arguments = ("--to", "gdn", "--keep", "auto:1", "--text", str(text), "--budget", "600")
+    assert convert(source, output, *arguments, "--dry-run") == 0
+    assert "layers with attention: auto:1, ranked on held-out text" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hybrid")] == []
+    assert convert(source, output, *arguments) == 0
+    printed = capsys.readouterr().out
+    ranking = load_ranking(tmp_path / "hybrid-layers" / "layers.json")
+    (best,) = ranking.best(1)
+    assert ranking.rows == 1 and len(ranking.layers) == 4 and f"attention kept in 1 of 4 layers: {best}\n" in printed
+    kept = [layer for layer, entry in enumerate(load_language_model(output)[0].config.memory) if entry is None]
+    assert kept == [best] and "Layers by what their attention is" in printed
+
+
 def test_with_all_attention_kept_nothing_differs(source, tmp_path):
     report = linearize_folder(source, tmp_path / "hybrid", to="gdn", keep="all", tokens=20)
     assert report.check.saved == report.check.neutral == 0 and report.check.largest_logit > 0
@@ -96,7 +114,7 @@ def test_refused_in_one_line(source, tmp_path, capsys):
 
     refused("--to", "gdnn", words=("did you mean 'gdn'",))
     refused("--to", "gdn", "--keep", "1,4", words=("keep must be a whole number from 0 to 3", "4"))
-    refused("--to", "gdn", "--keep", "auto:2", words=("auto:2",))
+    refused("--to", "gdn", "--keep", "auto:5", words=('"auto:N"', "4 layers", "auto:5"))
     refused("--to", "gdn", "--option", "head_dim=8", words=("layer 0", "head_dim", "12"))
     refused("--to", "softmax", words=("must have a window", "keep the attention"))
     refused("--to", "gdn", "--peak", "1e-3", words=("--peak must be left out",))
