@@ -94,6 +94,7 @@ def mamba_layer() -> dict[str, Any]:
 # Calls that cost much: wrong values are refused before the work, which is not done here.
 COSTLY = {
     "conversion.convert_folder",
+    "conversion.linearize_folder",
     "training.recall.run_recall",
     "training.recall.run_recall_parts",
     "training.language.train_language",
@@ -168,6 +169,11 @@ def shards() -> TokenShards:
 
 def saved() -> str:
     return str(save(Path("model")))
+
+
+def saved_teacher() -> str:
+    distillation.pair()[1].save_pretrained("teacher")
+    return "teacher"
 
 
 def ids() -> Tensor:
@@ -273,7 +279,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
         "check": conversion.LogitsCheck(tokens=1, largest_logit=1.0, neutral=None, saved=0.0), "tokenizer": [],
         "output": Path("out"),
     },
-    "conversion.linearize_folder": lambda: {"source": saved(), "output": "new", "to": "gdn"},
+    "conversion.linearize_folder": lambda: {"source": saved_teacher(), "output": "new", "to": "gdn", "tokens": 8},
     "models.FastWeightsCache": lambda: {"layers": [LayerCache()]},
     "models.FastWeightsForCausalLM": lambda: {"config": small_config()},
     "models.FastWeightsForQuestionAnswering": lambda: {"config": small_config()},

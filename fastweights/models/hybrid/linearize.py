@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ...checks import check_choice, check_flag, check_list, check_text, check_whole_number, describe_value
+from ...checks import check_choice, check_flag, check_list, check_size, check_text, check_whole_number, describe_value
 from ...kinds import checked
 from ...layers.projections import OutputProjection, ShortConvolution
 from ...layers.registry import mixer_spec
@@ -38,6 +38,7 @@ def keep_layers(keep: str | Iterable[int], layers: int) -> tuple[int, ...]:
     Raises:
         ValueError: a text of another form, or a number that the model has no layer for.
     """
+    check_size("layers", layers)
     if isinstance(keep, str):
         words = {"none": (), "all": range(layers)}
         start, _, count = keep.partition(":")
@@ -51,7 +52,9 @@ def keep_layers(keep: str | Iterable[int], layers: int) -> tuple[int, ...]:
                 f'keep must be numbers of layers such as "6,14,22", "every:4", "none" or "all", got {describe_value(keep)}'
             )
         return keep_layers([int(number) for number in numbers], layers)
-    chosen = check_list("keep", list(keep) if isinstance(keep, Iterable) else keep, "layer numbers")
+    chosen = check_list(
+        "keep", list(keep) if isinstance(keep, Iterable) and not isinstance(keep, Tensor) else keep, "layer numbers"
+    )
     for layer in chosen:
         check_whole_number("keep", layer, high=layers - 1)
     return tuple(sorted(set(chosen)))
