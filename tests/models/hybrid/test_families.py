@@ -93,7 +93,7 @@ def test_packed_documents_have_the_gradients_of_separate_ones(model_type):
     ids = tokens(1)
     gradients = []
     for edges in ([0, 4, 11], None):
-        lm = hybrid(model_type, "kda").double().train()
+        lm = hybrid(model_type, "kda").train()
         if edges is not None:
             loss = lm(ids, labels=ids, cu_seqlens=torch.tensor(edges), num_items_in_batch=9).loss
         else:
@@ -101,7 +101,7 @@ def test_packed_documents_have_the_gradients_of_separate_ones(model_type):
         loss.backward()
         gradients.append({name: p.grad for name, p in lm.named_parameters() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 30
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)  # norms of transformers compute in float32
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "olmo2"])
