@@ -82,8 +82,10 @@ def _check(name: str, value: object, hint: Any) -> None:
 
 def is_kind(value: object, hint: Any) -> bool:
     """Whether a value is of the kind that an annotation names."""
+    if isinstance(hint, TypeVar):
+        return not isinstance(hint.__bound__, type) or is_kind(value, hint.__bound__)
     kind, inside = get_origin(hint), get_args(hint)
-    if hint is Any or isinstance(hint, TypeVar):
+    if hint is Any:
         return True
     if hint is None:
         return value is None
@@ -118,6 +120,8 @@ def _holds_several(value: object, base: type, inside: tuple[Any, ...]) -> bool:
 
 
 def _describe_kind(hint: Any) -> str:
+    if isinstance(hint, TypeVar):
+        return _describe_kind(hint.__bound__)
     kind, inside = get_origin(hint), get_args(hint)
     if kind in (Union, types.UnionType):
         return " or ".join(map(_describe_kind, inside))

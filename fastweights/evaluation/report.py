@@ -10,12 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM
-
 from ..environment import machine, versions
 from ..files import write_json
-from ..models.loading import load_config, model_folder
+from ..models.loading import empty_model, load_config, model_folder
 from ..outputs import check_file, has_keys
 from .evaluate import EvaluationSettings
 
@@ -104,8 +101,7 @@ def plan_evaluation(
         ValueError: no model of this library in the folder.
     """
     config = load_config(model_folder(model))
-    with torch.device("meta"):
-        parameters = AutoModelForCausalLM.from_config(config).num_parameters()
+    parameters = empty_model(config).num_parameters()
     return {
         "model": str(model), "parameters": parameters, "settings": dataclasses.asdict(settings), "lm-eval": list(tasks),
         "suites": list(suites), "text": text, "output": str(output),
