@@ -142,15 +142,23 @@ def package(name: str) -> str:
 
 def reference_page(package: str) -> str:
     """One entry per public name, from where it is defined: an op has the name of the package that it is in. An op in place has
-    another name there, so its entry is that of the package that exports it."""
+    another name there, so its entry is that of the package that exports it. What another page has gets a link."""
     module = importlib.import_module(package)
     entries = []
     for name in module.__all__:
         found = getattr(module, name)
         named = isinstance(found, type) or inspect.isroutine(found)
         place = found.__module__ if named and hasattr(importlib.import_module(found.__module__), name) else package
-        entries.append(f"::: {place}.{name}")
+        where = f"{place}.{name}"
+        entries.append(f"[`{name}`][{where}]" if is_elsewhere(place, package) else f"::: {where}")
     return f"# {package}\n\n" + "\n\n".join([(module.__doc__ or "").partition("\n")[0], *entries]) + "\n"
+
+
+def is_elsewhere(place: str, exporting: str) -> bool:
+    """Whether what a package exports is defined in another one, whose page has the entry."""
+    return not f"{place}.".startswith(f"{exporting}.") and any(
+        f"{place}.".startswith(f"{package(name)}.") for name in REFERENCE
+    )
 
 
 def folder_page(folder: str) -> str:

@@ -98,7 +98,7 @@ def test_mixers_in_tables_lead_to_their_pages() -> None:
 def test_the_reference_has_every_public_name() -> None:
     for name in hooks.REFERENCE:
         module = importlib.import_module(hooks.package(name))
-        entries = re.findall(r"^::: (\S+)$", pages()[f"docs/reference/{name}.md"], re.MULTILINE)
+        entries = re.findall(r"^(?:::: |\[`\w+`\]\[)([\w.]+)\]?$", pages()[f"docs/reference/{name}.md"], re.MULTILINE)
         assert [entry.rpartition(".")[2] for entry in entries] == list(module.__all__)
 
 
