@@ -38,7 +38,6 @@ Gpu = Annotated[
 def run_training(
     command: str,
     run_file: Path,
-    changes: dict[str, Any],
     *,
     stop_at: int | None,
     overwrite: bool,
@@ -48,6 +47,7 @@ def run_training(
     quiet: bool,
     imports: Sequence[str] | None,
     tiny: bool = False,
+    **changes: Any,
 ) -> Any:
     """Carry out `train` or `distill`; the run, where it has ended and this process shows it. changes: fields of the run that
     replace those of the file, None for none."""

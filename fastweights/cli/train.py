@@ -36,18 +36,15 @@ def train(
     The options replace what the file says, those of --set last. An interrupted command continues when it is given again. For
     several GPUs or hosts start it with `torchrun --nproc-per-node N -m fastweights train ...`, srun or accelerate launch.
     """
-    changes = {
-        "output": output,
-        "max_steps": max_steps,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "seed": seed,
-        "precision": precision,
-    }
     run_training(
         "train",
         run_file,
-        changes,
+        output=output,
+        max_steps=max_steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        seed=seed,
+        precision=precision,
         stop_at=stop_at,
         overwrite=overwrite,
         settings=settings,

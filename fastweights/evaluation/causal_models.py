@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..layers.norms import at_least_float32
 from ..models import FastWeightsCache, HybridCache, HybridModel
+from ..models.hybrid.cache import attention_state_size
 from ..models.modeling import FastWeightsPreTrainedModel
 
 __all__ = [
@@ -56,11 +57,11 @@ def state_size(model: Any, length: int) -> int:
     """How many numbers the cache of a model holds per sequence after `length` tokens: memories, keys and values."""
     if hasattr(model, "state_size"):
         return model.state_size(length)
-    heads, total = model.config.num_key_value_heads, 0
-    for block, layer in zip(model.model.layers, empty_cache(model).layers, strict=True):
-        kept = min(length, layer.sliding_window - 1) if layer.is_sliding else length
-        total += 2 * kept * heads * block.self_attn.head_dim
-    return total
+    held = empty_cache(model).layers
+    return sum(
+        attention_state_size(block.self_attn, layer, length)
+        for block, layer in zip(model.model.layers, held, strict=True)
+    )
 
 
 def final_hidden(

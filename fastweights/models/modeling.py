@@ -15,7 +15,7 @@ from transformers.utils import can_return_tuple
 
 from ..checks import check_flag, check_whole_number, describe_value, shape_of
 from ..layers import LayerCache, build_mixer
-from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
+from ..layers.initialization import ResidualProjection
 from ..layers.norms import LayerNorm, RMSNorm, normalize_sum
 from ..layers.shared_input import joins, project_together
 from ..ops.context_parallel.group import ContextParallel
@@ -127,13 +127,9 @@ class FastWeightsPreTrainedModel(OwnModel, PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """First values of one module's own parameters. transformers' init functions leave alone what a checkpoint gave."""
-        std = self.config.initializer_range
-        if isinstance(module, OwnInitialValues):
-            own = module.initial_values(std) if isinstance(module, OwnInitialMatrices) else module.initial_values()
-            for name, value in own.items():
-                init.copy_(module.get_parameter(name), value)
-        elif isinstance(module, ResidualProjection):
+        """As in `OwnModel`, with smaller values for matrices that write to the residual stream."""
+        if isinstance(module, ResidualProjection):
+            std = self.config.initializer_range
             if self.config.scale_residuals:
                 std *= self.config.num_branches**-0.5
             init.normal_(module.weight, std=std)

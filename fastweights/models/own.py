@@ -1,4 +1,5 @@
-"""What all models of this library have in common for transformers: they adapt its Trainer, and are saved with a model card."""
+"""What all models of this library have in common for transformers: first values, Trainer, and a model
+card beside the weights."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from transformers import initialization as init
 
-from ..layers.initialization import OwnInitialValues
+from ..layers.initialization import OwnInitialMatrices, OwnInitialValues
 from ..layers.weight_decay import undecayed_parameters
 from ..private_huggingface import adapt_trainer
 from .card import find_use, write_card
@@ -39,6 +42,18 @@ class OwnModel:
     @accepts_loss_kwargs.setter
     def accepts_loss_kwargs(self, accepts: bool) -> None:
         self._accepts_loss_kwargs = accepts
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """First values of one module's own parameters; our layers know theirs. transformers' init functions leave alone what a
+        checkpoint gave."""
+        if isinstance(module, OwnInitialValues):
+            std = self.config.initializer_range
+            own = module.initial_values(std) if isinstance(module, OwnInitialMatrices) else module.initial_values()
+            for name, value in own.items():
+                init.copy_(module.get_parameter(name), value)
+        else:
+            super()._init_weights(module)  # type: ignore[misc]
 
     def save_pretrained(
         self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any

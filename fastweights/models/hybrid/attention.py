@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedConfig
 
-from ...checks import check_choice, error_prefix
+from ...checks import error_prefix
 from ...layers import LayerCache, MemoryLayer, SoftmaxAttention, build_mixer
 from ...layers.choice import split_entry
 from ...layers.projections import QKVProjection
@@ -26,8 +26,6 @@ __all__ = ["KEYS", "MemoryAttention", "TakesQKV", "build_memory", "check_takes_q
 
 ATTENTION = "fastweights_memory"  # what transformers knows our attention function by
 KEYS = ("shared", "repeated")
-
-
 TakesQKV = MemoryLayer | SoftmaxAttention
 FORWARDS = (MemoryLayer.forward, SoftmaxAttention.forward)
 
@@ -174,7 +172,3 @@ def attend(
 
 
 AttentionInterface.register(ATTENTION, attend)
-
-
-def check_keys(keys: object) -> None:
-    check_choice("memory_keys", keys, KEYS)

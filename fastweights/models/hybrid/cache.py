@@ -11,7 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ...layers import LayerCache
 
-__all__ = ["HybridCache", "MemoryCacheLayer", "check_hybrid_cache"]
+__all__ = ["HybridCache", "MemoryCacheLayer", "attention_state_size", "check_hybrid_cache"]
 
 
 class MemoryCacheLayer(CacheLayerMixin):
@@ -49,7 +49,7 @@ class MemoryCacheLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
-    get_max_cache_shape = get_max_length  # its name in transformers up to 5.1x
+    get_max_cache_shape = get_max_length  # its name in earlier versions of transformers
 
     def offload(self) -> None:
         """A memory is small: it stays where it is."""
@@ -91,6 +91,13 @@ class HybridCache(DynamicCache):
         ]
 
     is_compileable = property(lambda self: False)  # generate() would compile the model, and pass masks of another kind
+
+
+def attention_state_size(attention: Any, layer: Any, length: int) -> int:
+    """How many numbers attention keeps per sequence after `length` tokens: keys and values, of a window where it has one. layer:
+    of a cache, which knows the window."""
+    kept = min(length, layer.sliding_window - 1) if layer.is_sliding else length
+    return 2 * kept * attention.config.num_key_value_heads * attention.head_dim
 
 
 def check_hybrid_cache(cache: object, config: Any) -> None:

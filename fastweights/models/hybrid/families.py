@@ -9,11 +9,11 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ...checks import check_flag, check_list, describe_value, error_prefix
+from ...checks import check_choice, check_flag, check_list, describe_value, error_prefix
 from ...layers.choice import split_entry
 from ...layers.registry import mixer_spec
 from ...private_huggingface import add_adapter_targets
-from .attention import MemoryAttention, check_keys
+from .attention import KEYS, MemoryAttention
 
 __all__ = ["FAMILIES", "Family", "find_family", "hybrid_config", "hybrid_model"]
 
@@ -130,7 +130,7 @@ def _check_memory(config: Any) -> None:
                 mixer_spec(*split_entry(entry, "memory"))
     config.memory = list(entries)
     check_flag("memory_rope", config.memory_rope)
-    check_keys(config.memory_keys)
+    check_choice("memory_keys", config.memory_keys, KEYS)
 
 
 @cache

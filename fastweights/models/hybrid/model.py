@@ -1,4 +1,4 @@
-"""What hybrids of all families have in common: memories in place of attention, padding and packing, the cache, first values."""
+"""What hybrids of all families have in common: memories in place of attention, padding and packing, the cache."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import initialization as init
 
 from ...checks import check_whole_number
-from ...layers.initialization import OwnInitialMatrices, OwnInitialValues
 from ...ops.framework.sequences import check_cu_seqlens
 from ...private_huggingface import GenerationHooks, keep_after_generation
 from ..cache import CACHE_NAME, given_cache
 from ..generation import check_cache_settings
 from ..rows import Rows, cumulative_lengths, own_columns, predicted_labels
-from .cache import HybridCache, check_hybrid_cache
+from .cache import HybridCache, attention_state_size, check_hybrid_cache
 
 __all__ = ["HybridModel"]
 
@@ -136,28 +134,13 @@ class HybridModel(GenerationHooks):
         """How many numbers the cache holds per sequence after `length` tokens: memories, and keys and values where attention was
         kept (of its window, where it has one)."""
         check_whole_number("length", length)
-        memories = self.memory_layers()
-        total = 0
-        for index, layer in enumerate(self.model.layers):
-            if index in memories:
-                total += memories[index].memory.state_size(length)
-                continue
-            attention = layer.self_attn
-            window = getattr(attention, "sliding_window", None)
-            kept = length if window is None else min(length, window - 1)
-            total += 2 * kept * self.config.num_key_value_heads * attention.head_dim
-        return total
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """First values of one module's own parameters; those of memories are the layers' own."""
-        if isinstance(module, OwnInitialValues):
-            std = self.config.initializer_range
-            own = module.initial_values(std) if isinstance(module, OwnInitialMatrices) else module.initial_values()
-            for name, value in own.items():
-                init.copy_(module.get_parameter(name), value)
-        else:
-            super()._init_weights(module)  # type: ignore[misc]
+        memories, held = self.memory_layers(), HybridCache(self.config).layers
+        return sum(
+            memories[index].memory.state_size(length)
+            if index in memories
+            else attention_state_size(block.self_attn, layer, length)
+            for index, (block, layer) in enumerate(zip(self.model.layers, held, strict=True))
+        )
 
 
 def positions_of(cu_seqlens: Tensor, time: int, device: torch.device) -> Tensor:

@@ -136,3 +136,5 @@ def test_the_state_is_that_of_memories_and_windows():
     assert lm.config.layer_types[:3] == ["sliding_attention"] * 3
     assert lm.state_size(1000) == memories + 2 * window == lm.state_size(10)
     assert hybrid("llama", to="gdn").state_size(1000) == 3 * 4 * 12 * 12 + 2 * 1000 * 2 * 12
+    # Mistral's window is that of the configuration, which no attention module repeats.
+    assert hybrid("mistral", to="gdn").state_size(1000) == 3 * 4 * 12 * 12 + window
