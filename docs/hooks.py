@@ -150,15 +150,18 @@ def reference_page(package: str) -> str:
         named = isinstance(found, type) or inspect.isroutine(found)
         place = found.__module__ if named and hasattr(importlib.import_module(found.__module__), name) else package
         where = f"{place}.{name}"
-        entries.append(f"[`{name}`][{where}]" if is_elsewhere(place, package) else f"::: {where}")
+        elsewhere = page_of_entry(name, found, place) != package
+        entries.append(f"[`{name}`][{where}]" if elsewhere else f"::: {where}")
     return f"# {package}\n\n" + "\n\n".join([(module.__doc__ or "").partition("\n")[0], *entries]) + "\n"
 
 
-def is_elsewhere(place: str, exporting: str) -> bool:
-    """Whether what a package exports is defined in another one, whose page has the entry."""
-    return not f"{place}.".startswith(f"{exporting}.") and any(
-        f"{place}.".startswith(f"{package(name)}.") for name in REFERENCE
-    )
+def page_of_entry(name: str, found: object, place: str) -> str:
+    """The package whose page has the entry: of those that export the name the innermost around its definition, else the first."""
+    packages = [package(one) for one in REFERENCE]
+    exporting = [one for one in packages if getattr(importlib.import_module(one), name, None) is found]
+    exporting = [one for one in exporting if name in importlib.import_module(one).__all__]
+    around = [one for one in exporting if f"{place}.".startswith(f"{one}.")]
+    return max(around, key=len, default=exporting[0])
 
 
 def folder_page(folder: str) -> str:

@@ -98,8 +98,16 @@ def test_mixers_in_tables_lead_to_their_pages() -> None:
 def test_the_reference_has_every_public_name() -> None:
     for name in hooks.REFERENCE:
         module = importlib.import_module(hooks.package(name))
-        entries = re.findall(r"^(?:::: |\[`\w+`\]\[)([\w.]+)\]?$", pages()[f"docs/reference/{name}.md"], re.MULTILINE)
-        assert [entry.rpartition(".")[2] for entry in entries] == list(module.__all__)
+        found = re.findall(r"^(?:::: |\[`\w+`\]\[)([\w.]+)\]?$", pages()[f"docs/reference/{name}.md"], re.MULTILINE)
+        assert [place.rpartition(".")[2] for place in found] == list(module.__all__)
+
+
+def test_links_of_the_reference_lead_to_entries() -> None:
+    """A name that two packages export has one entry, and the other page a link to it."""
+    text = "\n".join(pages()[f"docs/reference/{name}.md"] for name in hooks.REFERENCE)
+    entries = re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
+    linked = re.findall(r"^\[`\w+`\]\[([\w.]+)\]$", text, re.MULTILINE)
+    assert linked and set(linked) <= set(entries) and len(set(entries)) == len(entries)
 
 
 def test_the_reference_has_every_documented_package() -> None:
