@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from ._version import __version__
 
 __all__ = [
@@ -80,12 +82,18 @@ def installed_version(*packages: str) -> str | None:
 
 
 def is_version(found: str | None, wanted: str) -> bool:
-    """Whether a version is `wanted` or a patch of it, as 0.32.1 is of 0.32."""
-    return re.match(rf"{re.escape(wanted)}(\.|$)", found or "") is not None
+    """Whether a version is `wanted` or a patch of it, as 0.32.1 is of 0.32; for `wanted` "0.24 to 0.33", one from 0.24 to a patch
+    of 0.33."""
+    if found is None:
+        return False
+    first, _, last = wanted.partition(" to ")
+    release, low, high = (Version(version).release for version in (found, first, last or first))
+    return low <= release[: len(low)] and release[: len(high)] <= high
 
 
 def check_version(library: str, found: str | None, wanted: str, install: str) -> None:
-    """ValueError where a library is missing or of a version that is not known here. install: the command that helps."""
+    """ValueError where a library is missing or of a version that is not known here. wanted: see `is_version`; install: the
+    command that helps."""
     if found is None:
         raise ValueError(f"{library} is not installed; {install}")
     if not is_version(found, wanted):

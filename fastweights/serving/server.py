@@ -14,10 +14,10 @@ from ..checks import LARGEST_COUNT, check_choice, check_number, check_path, chec
 from ..models.loading import DTYPES, check_has_tokenizer, check_vocabulary, load_config, load_tokenizer, model_folder
 from ..safe_path import safe_children
 from .vllm import check_version
+from .vllm.versions import server_module
 
-__all__ = ["SERVER", "serve", "server_command"]
+__all__ = ["serve", "server_command"]
 
-SERVER = "vllm.entrypoints.launchers.api_server.entry"  # the command `vllm` does not start in the package for CPUs
 LARGEST_PORT = 65_535
 LARGEST_MEMORY = 2**20  # GiB
 SMALLEST_MEMORY = 2**-10
@@ -75,7 +75,7 @@ def server_command(
     options += ["--served-model-name", str(model) if name is None else name, "--dtype", dtype or _saved_dtype(config)]
     if memory is not None:
         options += ["--kv-cache-memory-bytes", str(int(memory * 2**30))]
-    return [sys.executable, "-m", SERVER, "--model", str(folder), *options, *others]
+    return [sys.executable, "-m", server_module(), "--model", str(folder), *options, *others]
 
 
 def _check_word(name: str, x: object, what: str) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -50,6 +52,7 @@ def engine(folder: Path, **settings: Any) -> Iterator[Any]:
     """vLLM with a saved model, stopped afterwards."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
+    _replace_kernels_once()
     plain = {
         "dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": 32 << 20, "enforce_eager": True,
         "max_num_seqs": 4, "max_num_batched_tokens": 32, "skip_tokenizer_init": True,
@@ -63,6 +66,16 @@ def engine(folder: Path, **settings: Any) -> Iterator[Any]:
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+@cache
+def _replace_kernels_once() -> None:
+    """Since 0.31 vLLM replaces Triton's kernels at each start. The second time it fails on a module that n-gram drafts import."""
+    from vllm.platforms import current_platform
+
+    platform: Any = type(current_platform)
+    if hasattr(platform, "register_triton_kernel_overrides"):
+        platform.register_triton_kernel_overrides = staticmethod(cache(platform.register_triton_kernel_overrides))
 
 
 @contextmanager
@@ -165,3 +178,29 @@ def largest_loss(own: Any, asked: list[list[int]], outputs: list[Any]) -> float:
     """How far the logarithm of the probability of a token that vLLM took is below that of our model's own choice."""
     views = (our_view(own, ids, output) for ids, output in zip(asked, outputs, strict=True))
     return max((best - taken).max().item() for taken, best in views)
+
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+
+
+@contextmanager
+def drafted_by(texts: list[list[int]]) -> Iterator[None]:
+    """In an engine with NGRAM, drafts are the tokens that follow in one of these texts: none to all, the last ones often wrong.
+    Matches in a text of random weights would hardly ever be right. In some steps no sequence has drafts."""
+    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+
+    drawn = random.Random(0)
+
+    def draft(read: list[int], most: int) -> list[int]:
+        (text,) = {tuple(text) for text in texts if text[: len(read)] == read} or {()}
+        tokens = list(text[len(read) :][: drawn.randint(0, most)])
+        right = drawn.randint(0, len(tokens))
+        return tokens[:right] + [(token + 1) % VOCABULARY for token in tokens[right:]]
+
+    def propose(self: Any, most: int, sampled: Any, lengths: Any, tokens: Any, *rest: Any, **named: Any) -> Any:
+        most = 0 if drawn.random() < 0.3 else most
+        return [draft(tokens[n, : lengths[n]].tolist(), most) if new else [] for n, new in enumerate(sampled)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NgramProposer, "propose", propose)
+        yield

@@ -67,3 +67,40 @@ def read_in_steps(pool: Pool, x_NTD: Tensor, steps: Steps, rows: list[int]) -> T
 @torch.no_grad()
 def read_at_once(mixer: Mixer, x_NTD: Tensor) -> Tensor:
     return mixer(x_NTD, LayerCache())
+
+
+@torch.no_grad()
+def read_with_drafts(pool: Pool, x_NTD: Tensor, rows_NS: Tensor, seed: int = 0) -> Tensor:
+    """The outputs [N, T, D] where each sequence reads a first piece, and then in each call one token and some drafts, the last
+    of which are wrong and read once more. Calls have rows and tokens of padding."""
+    count, time, width = x_NTD.shape
+    draw, drafts = torch.Generator().manual_seed(seed), rows_NS.shape[1]
+    device, done, accepted = x_NTD.device, [2] * count, [1] * count
+
+    def random(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=draw))
+
+    def numbers(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    started, edges = torch.zeros(count, dtype=torch.bool, device=device), numbers(*range(0, 2 * count + 1, 2))
+    first = pool.pooled.prefill(x_NTD[:, :2].flatten(0, 1), rows_NS[:, 0], started, edges)
+    read = [[y_TD] for y_TD in first.split(2)]
+    while min(done) < time:
+        going = [n for n in range(count) if done[n] < time]
+        lengths = [random(1, min(drafts, time - done[n])) for n in going]
+        right = [random(1, length) for length in lengths]
+        x_TD = torch.cat(
+            [torch.cat([x_NTD[n, done[n] : done[n] + r], x_NTD.new_ones(length - r, width)])
+             for n, length, r in zip(going, lengths, right)] + [x_NTD.new_ones(2, width)]
+        )  # fmt: skip
+        total = sum(lengths)
+        y_TD = pool.pooled.verify(
+            x_TD, torch.cat([rows_NS[going], torch.zeros_like(rows_NS[:1])]), numbers(*(accepted[n] for n in going), 1),
+            numbers(0, *accumulate(lengths), total),
+        )  # fmt: skip
+        assert not y_TD[total:].any()
+        for n, y, r in zip(going, y_TD[:total].split(lengths), right):
+            read[n].append(y[:r])
+            done[n], accepted[n] = done[n] + r, r
+    return torch.stack([torch.cat(parts) for parts in read])

@@ -11,7 +11,7 @@ from fastweights.ops.framework.in_place import write_rows
 from fastweights.serving.vllm.pool import Layout
 from tests.kernels.cases import DEVICE
 
-from .pools import Pool, read_at_once, read_in_steps
+from .pools import Pool, read_at_once, read_in_steps, read_with_drafts
 
 MEMORIES = [name for name in MIXERS if name not in ("softmax", "vla-softmax")]
 # These read their states, or the token before, in the layer itself, beside the ops.
@@ -46,6 +46,23 @@ def test_options_that_change_the_states(name, options):
     torch.testing.assert_close(read, read_at_once(mixer, x_NTD), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", MEMORIES)
+def test_drafted_tokens_are_taken_back(name):
+    mixer = build_mixer(name, hidden_size=32, num_heads=2).double().eval()
+    pool, x_NTD = Pool(mixer, count=9), torch.randn(2, 14, 32, dtype=torch.float64)
+    read = read_with_drafts(pool, x_NTD, torch.tensor([[4, 1, 7], [2, 8, 5]], dtype=torch.int32))
+    torch.testing.assert_close(read, read_at_once(mixer, x_NTD), rtol=1e-9, atol=1e-9)
+    assert pool.is_untouched(0, 3, 6)
+
+
+@pytest.mark.parametrize(("state_dtype", "error"), [(None, 1e-5), (torch.bfloat16, 0.02)], ids=["own", "16 bits"])
+def test_long_drafts_and_states_in_16_bits_are_read_token_by_token(state_dtype, error):
+    mixer = build_mixer("gdn", hidden_size=32, num_heads=2).eval()
+    rows_NS, x_NTD = torch.arange(1, 37, dtype=torch.int32).view(2, 18), torch.randn(2, 24, 32)
+    read, wanted = read_with_drafts(Pool(mixer, 38, state_dtype), x_NTD, rows_NS), read_at_once(mixer, x_NTD)
+    assert (read - wanted).norm() < error * wanted.norm()
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", ["palimpsa-m", "lattice"])  # one convolution, and two with one window
 def test_the_kernels_read_in_the_pool(name):
@@ -59,6 +76,11 @@ def test_the_kernels_read_in_the_pool(name):
     read = read_in_steps(pool, x_NTD, [(1,)], [4])
     torch.testing.assert_close(read, read_at_once(plain, x_NTD), rtol=1e-3, atol=1e-4)
     assert pool.is_untouched(0, 1, 2, 3, 5)
+    read = read_with_drafts(
+        pool, x_NTD.repeat(2, 2, 1), torch.tensor([[5, 3], [1, 2]], dtype=torch.int32, device=DEVICE)
+    )
+    torch.testing.assert_close(read, read_at_once(plain, x_NTD.repeat(2, 2, 1)), rtol=1e-3, atol=1e-4)
+    assert pool.is_untouched(0)
 
 
 def test_a_pool_takes_no_gradients():
@@ -82,6 +104,7 @@ def test_rows_are_written_without_knowing_how_many_there_are(rows):
 
 @pytest.mark.parametrize("name", ["pgdn", "palimpsa-d", "gka", "lattice", "vla"])
 def test_states_in_16_bits_take_half_and_change_the_outputs_little(name):
+    torch.manual_seed(0)
     mixer = build_mixer(name, hidden_size=32, num_heads=2).eval()
     pool, x_NTD = Pool(mixer, state_dtype=torch.bfloat16), torch.randn(2, 30, 32)
     assert Layout(mixer.state_spec(), torch.bfloat16).memory_size == Layout(mixer.state_spec()).memory_size // 2

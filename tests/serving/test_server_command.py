@@ -13,31 +13,41 @@ import pytest
 
 from fastweights.cli import main
 from fastweights.serving import server, vllm
-from fastweights.serving.server import SERVER, server_command
+from fastweights.serving.server import server_command
+from fastweights.serving.vllm import versions
 
 from ..evaluation.small import save
 
 PACKAGE = Path(server.__file__).parents[1]
 
 
+def pretend(monkeypatch, found):
+    monkeypatch.setattr(vllm, "find_installed", lambda: found)
+    monkeypatch.setattr(versions, "find_installed", lambda: found)
+
+
 @pytest.fixture
 def with_vllm(monkeypatch):
-    monkeypatch.setattr(vllm, "find_installed", lambda: "0.32.0")
+    pretend(monkeypatch, "0.32.0")
 
 
-@pytest.mark.parametrize(
-    ("found", "says"), [(None, "vLLM is not installed"), ("0.33.1", "must be of version 0.32, got 0.33.1")]
-)
-def test_without_a_vllm_that_fits_it_says_what_to_install(found, says, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("found", [None, "0.23.1", "0.34.0"])
+def test_without_a_vllm_that_fits_it_says_what_to_install(found, tmp_path, monkeypatch, capsys):
     save(tmp_path)
     capsys.readouterr()
-    monkeypatch.setattr(vllm, "find_installed", lambda: found)
+    pretend(monkeypatch, found)
+    says = f"must be of version 0.24 to 0.33, got {found}" if found else "vLLM is not installed"
     assert main(["serve", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line and "with Python 3.11 or later: pip install 'fastweights[vllm]'" in line
 
 
-def test_the_command_of_the_server(tmp_path, with_vllm, monkeypatch):
+@pytest.mark.parametrize(
+    ("found", "module"),
+    [("0.24.0", "vllm.entrypoints.openai.api_server"), ("0.33.1", "vllm.entrypoints.launchers.api_server.entry")],
+)
+def test_the_command_of_the_server(found, module, tmp_path, monkeypatch):
+    pretend(monkeypatch, found)
     started = []
     monkeypatch.setattr("os.execv", lambda program, command: started.append((program, command, dict(os.environ))))
     save(tmp_path / "run" / "model")
@@ -50,7 +60,7 @@ def test_the_command_of_the_server(tmp_path, with_vllm, monkeypatch):
         environment["PYTHONSAFEPATH"] == "1"
     )  # python -m leaves the current folder off its path, and so do its children
     assert program == command[0] == sys.executable
-    assert command[1:5] == ["-m", SERVER, "--model", str(tmp_path / "run" / "model")]
+    assert command[1:5] == ["-m", module, "--model", str(tmp_path / "run" / "model")]
     options = command[5:]
     wanted = {"--port": "8123", "--host": "127.0.0.1", "--served-model-name": "own", "--dtype": "float32"}
     for name, value in {**wanted, "--kv-cache-memory-bytes": str(2**29)}.items():
@@ -112,6 +122,8 @@ def test_a_folder_without_a_model_or_its_tokenizer_is_refused(tmp_path, with_vll
 
 def test_vllm_finds_the_package():
     project = (PACKAGE.parent / "pyproject.toml").read_text()
+    first, last = (part.partition(".")[2] for part in versions.TESTED.split(" to "))
+    assert f'vllm = ["vllm>=0.{first},<0.{int(last) + 1}; ' in project
     (line,) = re.findall(r'entry-points."vllm.general_plugins"\]\nfastweights = "(.*)"', project)
     module, name = line.split(":")
     assert callable(getattr(importlib.import_module(module), name))

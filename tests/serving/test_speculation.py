@@ -1,0 +1,162 @@
+"""Speculative decoding in vLLM: with drafts of any kind, right and wrong, it writes the tokens that it writes without."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastweights.layers import MIXERS
+
+from .engine import (
+    NGRAM,
+    VOCABULARY,
+    counted_preemptions,
+    drafted_by,
+    engine,
+    failing_pool,
+    generated,
+    in_pieces,
+    largest_error,
+    model,
+    prompts,
+    small_pool,
+    vllm,
+    written,
+)
+from .test_vllm import CLOSE, CLOSE_OF, HYBRIDS, QUICK
+
+pytestmark = pytest.mark.skipif(vllm.__version__.startswith("0.24."), reason="vLLM 0.24 cannot verify drafts on a CPU")
+TOKENS = 30
+
+
+def speculating(folder: Path, **settings: Any) -> AbstractContextManager[Any]:
+    return engine(folder, disable_log_stats=False, **{"speculative_config": NGRAM, **settings})
+
+
+def accepted(llm: Any) -> list[int]:
+    """How many drafted tokens were right, by their place in a draft."""
+    (metric,) = (x for x in llm.get_metrics() if x.name == "vllm:spec_decode_num_accepted_tokens_per_pos")
+    return metric.values
+
+
+def check_same(
+    own: Any, llm: Any, asked: list[list[int]], *ways: AbstractContextManager[None], close: float = CLOSE
+) -> None:
+    """With drafts that are right, wrong, short and missing, in each of these ways."""
+    wanted = generated(own, asked, TOKENS)
+    with drafted_by([ids + tokens for ids, tokens in zip(asked, wanted, strict=True)]):
+        for way in ways or (nullcontext(),):
+            with way:
+                outputs = written(llm, asked, TOKENS)
+            assert [list(output.token_ids) for output in outputs] == wanted
+            assert largest_error(own, asked, outputs) < close
+    assert min(accepted(llm)) > 0
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MIXERS]
+)
+def test_every_mixer(name, tmp_path):
+    own, close = model(name), CLOSE_OF.get(name, CLOSE)
+    own.save_pretrained(tmp_path)
+    with speculating(tmp_path) as llm, counted_preemptions(llm) as given_way:
+        check_same(own, llm, prompts(), nullcontext(), in_pieces(llm, 10), failing_pool(llm), close=close)
+    assert len(set(given_way)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrids(name, tmp_path):
+    """Also where sequences give way because the pool is full, in the middle of a draft."""
+    own = model(HYBRIDS[name])
+    own.save_pretrained(tmp_path)
+    with speculating(tmp_path, max_model_len=512) as llm, counted_preemptions(llm) as given_way:
+        check_same(own, llm, prompts(), nullcontext(), in_pieces(llm, 10))
+        assert not given_way
+        block = llm.llm_engine.vllm_config.cache_config.block_size
+        memories = sum(isinstance(mixer, str) and mixer != "softmax" for mixer in HYBRIDS[name])
+        with small_pool(llm, 2 * (len(HYBRIDS[name]) + 3 * memories)):
+            check_same(own, llm, prompts([block - short for short in (3, 2, 1, 8, 4)]))
+    assert len(set(given_way)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"enforce_eager": False},
+        {"tensor_parallel_size": 2},
+        {"speculative_config": {**NGRAM, "num_speculative_tokens": 18}},
+    ],
+    ids=["compiled", "two processes", "long drafts"],
+)
+def test_forms_of_the_engine(settings, tmp_path):
+    own = model(["gdn", "softmax", "vla"])
+    own.save_pretrained(tmp_path)
+    with speculating(tmp_path, **settings) as llm:
+        check_same(own, llm, prompts())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_drafts_from_the_text(method, tmp_path):
+    """As vLLM makes them: the text is read before, so that drafts are right where the model goes on in the same way."""
+    if method == "suffix" and find_spec("arctic_inference") is None:
+        pytest.skip("needs arctic-inference")
+    own, repeated = model("gdn"), [ids * 3 for ids in prompts((3, 7, 12, 20))]
+    own.save_pretrained(tmp_path)
+    with speculating(tmp_path, speculative_config={"method": method, "num_speculative_tokens": 4}) as llm:
+        for _ in range(2):
+            outputs = written(llm, repeated, TOKENS)
+            assert [list(output.token_ids) for output in outputs] == generated(own, repeated, TOKENS)
+    assert accepted(llm)[0] > 0
+
+
+@pytest.mark.slow
+def test_drafts_of_another_model(tmp_path):
+    """A model of softmax layers alone drafts for one that has a memory beside them, which changes little."""
+    draft, own = model(["softmax", "softmax"]), model(["softmax", "softmax", "gdn"])
+    own.load_state_dict(draft.state_dict(), strict=False)
+    with torch.no_grad():
+        for name, weight in own.named_parameters():
+            if "layers.2." in name:
+                weight.mul_(0.3)
+    for folder, one in (("draft", draft), ("own", own)):
+        one.save_pretrained(tmp_path / folder)
+    drafts = {"model": str(tmp_path / "draft"), "method": "draft_model", "num_speculative_tokens": 3}
+    with speculating(tmp_path / "own", speculative_config=drafts) as llm:
+        outputs = written(llm, prompts(), TOKENS)
+    assert [list(output.token_ids) for output in outputs] == generated(own, prompts(), TOKENS)
+    assert min(accepted(llm)) > 0
+
+
+def test_a_draft_model_with_a_memory_is_refused(tmp_path):
+    model("gdn").save_pretrained(tmp_path)
+    drafts = {"model": str(tmp_path), "method": "draft_model", "num_speculative_tokens": 3}
+    refused = pytest.raises(Exception, match="a draft model in vLLM must have softmax layers only")
+    with refused, speculating(tmp_path, speculative_config=drafts):
+        pass
+
+
+@pytest.mark.slow
+def test_samples_have_the_distribution_of_the_model(tmp_path):
+    """The second token of many answers to one prompt, by a chi-square test."""
+    own, (ids,) = model("gdn", initializer_range=0.1), prompts((9,))
+    own.save_pretrained(tmp_path)
+    with torch.no_grad():
+        first = own(torch.tensor([ids])).logits[0, -1].softmax(-1)
+        second = own(torch.tensor([[*ids, token] for token in range(VOCABULARY)])).logits[:, -1].softmax(-1)
+    count, likely = 4000, generated(own, [ids], 3)[0]
+    settings = vllm.SamplingParams(temperature=1, max_tokens=3, ignore_eos=True, detokenize=False, seed=0, n=count)
+    with speculating(tmp_path, max_num_seqs=64, max_num_batched_tokens=640) as llm, drafted_by([ids + likely]):
+        (result,) = llm.generate([{"prompt_token_ids": ids}], settings, use_tqdm=False)
+    seen = torch.tensor([output.token_ids[1] for output in result.outputs]).bincount(minlength=VOCABULARY)
+    expected = count * (first[:, None] * second).sum(0)
+    assert expected.min() > 5
+    chi_square = ((seen - expected).square() / expected).sum()
+    assert chi_square < VOCABULARY - 1 + 4 * (2 * (VOCABULARY - 1)) ** 0.5
