@@ -40,7 +40,7 @@ OF_TRITON = re.compile(r"triton\.runtime|triton\.compiler|triton\.backends|from 
 NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}  # public in spite of their names
 IN_CONFIGURATIONS = {"_attn_implementation", "_commit_hash", "_name_or_path"}  # keys of config.json
 OF_METACLASSES = {"_abc_impl", "_backward_cls", "_is_protocol"}
-# Of Python, where multiprocessing and typing have no public way, and of vLLM, one version of which serving/vllm admits.
+# Of Python, where multiprocessing and typing have no public way, and of vLLM, in the versions that serving/vllm admits.
 # `_thread` and `os._exit` are documented in spite of their names.
 ELSEWHERE = {"_args_from_interpreter_flags", "_attention_ops", "_exit", "_inheriting", "_is_protocol", "_thread"}
 

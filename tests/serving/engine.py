@@ -32,6 +32,20 @@ vllm = pytest.importorskip("vllm")
 VOCABULARY = 64
 LENGTHS = (1, 3, 17, 64, 200)
 WRITTEN = 12  # tokens
+CLOSE = 1e-4
+# Its own reading of these prompts in float32 is 4e-4 from that in float64.
+CLOSE_OF = {"gka": 1e-3}
+QUICK = ("gdn", "lattice")  # make test has these where vLLM is installed; make test-vllm has all
+WINDOW = {"name": "softmax", "window": 8}
+HYBRIDS: dict[str, Any] = {
+    "memory and windows": ["gdn", WINDOW],
+    "states of different sizes": ["softmax", "lattice", "pgdn", "mesa"],
+    "grouped heads without positions": [
+        "vla",
+        {"name": "softmax", "num_kv_heads": 1, "qk_norm": True, "rope_theta": None},
+    ],
+    "full attention and two windows": ["palimpsa-m", WINDOW, "softmax", "rls", {"name": "softmax", "window": 20}],
+}
 
 
 def model(mixer: Any, **options: Any) -> FastWeightsForCausalLM:

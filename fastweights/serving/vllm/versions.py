@@ -11,6 +11,7 @@ from ... import environment
 
 __all__ = [
     "TESTED",
+    "counting_builder",
     "find_installed",
     "has_copies_on_cpus",
     "our_backend",
