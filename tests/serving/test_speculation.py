@@ -105,16 +105,16 @@ def test_forms_of_the_engine(settings, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_drafts_from_the_text(method, tmp_path):
+@pytest.mark.parametrize("drafts", [NGRAM, {"method": "suffix", "num_speculative_tokens": 4}], ids=["ngram", "suffix"])
+def test_drafts_from_the_text(drafts, tmp_path):
     """As vLLM makes them. With such weights a token nearly determines the next one, so that answers repeat themselves."""
-    if method == "suffix" and find_spec("arctic_inference") is None:
+    if drafts["method"] == "suffix" and find_spec("arctic_inference") is None:
         pytest.skip("needs arctic-inference")
     own, asked = model("gdn"), prompts((3, 17, 64))
     with torch.no_grad():
         own.get_input_embeddings().weight.mul_(10)
     own.save_pretrained(tmp_path)
-    with speculating(tmp_path, speculative_config={"method": method, "num_speculative_tokens": 4}) as llm:
+    with speculating(tmp_path, speculative_config=drafts) as llm:
         outputs = written(llm, asked, TOKENS)
     assert [list(output.token_ids) for output in outputs] == generated(own, asked, TOKENS)
     assert accepted(llm)[0] > 0
@@ -122,12 +122,12 @@ def test_drafts_from_the_text(method, tmp_path):
 
 @pytest.mark.slow
 def test_drafts_of_another_model(tmp_path):
-    """A model of softmax layers alone drafts for one that has a memory beside them, which changes little."""
-    draft, own = model(["softmax", "softmax"]), model(["softmax", "softmax", "gdn"])
+    """A model of softmax layers alone drafts for one that has memories beside them, which change little."""
+    draft, own = model(["softmax"]), model(["softmax", "gdn", "gdn"])
     own.load_state_dict(draft.state_dict(), strict=False)
     with torch.no_grad():
         for name, weight in own.named_parameters():
-            if "layers.2." in name:
+            if "layers.1." in name or "layers.2." in name:
                 weight.mul_(0.3)
     for folder, one in (("draft", draft), ("own", own)):
         one.save_pretrained(tmp_path / folder)
@@ -160,6 +160,6 @@ def test_samples_have_the_distribution_of_the_model(tmp_path):
         (result,) = llm.generate([{"prompt_token_ids": ids}], settings, use_tqdm=False)
     seen = torch.tensor([output.token_ids[1] for output in result.outputs]).bincount(minlength=VOCABULARY)
     expected = count * (first[:, None] * second).sum(0)
-    assert expected.min() > 5
+    assert expected.min() > 2
     chi_square = ((seen - expected).square() / expected).sum()
     assert chi_square < VOCABULARY - 1 + 4 * (2 * (VOCABULARY - 1)) ** 0.5

@@ -235,7 +235,7 @@ def test_a_mixer_of_the_users_that_vllm_cannot_run_is_refused(layer, message, tm
 def test_a_hybrid_of_a_model_of_transformers_is_refused(tmp_path):
     hybrid().save_pretrained(tmp_path)
     refused = pytest.raises(Exception, match="must be of type 'fastweights', got 'fastweights_llama'")
-    with refused, engine(tmp_path):
+    with refused, engine(tmp_path, max_model_len=64):
         pass
 
 
