@@ -81,11 +81,13 @@ def counting_builder() -> Any:
             self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False, **told: Any
         ) -> Any:
             """Before 0.32 nothing is told in steps without drafts. The buffer of the steps with drafts has the numbers then, too.
-            Until the first of these steps all sequences keep one token, which is what vLLM takes by itself."""
+            Until the first of these steps each sequence keeps one token."""
+            count = common_attn_metadata.num_reqs
             if told.get("num_decode_draft_tokens_cpu") is not None:  # not while a CUDA graph is captured
                 self.counts = told["num_accepted_tokens"]
-            elif self.counts is not None and "num_accepted_tokens" not in told:
-                told["num_accepted_tokens"] = self.counts.as_strided((common_attn_metadata.num_reqs,), (1,))
+            elif self.num_spec_tokens and told.get("num_accepted_tokens") is None:
+                ones = common_attn_metadata.query_start_loc.new_ones(count)
+                told["num_accepted_tokens"] = ones if self.counts is None else self.counts.as_strided((count,), (1,))
             return BaseMambaAttentionMetadataBuilder.build(
                 self, common_prefix_len, common_attn_metadata, fast_build, **told
             )
