@@ -54,9 +54,11 @@ class Part(ABC):
     measure: str
     better: Literal["higher", "lower"]
 
-    # Whether models of equal state are trained for it, and whether tables mark those that were still learning.
+    # Whether models of equal state are trained for it, whether tables mark those that were still learning, and whether places
+    # come from paired differences instead of ranges of seeds.
     trained: ClassVar[bool] = False
     marks_learning: ClassVar[bool] = False
+    paired: ClassVar[bool] = False
 
     @abstractmethod
     def setting(self, size: str) -> list[Column]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .cells import format_number
 from .entries import EXACT, Entry, columns_of
 from .part import Part
-from .standing import Standing, places
+from .standing import Standing, paired_places, places
 
 __all__ = ["NOT_RUN", "Cell", "part_cells", "part_table"]
 
@@ -44,7 +44,8 @@ def part_cells(part: Part, entries: Sequence[Entry], resolution: float | None = 
     cells: dict[str, dict[str, Cell]] = {}
     for column in columns_of(entries):
         own = [entry for entry in entries if entry.column == column]
-        standings = places([entry for entry in own if entry.values], part.better, resolution)
+        counted = [entry for entry in own if entry.values]
+        standings = paired_places(counted, part.better) if part.paired else places(counted, part.better, resolution)
         cells[column] = {_name(one.entry): _cell(part, one) for one in standings}
         cells[column] |= {_name(entry): Cell(label=entry.label, text=DIVERGED) for entry in own if not entry.values}
     return cells
