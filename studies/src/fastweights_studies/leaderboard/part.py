@@ -59,6 +59,8 @@ class Part(ABC):
     trained: ClassVar[bool] = False
     marks_learning: ClassVar[bool] = False
     paired: ClassVar[bool] = False
+    # Other measures of its rows that have columns of their own, and what their titles say.
+    beside: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def setting(self, size: str) -> list[Column]:
@@ -115,6 +117,10 @@ class Part(ABC):
     def trainings(self, request: Request) -> int:
         """How many models `run` trains per mixer, at most."""
         return 0
+
+    def planned_steps(self, request: Request) -> dict[str, int]:
+        """Steps that `run` would train at most, by mixer, where it trains by steps."""
+        return {}
 
     def how_to_measure(
         self, mixers: Sequence[str], rows: Sequence[Row], imports: Sequence[str], measurements: Path

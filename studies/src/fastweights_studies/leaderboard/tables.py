@@ -81,11 +81,17 @@ def part_table(
             name + " (keeps every token)" * (name == KEEPS_ALL),
             *(_sizes(list(own[name].values())) if trained else ()),
             *(cells[column][name].text if name in cells[column] else NOT_RUN for column in columns),
+            *(
+                _beside(own[name][column], measure) if column in own[name] else NOT_RUN
+                for measure in part.beside
+                for column in columns
+            ),
         ]
         for name in measured
     ]
-    lines += [[name, *[""] * (2 * trained), *[NOT_RUN] * max(1, len(columns))] for name in missing]
-    head = ["mixer", *(("state", "parameters") if trained else ()), *(columns or [part.measure])]
+    beside = [f"{column}, {what}" for what in part.beside.values() for column in columns]
+    lines += [[name, *[""] * (2 * trained), *[NOT_RUN] * max(1, len(columns) + len(beside))] for name in missing]
+    head = ["mixer", *(("state", "parameters") if trained else ()), *(columns or [part.measure]), *beside]
     references = [_reference(entries, column) for column in columns]
     if any(references):
         lines.insert(0, ["*exact ridge regression*", *[""] * (2 * trained), *references])
@@ -104,6 +110,14 @@ def _sizes(entries: Sequence[Entry]) -> tuple[str, str]:
         for sizes in ([entry.count(name) for entry in entries] for name in ("state", "parameters"))
     )
     return state + " (grows)" * bool(entries[0].run["grows"]), parameters
+
+
+def _beside(entry: Entry, measure: str) -> str:
+    """The mean of another measure over the seeds that have it, and how many these are where some have not."""
+    values, wanted = entry.of(measure), sum(row.measure == measure for row in entry.rows)
+    if not values:
+        return "never"
+    return f"{statistics.fmean(values):,.0f}" + f" ({len(values)} of {wanted} seeds)" * (len(values) < wanted)
 
 
 def _reference(entries: Sequence[Entry], column: str) -> str:
