@@ -10,8 +10,11 @@ import torch
 from fastweights_studies import rate_search
 from fastweights_studies.commands._options import stopping_after
 from fastweights_studies.leaderboard import PARTS, SIZES, Request, load_board, run_part, table_of
+from fastweights_studies.leaderboard.cells import PAIRED, TIES
+from fastweights_studies.leaderboard.effects import block_effects
 from fastweights_studies.leaderboard.prediction import predict_minutes
 from fastweights_studies.leaderboard.run import plan_part
+from fastweights_studies.leaderboard.tables import describe_visible
 from fastweights_studies.leaderboard.trainings import match_mixer
 from fastweights_studies.rate_search import search_rates
 from fastweights_studies.record import Origin, Row, select
@@ -22,7 +25,7 @@ from fastweights.stopping import Stopped, StopSignals
 from fastweights.training import RecallExperiment, WorkerError
 from fastweights.training.recall.train import Training
 
-from .toy import TOY, read_entries, train_here
+from .toy import TOY, make_row, read_entries, train_here
 
 COLUMN = "mqar-shuffled, heads of 4"
 
@@ -183,3 +186,28 @@ def test_a_command_stops_after_its_minutes(signals_arrive):
     time.sleep(0.7)  # cancelled
     with pytest.raises(ValueError, match="--minutes must be positive"), stopping_after(-1):
         pass
+
+
+def test_effects_of_parts_are_paired_differences_from_the_matched_block():
+    def entries(part, values, **more):
+        rows = [
+            make_row(part, mixer=mixer, seed=seed, value=x, **more)
+            for mixer, xs in values.items()
+            for seed, x in enumerate(xs)
+        ]
+        return PARTS[part].entries(rows)
+
+    matched = entries("recall", {"gdn": (0.5, 0.7, 0.9), "linear": (0.5, 0.6, 0.7), "rls": (0.5,)})
+    gated = entries(
+        "recall-blocks", {"gdn": (0.3, 0.501, 0.702), "linear": (0.6, 0.5, 0.7), "rls": (0.1,), "kda": (0.1, 0.2)}
+    )
+    effects = block_effects([*gated, *matched])
+    assert set(effects) == {("gdn", "with-gate"), ("linear", "with-gate")}
+    assert effects["gdn", "with-gate"].sign == -1 and effects["gdn", "with-gate"].mean == pytest.approx(-0.199)
+    assert effects["linear", "with-gate"].tied and effects["gdn", "with-gate"].confidence > 0.97
+    assert "with-gate" not in describe_visible(PARTS["recall"], matched) and "0." in describe_visible(
+        PARTS["recall"], matched
+    )
+    assert describe_visible(PARTS["mqar"], matched) == ""
+    explained = PARTS["recall"].explanation()
+    assert PAIRED in explained and TIES not in explained and TIES in PARTS["mqar"].explanation()

@@ -83,6 +83,7 @@ def leaderboard(
 
         from ..leaderboard import SIZES, Request, find_part, known_parts, run_part, table_of
         from ..leaderboard.run import claim_boards, plan_part
+        from ..leaderboard.tables import describe_visible
         from ..leaderboard.terminal import describe_origins, make_table, parts_table
 
         chosen = [find_part(name) for name in parts or ()]
@@ -121,6 +122,8 @@ def leaderboard(
                 rows = part.rows(size, output, measurements)
                 library = part.library(size, rows)
                 Console().print(make_table(part, *table_of(part, size, [*library, *rows], labels)))
+                if visible := describe_visible(part, part.entries([*library, *rows])):
+                    show(visible)
                 show(describe_origins(part, library, output), end="")
                 if path is not None:
                     show(f"Results: {path}\n")

@@ -15,7 +15,7 @@ from fastweights.training.folder import as_stored
 from ..record import Plain, Row
 from ..trained_folders import remove_trainings
 from .board import Board, board_path, library_rows, load_board
-from .cells import LEARNING, MARKS, UNMARKED, format_number
+from .cells import LEARNING, MARKS, PAIRED, TIES, UNMARKED, format_number
 from .entries import Entry, label_of
 from .request import Request
 from .standing import Standing
@@ -134,7 +134,10 @@ class Part(ABC):
 
     def how_to_read(self) -> str:
         """What numbers and marks of the table mean."""
-        return " ".join(UNMARKED if mark == LEARNING and not self.marks_learning else mark for mark in MARKS)
+        other = {TIES: PAIRED} if self.paired else {}
+        if not self.marks_learning:
+            other[LEARNING] = UNMARKED
+        return " ".join(other.get(mark, mark) for mark in MARKS)
 
     def resolution(self, size: str) -> float | None:
         """The spread that a single seed counts as; None where single seeds tell nothing."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from .cells import format_number
 from .entries import EXACT, Entry, columns_of
 from .part import Part
-from .standing import Standing, paired_places, places
+from .standing import Standing, paired_places, places, visible_difference
 
-__all__ = ["NOT_RUN", "Cell", "part_cells", "part_table"]
+__all__ = ["NOT_RUN", "Cell", "describe_visible", "part_cells", "part_table"]
 
 NOT_RUN, DIVERGED = "not run", "diverged"
 KEEPS_ALL = "softmax"
@@ -96,6 +96,19 @@ def part_table(
     if any(references):
         lines.insert(0, ["*exact ridge regression*", *[""] * (2 * trained), *references])
     return head, lines
+
+
+def describe_visible(part: Part, entries: Sequence[Entry]) -> str:
+    """The smallest differences that the seeds could have shown, in a line; "" for a part whose places are not paired."""
+    own = {column: [entry for entry in entries if entry.column == column] for column in columns_of(entries)}
+    found = {name: visible_difference(column) for name, column in own.items()} if part.paired else {}
+    sizes = [f"{name}: {format_number(size)}" for name, size in found.items() if size is not None]
+    if not sizes:
+        return ""
+    return (
+        "Smallest difference that the seeds could have shown in four of five repetitions, the median of the comparisons of a "
+        f"column: {'; '.join(sizes)}."
+    )
 
 
 def _name(entry: Entry) -> str:
