@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -36,8 +37,7 @@ class Difference:
     Attributes:
         mean: m. low, high: the limits of its interval. confidence: that of the interval.
         p: two-sided probability of a mean this far from zero if there were no difference; after Holm's correction in a family.
-        seeds: n.
-        visible: the smallest difference that n seeds with this s show in four of five repetitions (`smallest_visible`).
+        seeds: n. deviation: s.
     """
 
     mean: float
@@ -46,7 +46,12 @@ class Difference:
     confidence: float
     p: float
     seeds: int
-    visible: float
+    deviation: float
+
+    @property
+    def visible(self) -> float:
+        """The smallest difference that n seeds with this s show in four of five repetitions (`smallest_visible`)."""
+        return smallest_visible(self.deviation, self.seeds, confidence=self.confidence)
 
     @property
     def tied(self) -> bool:
@@ -83,7 +88,7 @@ def compare(left: Values, right: Values, *, confidence: float = CONFIDENCE, meth
     low, high, p = (_t_interval if method == "t" else _bootstrap_interval)(differences, confidence)
     return Difference(
         mean=float(differences.mean()), low=low, high=high, confidence=confidence, p=p, seeds=len(differences),
-        visible=smallest_visible(_deviation(differences), len(differences), confidence=confidence),
+        deviation=_deviation(differences),
     )  # fmt: skip
 
 
@@ -131,13 +136,13 @@ def smallest_visible(deviation: float, seeds: int, *, confidence: float = CONFID
     """
     if deviation == 0:
         return 0.0
+    return _visible_delta(seeds, confidence, power) * deviation / math.sqrt(seeds)
+
+
+@lru_cache(maxsize=4096)  # most comparisons of a family have one confidence
+def _visible_delta(seeds: int, confidence: float, power: float) -> float:
     edge = stats.t.ppf((1 + confidence) / 2, seeds - 1)
-    delta = optimize.brentq(lambda x: _power(edge, seeds, x) - power, 0.0, 1.0 + 10 * edge)
-    return float(delta * deviation / math.sqrt(seeds))
-
-
-def _power(edge: float, seeds: int, delta: float) -> float:
-    return float(stats.nct.sf(edge, seeds - 1, delta))
+    return float(optimize.brentq(lambda delta: stats.nct.sf(edge, seeds - 1, delta) - power, 0.0, 1.0 + 10 * edge))
 
 
 def _differences(left: Values, right: Values) -> np.ndarray:

@@ -24,8 +24,8 @@ def block_effects(entries: Iterable[Entry]) -> dict[tuple[str, str], Difference]
     pairs = {}
     for (place, block), entry in found.items():
         base = found.get((place, MATCHED))
-        if block != MATCHED and base is not None and len({*entry.seeds} & {*base.seeds}) > 1:
-            pairs[place[0], block] = (_by_seed(entry), _by_seed(base))
+        if block != MATCHED and base is not None and len(entry.by_seed.keys() & base.by_seed.keys()) > 1:
+            pairs[place[0], block] = (entry.by_seed, base.by_seed)
     order = list(BLOCKS)
     return dict(sorted(compare_family(pairs).items(), key=lambda one: order.index(one[0][1])))
 
@@ -33,7 +33,3 @@ def block_effects(entries: Iterable[Entry]) -> dict[tuple[str, str], Difference]
 def _place(entry: Entry) -> Place:
     column = entry.rows[0].column
     return entry.label, column["task"], column["head_dim"]
-
-
-def _by_seed(entry: Entry) -> dict[int, float]:
-    return {seed: value for seed, value in zip(entry.seeds, entry.values) if seed is not None}

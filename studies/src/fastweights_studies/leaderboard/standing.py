@@ -71,7 +71,7 @@ def paired_places(entries: Sequence[Entry], better: str) -> list[Standing]:
 
 def compare_entries(entries: Sequence[Entry]) -> dict[tuple[int, int], Difference]:
     """The differences of all mixers of a column that share two seeds, by their numbers in `entries`, as one family."""
-    values = [{s: x for s, x in zip(entry.seeds, entry.values) if s is not None} for entry in entries]
+    values = [entry.by_seed for entry in entries]
     pairs = itertools.combinations(range(len(entries)), 2)
     return compare_family(
         {
