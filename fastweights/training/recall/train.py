@@ -260,7 +260,9 @@ class Training:
             state_size=self.model.state_size(length=self.task.length),
             versions=versions(),
             machine=machine(self.run.device),
-            chance=statistics.fmean(task.chance for _, task in self.run.stages()) if self.run.mixture else self.task.chance,
+            chance=statistics.fmean(task.chance for _, task in self.run.stages())
+            if self.run.mixture
+            else self.task.chance,
             **history,
         )
 
