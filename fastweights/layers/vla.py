@@ -155,7 +155,7 @@ class VariationalLinearAttention(MemoryLayer):
         state = (*(run.memory[name] for name in names), run.context["seen"])
         return state if run.rows is None else InPlace(state, run.rows)
 
-    def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
+    def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor, **for_gate: Tensor) -> Tensor:
         return self.o_proj(self.norm(o_BTGV.flatten(2)))
 
     @classmethod
