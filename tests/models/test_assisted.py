@@ -126,16 +126,16 @@ def test_a_given_cache_is_continued_to_the_last_token_but_one(options):
 
 
 def test_repetitive_text_takes_few_calls():
-    lm = model("gdn")
-    with torch.no_grad():  # the next token follows from the last one alone
-        lm.lm_head.weight.copy_(lm.model.embed_tokens.weight.roll(1, 0))
+    lm = model("gdn", vocab_size=VOCABULARY + 1)
+    with torch.no_grad():  # the next token follows from the last one alone, and is never the last of the vocabulary
+        lm.lm_head.weight[:-1].copy_(lm.model.embed_tokens.weight[:-1].roll(1, 0))
         for block in lm.model.layers:
             block.mixer.output.o_proj.weight.zero_()
             block.mlp.down_proj.weight.zero_()
     prompt = torch.arange(VOCABULARY).repeat(1, 2)
     calls: list[int] = []
     lm.register_forward_pre_hook(lambda m, a, k: calls.append(k["input_ids"].shape[1]), with_kwargs=True)
-    got = lm.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=None, prompt_lookup_num_tokens=9)
+    got = lm.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=VOCABULARY, prompt_lookup_num_tokens=9)
     assert torch.equal(got[0, -40:], torch.arange(40) % VOCABULARY)
     assert calls[:4] == [62, 11, 10, 10]  # the prompt but two tokens, then drafts of 9
     assert len(calls) <= 6
