@@ -43,7 +43,9 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
         prompt, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
         prompt = inputs if prompt is None else prompt
         self._check_call(prompt, generation_config or self.generation_config, kwargs)
-        if isinstance(cache, FastWeightsCache):
+        if (
+            isinstance(cache, FastWeightsCache) and cache.recording is None
+        ):  # an assistant's prompts are transformers' own
             _check_reading(cache, prompt, kwargs.get("inputs_embeds"), mask)
         if isinstance(mask, Tensor) and mask.ndim == 2:
             check_prompts(mask, len(mask), mask.shape[1] - _columns(cache))

@@ -156,27 +156,30 @@ class RecordingCache(Cache):
         if self.recording is None:
             self.recording = Recording.begin(self)
 
-    def crop(self, tokens_to_remove: int) -> None:
+    def crop(self, tokens_to_remove: int | Tensor) -> None:
         """Take the last columns back.
 
         Args:
-            tokens_to_remove: how many, as a negative number; 0 keeps all, and lets later calls return no further than to this
-                point. A number above 0, and 0 in versions of transformers whose own `crop` takes `max_length`: how many are kept.
+            tokens_to_remove: how many, as a negative number, or a tensor [] of one; 0 keeps all, and lets later calls return no
+                further than to this point. A number above 0, and 0 in versions of transformers whose own `crop` takes
+                `max_length`, is how many are kept.
 
         Raises:
             ValueError: nothing is recorded, or fewer columns.
             TypeError: no whole number.
         """
-        check_whole_number("tokens_to_remove", tokens_to_remove, low=-LARGEST_COUNTER)
+        if isinstance(tokens_to_remove, Tensor) and not tokens_to_remove.ndim:  # of some versions of transformers
+            tokens_to_remove = int(tokens_to_remove)
+        change = check_whole_number("tokens_to_remove", tokens_to_remove, low=-LARGEST_COUNTER)
         recording = self.recording
         if recording is None:
             raise ValueError(
                 "a cache can be cropped after activate_past_recording() only, because no token can be removed from a memory; "
                 "call it before the tokens are read, or keep a copy() of the cache to return to"
             )
-        removed = -tokens_to_remove
-        if tokens_to_remove > 0 or (tokens_to_remove == 0 and CROPS_TO_LENGTH):
-            removed = max(self.get_seq_length() - tokens_to_remove, 0)
+        removed = -change
+        if change > 0 or (change == 0 and CROPS_TO_LENGTH):
+            removed = max(self.get_seq_length() - change, 0)
         if not removed:
             if not recording.unread:
                 self.recording = Recording.begin(self)

