@@ -108,7 +108,7 @@ def _assistant(model: Any, prompt_lookup: int | None, draft: Any) -> dict[str, A
         raise ValueError(
             "draft must be None where prompt_lookup is given: either drafts the tokens; leave one of them out"
         )
-    check_model(draft)
+    check_model(draft, "draft")
     own, other = (x.config.get_text_config().vocab_size for x in (model, draft))
     if own != other:
         raise ValueError(
