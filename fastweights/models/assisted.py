@@ -34,6 +34,10 @@ class AssistedGeneration(GenerationHooks):
             raise ValueError(
                 "inputs_embeds must be None in assisted decoding, whose drafts follow token ids; pass the prompt as input_ids"
             )
+        if getattr(self.prepare_inputs_for_generation, "__self__", self) is not self:  # PEFT's own
+            raise ValueError(
+                "assisted decoding cannot count the virtual tokens of prompt tuning and its kin; generate without an assistant"
+            )
         mask, columns = model_kwargs.get("attention_mask"), input_ids.shape[1]
         given = mask_length(mode["generation_config"], mask)
         if given not in (None, columns):
@@ -83,8 +87,8 @@ class AssistedGeneration(GenerationHooks):
         self, input_ids: Tensor, next_sequence_length: int | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         """As in transformers, whose assisted decoding asks for the whole prompt first: without what the cache has read."""
-        cache: Any = kwargs.get(CACHE_NAME)
-        records = isinstance(cache, RecordingCache) and cache.recording is not None
-        if records and next_sequence_length is None and kwargs.get("is_first_iteration"):
+        cache, mask = kwargs.get(CACHE_NAME), kwargs.get("attention_mask")
+        is_whole = mask is not None and mask.shape[1] == input_ids.shape[1]  # a block of a prompt has a longer mask
+        if next_sequence_length is None and is_whole and isinstance(cache, RecordingCache):
             next_sequence_length = input_ids.shape[1] - cache.get_seq_length()
         return super().prepare_inputs_for_generation(input_ids, next_sequence_length, *args, **kwargs)  # type: ignore[misc]

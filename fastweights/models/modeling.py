@@ -234,9 +234,8 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             output_hidden_states = self.config.output_hidden_states
         check_flag("use_cache", use_cache)
         check_flag("output_hidden_states", output_hidden_states)
-        blocks = self.layers[
-            : self.config.num_hidden_layers
-        ]  # generate() lowers the number to draft with the first layers
+        # generate() lowers the number to draft with the first layers
+        blocks = self.layers[: self.config.num_hidden_layers]
         caches = [None] * len(blocks) if past_key_values is None else self._layer_caches(past_key_values, rows.count)
         if past_key_values is not None:
             past_key_values.check_positions(rows.first_position, rows.lengths)

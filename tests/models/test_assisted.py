@@ -195,3 +195,10 @@ def test_the_whole_prompt_is_needed():
         lm.generate(
             PROMPT[:, 6:], attention_mask=torch.ones_like(PROMPT), past_key_values=cache, prompt_lookup_num_tokens=2
         )
+
+
+def test_virtual_tokens_are_refused():
+    lm = large("gdn")
+    lm.prepare_inputs_for_generation = large("gdn").prepare_inputs_for_generation  # as PEFT's prompt tuning does
+    with pytest.raises(ValueError, match="cannot count the virtual tokens of prompt tuning"):
+        lm.generate(PROMPT, max_new_tokens=3, prompt_lookup_num_tokens=2)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fastweights.models import FastWeightsCache
+from fastweights.models.decoding import DecodeSteps
 from fastweights.models.recording import CROPS_TO_LENGTH, MERGED
 
 from .hybrid import small as hybrids
@@ -130,8 +131,10 @@ def test_rows_copies_and_errors(build):
     lm(IDS[:, 4:9], past_key_values=cache)
     cache.crop(-2)
     copied = cache.copy()
-    with pytest.raises((ValueError, IndexError)):
-        lm(IDS[:, 7:] + 1000, past_key_values=cache)
+    hook = lm.get_submodule("model.layers.2").register_forward_pre_hook(lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        lm(IDS[:, 7:], past_key_values=cache)
+    hook.remove()
     assert cache.get_seq_length() == 7
     cache.reorder_cache(rows)
     torch.testing.assert_close(lm(IDS[rows, 7:], past_key_values=cache).logits, whole[rows], **CLOSE)
@@ -180,6 +183,20 @@ def test_memory_of_a_recording_is_the_state_once_more():
             lm(IDS[:, step : step + 1], past_key_values=cache)
     assert sum(x.numel() for layer in held for x in layer.memory.values()) == 2 * lm.state_size(30)
     assert cache.recording.columns.ids.shape == (2, 8) and cache.recording.columns.mask is None
+
+
+def test_recording_ends_the_steps_of_single_tokens():
+    lm = model(MIXED, vocab_size=64)
+    with torch.no_grad():
+        cache, whole = lm(IDS[:, :4]).past_key_values, lm(IDS).logits
+        cache.steps = DecodeSteps(lm, 40, replayed=False)
+        lm(IDS[:, 4:5], past_key_values=cache)
+        assert all(layer.fixed for layer in cache.layers)
+        cache.activate_past_recording()
+        assert cache.steps is None and not any(layer.fixed for layer in cache.layers)
+        lm(IDS[:, 5:9], past_key_values=cache)
+        cache.crop(-3)
+        torch.testing.assert_close(lm(IDS[:, 6:], past_key_values=cache).logits, whole[:, 6:], **CLOSE)
 
 
 def test_an_empty_cache_records_from_its_first_token():
