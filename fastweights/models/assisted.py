@@ -87,8 +87,10 @@ class AssistedGeneration(GenerationHooks):
         self, input_ids: Tensor, next_sequence_length: int | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         """As in transformers, whose assisted decoding asks for the whole prompt first: without what the cache has read."""
-        cache, mask = kwargs.get(CACHE_NAME), kwargs.get("attention_mask")
+        cache: Any = kwargs.get(CACHE_NAME)
+        mask = kwargs.get("attention_mask")
         is_whole = mask is not None and mask.shape[1] == input_ids.shape[1]  # a block of a prompt has a longer mask
-        if next_sequence_length is None and is_whole and isinstance(cache, RecordingCache):
+        records = isinstance(cache, RecordingCache) and cache.recording is not None
+        if next_sequence_length is None and is_whole and records:
             next_sequence_length = input_ids.shape[1] - cache.get_seq_length()
         return super().prepare_inputs_for_generation(input_ids, next_sequence_length, *args, **kwargs)  # type: ignore[misc]
