@@ -10,6 +10,7 @@ None of the four is imported here: most of the library runs without them.
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 import secrets
 import sys
@@ -32,6 +33,7 @@ __all__ = [
     "execution_device",
     "is_placed",
     "keep_after_generation",
+    "mask_length",
     "placement_hooks",
     "remove_placement",
     "use_one_gpu",
@@ -43,7 +45,6 @@ TESTED = {"transformers": "5.6 to 5.24", "accelerate": "1.15", "peft": "0.21", "
 # What transformers asks every author of a model to set or to override, by names that begin with an underscore all the same.
 CONVENTIONS = {
     "_init_weights": "first values of one module's parameters",
-    "_is_stateful": "a cache from which no token can be removed: assisted decoding is refused",
     "_no_split_modules": "modules whose parameters stay on one device",
     "_skip_keys_device_placement": "arguments that are not moved between devices",
     "_supports_sdpa": "attention by torch's scaled_dot_product_attention",
@@ -84,6 +85,10 @@ class GenerationHooks(Hooks):
         """The output of the model for the prompt. args, kwargs: further arguments of transformers."""
         return super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
 
+    def decode_assisted(self, input_ids: Any, mode: dict[str, Any], model_kwargs: dict[str, Any]) -> Any:
+        """What generate() returns with an assistant. mode: arguments of this way of decoding; model_kwargs: of the model."""
+        return super()._assisted_decoding(input_ids, **mode, **model_kwargs)  # type: ignore[misc]
+
     def prepare_cache(self, generation_config: Any, model_kwargs: dict[str, Any], batch_size: int) -> None:
         """Put the cache of the model into model_kwargs, in place of one of transformers' own. batch_size: number of prompts."""
         raise NotImplementedError
@@ -104,6 +109,17 @@ class GenerationHooks(Hooks):
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         """No position_ids but those that the caller gives where the model counts by itself."""
         return None if self.counts_positions else super()._prepare_position_ids_for_generation(*args, **kwargs)  # type: ignore[misc]
+
+    def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
+        named = inspect.signature(super()._assisted_decoding).parameters  # type: ignore[misc]
+        mode = {name: kwargs.pop(name) for name in list(kwargs) if name in named}
+        return self.decode_assisted(args[0], mode, kwargs)
+
+
+def mask_length(settings: Any, mask: Any) -> int | None:
+    """Columns of the attention_mask that generate() was given, of which some versions drop one of ones and note the length in
+    the settings of the call. None where no mask is known."""
+    return getattr(settings, "_mask_length", None) if mask is None else mask.shape[1]
 
 
 def keep_after_generation(given: Any) -> None:

@@ -316,6 +316,8 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "results.still_falling": lambda: {"steps": [1, 2], "losses": [2.0, 1.0], "learning": [1.0, 1.0]},
     "results.summarize": lambda: {"results": results()},
     "results.undertrained": lambda: {"steps": [1, 2], "losses": [2.0, 1.0], "learning": [1.0, 1.0]},
+    "testing.Agreement": lambda: {"differences": (0.1,), "tokens": (1,), "compared": 1},
+    "testing.check_agreement": lambda: {"model": model(), "server": lambda asked: [[-5.0]], "prompts": [[0, 1]]},
     "testing.check_mixer": lambda: {"layer": build_mixer("linear", **SIZES), "hidden_size": 16, "length": 8},
     "training.recall.RecallExperiment": lambda: fields(experiment()),
     "training.recall.RecallFile": dict,

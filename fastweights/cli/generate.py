@@ -24,6 +24,16 @@ def generate(
         int | None,
         typer.Option(help="Tokens of the prompt read at a time; as many as fit into a GPU's memory if not given."),
     ] = None,
+    prompt_lookup: Annotated[
+        int | None,
+        typer.Option(help="Tokens drafted at a time from an earlier place in the text that goes on alike."),
+    ] = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a smaller model with the same tokenizer, which drafts tokens.", show_default=False
+        ),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="Torch device, such as cpu or cuda; the GPU, where there is one, if not given.")
     ] = None,
@@ -34,7 +44,7 @@ def generate(
     """Print a model's continuation of a text, token by token, and then how fast it came.
 
     Only the continuation goes to standard output. The prompt may be of any length: it is read in blocks
-    where memory asks for it.
+    where memory asks for it. Drafts (--prompt-lookup, --draft) change the speed, not the text.
     """
     with one_line_errors(memory="a smaller --block, or --dtype bfloat16,"):
         import_mixers(imports)
@@ -48,6 +58,11 @@ def generate(
             device = "cuda" if torch.cuda.is_available() else "cpu"
         text = _standard_input() if prompt == "-" else prompt
         language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
+        drafting = None
+        if draft is not None:
+            drafting, other = load_language_model(draft, device=device, dtype=dtype)
+            if other.get_vocab() != tokenizer.get_vocab():
+                raise ValueError("--draft must have the tokenizer of MODEL, got one with another vocabulary")
         streamer = TimedStreamer(tokenizer)
         continue_text(
             language_model,
@@ -60,6 +75,8 @@ def generate(
             seed=seed,
             block=block,
             streamer=streamer,
+            prompt_lookup=prompt_lookup,
+            draft=drafting,
         )
         if not quiet:
             show(streamer.speed(), error=True)

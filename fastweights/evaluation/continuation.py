@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ def continue_text(
     seed: int | None = None,
     block: int | None = None,
     streamer: Any = None,
+    prompt_lookup: int | None = None,
+    draft: Any = None,
 ) -> str:
     """The model's continuation of `prompt`, up to its end-of-text token or `max_new_tokens`.
 
@@ -51,10 +54,13 @@ def continue_text(
         seed: of sampling, 0 or more; a new one each time when None.
         block: tokens of the prompt that are read at a time; chosen for the device's free memory when None.
         streamer: a transformers streamer (`TextStreamer`), which is given the tokens as they come.
+        prompt_lookup: how many tokens to draft at a time from an earlier place in the text that goes on alike (Saxena 2023). The
+            model reads a draft in one call and keeps what it would have written itself.
+        draft: a smaller model of the same vocabulary that drafts tokens (Leviathan et al. 2023).
 
     Raises:
-        ValueError: a number out of its range, an empty prompt and a tokenizer without a token that starts or ends texts, or a
-            model whose logits are not finite.
+        ValueError: a number out of its range, both kinds of drafts, a draft of another vocabulary, an empty prompt and a
+            tokenizer without a token that starts or ends texts, or a model whose logits are not finite.
     """
     check_model(model)
     check_tokenizer(tokenizer)
@@ -65,6 +71,7 @@ def continue_text(
         check_size("block", block, high=LARGEST_COUNT)
     if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
         raise TypeError(f"streamer must be one of transformers' streamers, or None, got {describe_value(streamer)}")
+    assistant = _assistant(model, prompt_lookup, draft)
     sampling = {} if greedy else _sampling(temperature, top_p, seed)
     end = tokenizer.eos_token_id
     tokens = (
@@ -75,7 +82,7 @@ def continue_text(
             "prompt must hold at least one token, got none, and the tokenizer has no token that starts a text"
         )
     ids = torch.tensor([tokens], device=model.device)
-    with evaluating(model):
+    with evaluating(model), nullcontext() if draft is None else evaluating(draft):
         generated = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -87,9 +94,27 @@ def continue_text(
             prefill_chunk_size=block,
             logits_processor=[_finite],
             streamer=streamer,
+            **assistant,
             **sampling,
         )
     return tokenizer.decode(generated[0, len(tokens) :], skip_special_tokens=True)
+
+
+def _assistant(model: Any, prompt_lookup: int | None, draft: Any) -> dict[str, Any]:
+    """The checked arguments of generate() that say who drafts tokens."""
+    if draft is None:
+        return {} if prompt_lookup is None else {"prompt_lookup_num_tokens": check_size("prompt_lookup", prompt_lookup)}
+    if prompt_lookup is not None:
+        raise ValueError(
+            "draft must be None where prompt_lookup is given: either drafts the tokens; leave one of them out"
+        )
+    check_model(draft, "draft")
+    own, other = (x.config.get_text_config().vocab_size for x in (model, draft))
+    if own != other:
+        raise ValueError(
+            f"draft must have the vocabulary of the model, {own} tokens, got {other}; take one with the same tokenizer"
+        )
+    return {"assistant_model": draft}
 
 
 def _sampling(temperature: float, top_p: float, seed: int | None) -> dict[str, float]:
@@ -120,12 +145,14 @@ class TimedStreamer(TextStreamer):
 
     def put(self, value: Tensor) -> None:
         super().put(value)
-        self.times.append(time.perf_counter())
+        # One entry for the prompt, which comes first, and one per token.
+        self.times += [time.perf_counter()] * (value.numel() if self.times else 1)
 
     def speed(self) -> str:
-        """How many tokens came, and how many per second after the first: that one has the time of the prompt."""
-        tokens = len(self.times) - 1  # the prompt comes first
+        """How many tokens came, and how many per second after those that came first, with which the prompt was read."""
+        tokens = len(self.times) - 1
         came = "1 token" if tokens == 1 else f"{tokens} tokens"
-        if tokens < 2:
+        later = tokens - self.times.count(self.times[min(tokens, 1)])
+        if later < 1:
             return came
-        return f"{came}, {(tokens - 1) / (self.times[-1] - self.times[1]):,.1f} per second after the first"
+        return f"{came}, {later / (self.times[-1] - self.times[1]):,.1f} per second after the first"

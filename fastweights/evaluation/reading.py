@@ -30,11 +30,11 @@ MOST_EXAMPLES = 10**7  # the standard error of an accuracy is then at most 0.02%
 TEST_BATCH = 128  # sequences of a recall or regression task drawn at a time
 
 
-def check_model(model: object) -> None:
-    """Refuse what is not a language model, such as the name of one."""
+def check_model(model: object, name: str = "model") -> None:
+    """Refuse what is not a language model, such as the name of one. name: of the argument."""
     if not isinstance(model, nn.Module) or not hasattr(model, "lm_head") or not hasattr(model, "config"):
         raise TypeError(
-            "model must be a FastWeightsForCausalLM or another causal language model of transformers, got "
+            f"{name} must be a FastWeightsForCausalLM or another causal language model of transformers, got "
             f"{describe_value(model)}; load_language_model loads one from its folder"
         )
 

@@ -40,6 +40,10 @@ class LayerCache:
         tensors = [*self.memory.values(), *self.context.values()]
         return len(tensors[0]) if tensors else None
 
+    def copy(self) -> LayerCache:
+        """Another cache of the same tensors."""
+        return LayerCache({**self.memory}, {**self.context}, self.fixed, self.rows)
+
     def update(self, memory: Mapping[str, Tensor | None], context: Mapping[str, Tensor]) -> None:
         """Replace the contents. Tensors of the memory that are None are left out."""
         self.memory = {name: tensor for name, tensor in memory.items() if tensor is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from ..checks import (
 from ..kinds import checked
 from ..layers import LayerCache
 from .decoding import DecodeSteps
+from .recording import RecordingCache
 
 __all__ = ["CACHE_NAME", "CACHE_NAMES", "FastWeightsCache", "check_cache", "given_cache", "named_cache"]
 
@@ -31,16 +32,18 @@ CACHE_NAME = next(name for name in CACHE_NAMES if name in BaseModelOutputWithPas
 
 
 @checked
-class FastWeightsCache(Cache):
+class FastWeightsCache(RecordingCache):
     """The states of all layers after the sequences that a model has read. Its size depends on their length only where a
     layer is softmax attention.
 
-    A memory is no list of tokens: no token can be removed from it. `crop`, and with it assisted (speculative) decoding,
-    is therefore refused. To return to a prefix, keep a `copy` of the cache made after the prefix.
+    A memory is no list of tokens: no token can be removed from it. To return to a prefix, keep a `copy` of the cache made after
+    the prefix, or record (`RecordingCache`), as generate() does for assisted decoding. A cache of which columns were taken back
+    (`crop`) has its layers at a checkpoint before these, until its model has read what remains.
 
     Attributes:
         layers: one `LayerCache` per layer.
-        columns: how many columns of the batch it has read, padding included.
+        columns: how many columns of the batch its layers have read, padding included. `get_seq_length` also counts those that the
+            model reads again.
         position: [N], the position of each sequence's next token, -1 before its first one. None while every sequence has
             read every column, from position 0.
         steps: how a running `generate()` reads single tokens, None outside of it.
@@ -83,9 +86,14 @@ class FastWeightsCache(Cache):
         """An independent cache at the same point. It costs nothing: layers never write into a tensor that a cache holds, except
         in the steps of a running `generate()`, where its tensors are copied."""
         layers = self.layers if self.steps is None else self.steps.copy_caches(self.layers)
-        copied = FastWeightsCache([LayerCache({**layer.memory}, {**layer.context}) for layer in layers])
+        copied = FastWeightsCache([layer.copy() for layer in layers])
         copied.columns, copied.position = self.columns, self.position
+        copied.recording = None if self.recording is None else self.recording.copy()
         return copied
+
+    def take_states(self, other: FastWeightsCache) -> None:
+        self.layers = [layer.copy() for layer in other.layers]
+        self.columns, self.position = other.columns, other.position
 
     def check_positions(self, first_N: Tensor | None, lengths_N: Tensor | None) -> None:
         """Whether the first positions of the tokens that come next continue where the sequences ended. None: not given.
@@ -93,7 +101,7 @@ class FastWeightsCache(Cache):
         Raises:
             ValueError: they do not.
         """
-        if first_N is None or not self.is_initialized:
+        if first_N is None or not self.columns:
             return
         expected_N = first_N.new_full((self.batch_size,), self.columns) if self.position is None else self.position
         expected_N = expected_N.to(first_N.device)
@@ -128,10 +136,11 @@ class FastWeightsCache(Cache):
     @property
     def batch_size(self) -> int:
         """How many sequences it holds, -1 while it is empty."""
-        return next((layer.count for layer in self.layers if layer.count is not None), -1)
+        empty = -1 if self.unread is None else len(self.unread.ids)
+        return next((layer.count for layer in self.layers if layer.count is not None), empty)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.columns
+        return self.columns + (0 if self.unread is None else len(self.unread))
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1  # transformers' word for "no limit"
@@ -139,7 +148,6 @@ class FastWeightsCache(Cache):
     # generate() compiles the model by itself when a cache says that it is compileable, and then passes masks of another kind.
     is_compileable = property(lambda self: False)
     max_cache_len = property(lambda self: -1)  # as get_max_length
-    is_croppable = property(lambda self: False)
     is_initialized = property(lambda self: self.batch_size != -1)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -190,21 +198,18 @@ class FastWeightsCache(Cache):
     def reset(self) -> None:
         """Forget everything."""
         self.layers = [LayerCache() for _ in self.layers]
-        self.columns, self.position, self.steps = 0, None, None
+        self.columns, self.position, self.steps, self.recording = 0, None, None, None
 
-    def crop(self, *args: object, **kwargs: object) -> NoReturn:
-        raise ValueError(
-            "a FastWeightsCache cannot be cropped: no token can be removed from its memories. Decode without an "
-            "assistant (no assisted, speculative or prompt-lookup decoding), or keep a copy() of the cache to return to"
-        )
-
-    activate_past_recording = crop
+    def activate_past_recording(self) -> None:
+        self.end_steps()
+        super().activate_past_recording()
 
     def _apply(self, change: Callable[[Tensor], Tensor]) -> None:
         for layer in self.layers:
             layer.apply(change)
         if self.position is not None:
             self.position = change(self.position)
+        self.change_recorded_rows(change, lambda cache: cache._apply(change))
 
 
 def check_cache(cache: object, layers: int) -> None:

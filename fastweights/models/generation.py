@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 
 from ..checks import check_dense, check_size
-from ..private_huggingface import GenerationHooks, keep_after_generation
+from ..private_huggingface import keep_after_generation
+from .assisted import AssistedGeneration
 from .cache import CACHE_NAME, FastWeightsCache, check_cache, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token, is_batch
@@ -18,13 +19,12 @@ from .rows import check_mask, check_prompts
 __all__ = ["CachedGenerationMixin", "check_cache_settings"]
 
 
-class CachedGenerationMixin(GenerationHooks, GenerationMixin):
-    """Greedy search, sampling and beam search with a `FastWeightsCache`.
+class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
+    """Greedy search, sampling, beam search and assisted decoding with a `FastWeightsCache`.
 
     A prompt is read in one pass where the GPU's memory allows it, otherwise in the largest blocks that fit. On a CPU blocks
     have 512 tokens. `prefill_chunk_size` sets the block. Prompts of different lengths come with their attention_mask, which
-    shows the padding. Each prompt is continued from its last token, on whichever side it is padded. Decoding that takes tokens
-    back (assisted, speculative, prompt-lookup) is refused.
+    shows the padding. Each prompt is continued from its last token, on whichever side it is padded.
 
     On a GPU every call captures the step of one token as a CUDA graph at its beginning and replays it. It does not where
     disable_compile is set in transformers' generation settings, or a module has hooks.
@@ -43,7 +43,9 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
         prompt, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
         prompt = inputs if prompt is None else prompt
         self._check_call(prompt, generation_config or self.generation_config, kwargs)
-        if isinstance(cache, FastWeightsCache):
+        if (
+            isinstance(cache, FastWeightsCache) and cache.recording is None
+        ):  # an assistant's prompts are transformers' own
             _check_reading(cache, prompt, kwargs.get("inputs_embeds"), mask)
         if isinstance(mask, Tensor) and mask.ndim == 2:
             check_prompts(mask, len(mask), mask.shape[1] - _columns(cache))
@@ -64,7 +66,7 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
         PEFT 0.21 looks for it under this name, puts the virtual tokens of prompt tuning in front of each step where it finds
         none, and puts a prefix of keys and values there, which the model refuses."""
         kwargs["inputs_embeds"] = inputs_embeds
-        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)  # type: ignore[misc,arg-type]
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
         if CACHE_NAME in inputs:
             inputs["past_key_values"] = inputs.pop(CACHE_NAME)
         return inputs
@@ -89,7 +91,7 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
         `DecodeSteps` may read the tokens after it.
         """
         cache, settings = model_kwargs.get(CACHE_NAME), generation_config
-        can_split = isinstance(cache, FastWeightsCache) and not cache.columns and not settings.output_hidden_states
+        can_split = isinstance(cache, FastWeightsCache) and not _columns(cache) and not settings.output_hidden_states
         prepare = self.prepare_inputs_for_generation  # PEFT puts its own here for prompt tuning and its kin
         if getattr(prepare, "__self__", self) is not self:
             settings.prefill_chunk_size = None
@@ -103,7 +105,12 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
             input_ids, model_kwargs = move_padding_to_front(input_ids, model_kwargs, mask.shape[1] - _columns(cache))
         outputs = super().read_prompt(input_ids, generation_config, model_kwargs, *args, **kwargs)
         shown = settings.output_hidden_states or settings.output_attentions
-        if isinstance(cache, FastWeightsCache) and not (shown or settings.disable_compile) and can_replay(self):
+        if (
+            isinstance(cache, FastWeightsCache)
+            and cache.recording is None
+            and not (shown or settings.disable_compile)
+            and can_replay(self)
+        ):
             # max_length counts the ids alone: neither embeddings nor tokens that only the cache has read.
             cache.steps = DecodeSteps(self, cache.columns + settings.max_length - input_ids.shape[1])
         return outputs
@@ -142,7 +149,9 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
 
     def prepare_cache(self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], batch_size: int) -> None:
         """Refuse a cache of another kind, and make one where the caller gives none."""
-        check_cache_settings(self, generation_config)
+        check_cache_settings(generation_config)
+        if generation_config.is_assistant:
+            model_kwargs.pop("position_ids", None)  # of the other model, where this one counts by itself
         cache = model_kwargs.get(CACHE_NAME)
         if isinstance(cache, FastWeightsCache):  # another kind is refused by the model
             expected = batch_size * max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
@@ -156,23 +165,18 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
             model_kwargs[CACHE_NAME] = FastWeightsCache.empty(self.config.num_hidden_layers)
 
 
-def check_cache_settings(model: object, settings: GenerationConfig) -> None:
-    """ValueError for settings of generate() that need a cache of another kind, or one from which tokens can be removed."""
-    if settings.cache_implementation is not None:
+def check_cache_settings(settings: GenerationConfig) -> None:
+    """ValueError for settings of generate() that need a cache of another kind."""
+    if settings.cache_implementation not in (None, "dynamic_full"):  # which transformers 5.6 asks of every assistant
         raise ValueError(
             "cache_implementation must be None: the model's own cache is the only one that holds its memories, got "
             f"{settings.cache_implementation!r}"
-        )
-    if settings.is_assistant:
-        raise ValueError(
-            f"{type(model).__name__} cannot be the assistant of assisted decoding: rejected tokens would have to be taken out of "
-            "its memory again"
         )
 
 
 def _columns(cache: object) -> int:
     """How many columns of a prompt the cache has read."""
-    return cache.columns if isinstance(cache, FastWeightsCache) else 0
+    return cache.get_seq_length() if isinstance(cache, FastWeightsCache) else 0
 
 
 def _check_reading(
@@ -185,9 +189,10 @@ def _check_reading(
     if not is_batch(given):
         return  # refused elsewhere
     length = (given if mask is None else mask).shape[1]
-    if cache.columns >= length:
-        raise ValueError(f"past_key_values has read {cache.columns} tokens and the prompt has {length}: {whole}")
-    if embeddings is not None and cache.columns and embeddings.shape[1] != length:
+    columns = _columns(cache)
+    if columns >= length:
+        raise ValueError(f"past_key_values has read {columns} tokens and the prompt has {length}: {whole}")
+    if embeddings is not None and columns and embeddings.shape[1] != length:
         raise ValueError(
             f"inputs_embeds must be as long as attention_mask with past_key_values, {length}, got {embeddings.shape[1]}: {whole}"
         )

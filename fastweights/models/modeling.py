@@ -27,6 +27,7 @@ from .configuration import FastWeightsConfig
 from .divided_rows import DividedRows, check_same_batch
 from .inputs import check_cache_position, check_embeddings, check_ids
 from .own import OwnModel
+from .recording import reads_again
 from .rows import Rows, check_mask, cumulative_lengths
 
 __all__ = ["FastWeightsBlock", "FastWeightsModel", "FastWeightsPreTrainedModel", "make_norm"]
@@ -107,7 +108,6 @@ class FastWeightsPreTrainedModel(OwnModel, PreTrainedModel):
     config_class = FastWeightsConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _is_stateful = True  # transformers then refuses assisted decoding
     _no_split_modules = ["FastWeightsBlock"]
     _skip_keys_device_placement = list(CACHE_NAMES)
     _supports_sdpa = True
@@ -158,6 +158,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         self.post_init()
 
     @can_return_tuple
+    @reads_again
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -228,14 +229,14 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and cp is None
         if use_cache and past_key_values is None:
-            past_key_values = FastWeightsCache.empty(len(self.layers))
+            past_key_values = FastWeightsCache.empty(self.config.num_hidden_layers)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         check_flag("use_cache", use_cache)
         check_flag("output_hidden_states", output_hidden_states)
-        caches = (
-            [None] * len(self.layers) if past_key_values is None else self._layer_caches(past_key_values, rows.count)
-        )
+        # generate() lowers the number to draft with the first layers
+        blocks = self.layers[: self.config.num_hidden_layers]
+        caches = [None] * len(blocks) if past_key_values is None else self._layer_caches(past_key_values, rows.count)
         if past_key_values is not None:
             past_key_values.check_positions(rows.first_position, rows.lengths)
         check_cache_position(cache_position, 0 if past_key_values is None else past_key_values.columns, time)
@@ -252,7 +253,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
 
         hidden_states: tuple[Tensor, ...] = ()
         first_values = None
-        for block, layer_cache in zip(self.layers, caches, strict=True):
+        for block, layer_cache in zip(blocks, caches, strict=True):
             hidden_states += (x_BTD,) if output_hidden_states else ()
             if x_BTD.shape[1] or not rows.time:  # a block of a padded prompt may be padding alone
                 given = {"past_key_values": layer_cache, "cu_seqlens": rows.cu_seqlens}
@@ -289,7 +290,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         return check_embeddings(inputs_embeds, self.config.hidden_size, self).shape[:2]
 
     def _layer_caches(self, past_key_values: FastWeightsCache, sequences: int) -> list[LayerCache]:
-        check_cache(past_key_values, len(self.layers))
+        check_cache(past_key_values, self.config.num_hidden_layers)
         if self.cp_group is not None:
             raise ValueError(
                 "past_key_values must be None and use_cache False with context parallelism, where no rank has whole sequences; "

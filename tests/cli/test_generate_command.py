@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -73,6 +74,22 @@ def test_a_block_changes_no_word(run, capsys):
     assert capsys.readouterr().out == f"{WANTED}\n"
 
 
+def test_drafts_change_no_word(run, capsys):
+    for options in (["--prompt-lookup", "3"], ["--draft", str(run)]):
+        assert generate(run, "The import", "--max-new-tokens", "12", "--greedy", *options) == 0
+        printed = capsys.readouterr()
+        assert printed.out == f"{WANTED}\n" and printed.err.startswith("12 tokens")
+
+
+def test_a_draft_of_another_tokenizer(run, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "fastweights.models.loading.load_language_model", lambda path, **given: (model(), tokenizers.pop())
+    )
+    tokenizers = [SimpleNamespace(get_vocab=dict), tokenizer()]
+    assert generate(run, "The", "--draft", str(run)) == 2
+    assert "--draft must have the tokenizer of MODEL" in capsys.readouterr().err
+
+
 def test_text_is_printed_while_it_is_written(run, capsys, monkeypatch):
     pieces = []
     monkeypatch.setattr("transformers.TextStreamer.on_finalized_text", lambda self, text, **_: pieces.append(text))
@@ -95,6 +112,8 @@ def test_a_seed_gives_the_same_sample(run, capsys):
         (["The", "--temperature", "-1"], ["temperature must be positive"]),
         (["The", "--max-new-tokens", "0"], ["max_new_tokens"]),
         (["The", "--block", "0"], ["block must be"]),
+        (["The", "--prompt-lookup", "0"], ["prompt_lookup must be"]),
+        (["The", "--draft", "none"], ["none"]),
         (["The", "--device", "abacus"], ["device", "abacus"]),
         (["The", "--device", "meta"], ["device", "meta"]),
         ([], ["PROMPT"]),

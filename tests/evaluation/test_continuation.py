@@ -7,6 +7,7 @@ import torch
 from transformers import TextStreamer
 
 from fastweights.evaluation import continue_text
+from fastweights.evaluation.continuation import TimedStreamer
 
 from .small import model, tokenizer
 
@@ -43,6 +44,34 @@ def test_the_prompt_is_read_in_the_blocks_asked_for(block):
     prompt = len(WORDS("The import statement is").input_ids)
     assert lengths == ([prompt] if block is None else [2] * (prompt // 2) + [1] * (prompt % 2))
     assert text == continue_text(model(), WORDS, "The import statement is", max_new_tokens=1, greedy=True)
+
+
+def test_drafts_change_no_token():
+    wanted = continue_text(model(), WORDS, "The import", max_new_tokens=12, greedy=True)
+    calls, lm, draft = [], model(), model().train()
+    draft.register_forward_hook(lambda *given: calls.append(1))
+    assert continue_text(lm, WORDS, "The import", max_new_tokens=12, greedy=True, draft=draft) == wanted
+    assert calls and draft.training
+    assert continue_text(lm, WORDS, "The import", max_new_tokens=12, greedy=True, prompt_lookup=2) == wanted
+
+
+def test_drafts_refused():
+    other = model()
+    other.resize_token_embeddings(8)
+    with pytest.raises(ValueError, match="draft must have the vocabulary of the model, .* got 8"):
+        continue_text(model(), WORDS, "The", draft=other)
+    with pytest.raises(ValueError, match="draft must be None where prompt_lookup is given"):
+        continue_text(model(), WORDS, "The", draft=model(), prompt_lookup=2)
+
+
+def test_the_speed_counts_every_token_of_a_draft(monkeypatch):
+    times = iter([0.0, 1.0, 3.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    streamer = TimedStreamer(WORDS)
+    for put in (torch.ones(1, 5), torch.ones(1, 2), torch.ones(1, 6)):
+        streamer.put(put.long())
+    monkeypatch.undo()
+    assert streamer.speed() == "8 tokens, 3.0 per second after the first"
 
 
 def test_it_stops_at_the_end_of_text():

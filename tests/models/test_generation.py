@@ -182,12 +182,9 @@ def test_rows_of_a_cache_can_be_chosen_and_repeated():
 @pytest.mark.parametrize(
     "error, options, message",
     [
-        (ValueError, {"prompt_lookup_num_tokens": 2}, "assisted generation is not supported with stateful models"),
-        (ValueError, {"assistant_model": model("gdn")}, "assisted generation is not supported with stateful models"),
         (ValueError, {"penalty_alpha": 0.6, "top_k": 4}, "Contrastive Search requires `trust_remote_code=True`"),
         (ValueError, {"dola_layers": "low"}, "Dola Generation requires `trust_remote_code=True`"),
         (ValueError, {"cache_implementation": "static"}, "cache_implementation must be None.* got 'static'"),
-        (ValueError, {"is_assistant": True}, "cannot be the assistant of assisted decoding"),
         (TypeError, {"past_key_values": DynamicCache()}, "past_key_values must be a FastWeightsCache of 2 layers"),
         (ValueError, {"max_new_tokens_": 3}, "max_new_tokens_"),
         (ValueError, {"prefill_chunk_size": 0}, "prefill_chunk_size must be"),
@@ -200,14 +197,6 @@ def test_rows_of_a_cache_can_be_chosen_and_repeated():
 def test_what_cannot_be_had_is_refused(error, options, message):
     with pytest.raises(error, match=message):
         model("gdn").generate(tokens(1, 5), max_new_tokens=3, **options)
-
-
-def test_a_cache_cannot_be_cropped():
-    cache = model("gdn")(tokens(1, 5)).past_key_values
-    assert not cache.is_croppable
-    for take_back in (lambda: cache.crop(-1), cache.activate_past_recording):
-        with pytest.raises(ValueError, match="cannot be cropped.*without an assistant"):
-            take_back()
 
 
 def test_no_cache_while_checkpointing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -10,6 +11,7 @@ from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin
 
 from ...layers import LayerCache
+from ..recording import RecordingCache
 
 __all__ = ["HybridCache", "MemoryCacheLayer", "attention_state_size", "check_hybrid_cache"]
 
@@ -68,16 +70,10 @@ class MemoryCacheLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         self.held.apply(lambda x: x[indices.to(x.device)])
 
-    def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove:
-            raise ValueError(
-                "the cache of a hybrid cannot be cropped: no token can be removed from its memories. Decode without an "
-                "assistant (no assisted, speculative or prompt-lookup decoding)"
-            )
 
-
-class HybridCache(DynamicCache):
-    """Keys and values of the layers with attention, and memories of constant size of the others.
+class HybridCache(RecordingCache, DynamicCache):
+    """Keys and values of the layers with attention, and memories of constant size of the others. Tokens are taken back as from a
+    `FastWeightsCache`.
 
     Args:
         config: of the hybrid.
@@ -85,12 +81,45 @@ class HybridCache(DynamicCache):
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config=config)
-        memory: Sequence[Any] = config.memory
+        memory: Sequence[Any] = config.memory[: len(self.layers)]  # fewer where generate() drafts with the first layers
         self.layers = [
             layer if entry is None else MemoryCacheLayer() for layer, entry in zip(self.layers, memory, strict=True)
         ]
 
     is_compileable = property(lambda self: False)  # generate() would compile the model, and pass masks of another kind
+
+    def copy(self) -> HybridCache:
+        """An independent cache at the same point, with the same tensors."""
+        copied = copy.copy(self)
+        copied.take_states(self)
+        copied.recording = None if self.recording is None else self.recording.copy()
+        return copied
+
+    def take_states(self, other: HybridCache) -> None:
+        self.layers = [copy.copy(layer) for layer in other.layers]
+        for layer in self.layers:
+            if isinstance(layer, MemoryCacheLayer):
+                layer.held = layer.held.copy()
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return super().get_seq_length(layer_idx) + (0 if self.unread is None else len(self.unread))
+
+    def reset(self) -> None:
+        super().reset()
+        self.recording = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self.change_recorded_rows(
+            lambda x: x.repeat_interleave(repeats, 0), lambda cache: cache.batch_repeat_interleave(repeats)
+        )
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        self.change_recorded_rows(lambda x: x[indices.to(x.device)], lambda cache: cache.batch_select_indices(indices))
 
 
 def attention_state_size(attention: Any, layer: Any, length: int) -> int:
@@ -109,7 +138,7 @@ def check_hybrid_cache(cache: object, config: Any) -> None:
             f"{wanted} {type(cache).__name__}; memories hold no keys and values of tokens: prefix tuning and cartridges do not "
             "fit, take prompt tuning, p-tuning or LoRA"
         )
-    if [isinstance(layer, MemoryCacheLayer) for layer in cache.layers] != [
-        entry is not None for entry in config.memory
-    ]:
+    wanted_kinds = [entry is not None for entry in config.memory]
+    kinds = [isinstance(layer, MemoryCacheLayer) for layer in cache.layers]
+    if kinds not in (wanted_kinds, wanted_kinds[: config.num_hidden_layers]):
         raise ValueError(f"{wanted} one of another model; start without a cache")

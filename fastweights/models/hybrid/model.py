@@ -9,16 +9,18 @@ from torch import Tensor, nn
 
 from ...checks import check_whole_number
 from ...ops.framework.sequences import check_cu_seqlens
-from ...private_huggingface import GenerationHooks, keep_after_generation
+from ...private_huggingface import keep_after_generation
+from ..assisted import AssistedGeneration
 from ..cache import CACHE_NAME, given_cache
 from ..generation import check_cache_settings
+from ..recording import reads_again
 from ..rows import Rows, cumulative_lengths, own_columns, predicted_labels
 from .cache import HybridCache, attention_state_size, check_hybrid_cache
 
 __all__ = ["HybridModel"]
 
 
-class HybridModel(GenerationHooks):
+class HybridModel(AssistedGeneration):
     """In front of a class for causal language models of transformers. `config.memory` says which layers have a memory.
 
     Attributes:
@@ -28,7 +30,6 @@ class HybridModel(GenerationHooks):
     attention_class: ClassVar[type[nn.Module]]
     counts_positions = False
     _predicts_labels = True
-    _is_stateful = True  # transformers then refuses assisted decoding
     config: Any
     model: Any
     training: bool
@@ -47,6 +48,7 @@ class HybridModel(GenerationHooks):
             if entry is not None
         }
 
+    @reads_again
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -60,6 +62,7 @@ class HybridModel(GenerationHooks):
         cu_seq_lens_q: Tensor | None = None,
         cu_seq_lens_k: Tensor | None = None,
         cache: Any = None,
+        logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> Any:
         """As in transformers, with packed rows.
@@ -70,7 +73,7 @@ class HybridModel(GenerationHooks):
                 values are read, which waits for a GPU; cu_seqlens avoid that.
             cu_seqlens, cu_seq_lens_q, cu_seq_lens_k: int [N+1], cumulative lengths of documents packed into one row.
             labels: the input ids. -100 is ignored, and so are padding and the first token of every document.
-            input_ids, past_key_values, inputs_embeds, use_cache, cache, kwargs: as in transformers.
+            input_ids, past_key_values, inputs_embeds, use_cache, cache, logits_to_keep, kwargs: as in transformers.
 
         Raises:
             ValueError: an input that does not fit.
@@ -116,13 +119,14 @@ class HybridModel(GenerationHooks):
             inputs_embeds=inputs_embeds,
             labels=labels,
             use_cache=past is not None,
+            logits_to_keep=logits_to_keep,
             memory_rows=rows,
             **{CACHE_NAME: past},
             **kwargs,
         )
 
     def prepare_cache(self, generation_config: Any, model_kwargs: dict[str, Any], batch_size: int) -> None:
-        check_cache_settings(self, generation_config)
+        check_cache_settings(generation_config)
         given = given_cache(model_kwargs.get("past_key_values"), model_kwargs.get("cache"))
         if given is not None:
             check_hybrid_cache(given, self.config)
