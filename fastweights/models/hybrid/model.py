@@ -14,6 +14,7 @@ from ..cache import CACHE_NAME, given_cache
 from ..generation import check_cache_settings
 from ..rows import Rows, cumulative_lengths, own_columns, predicted_labels
 from .cache import HybridCache, attention_state_size, check_hybrid_cache
+from .kept import KeptAttention, keep_attention, leave_out_mask
 
 __all__ = ["HybridModel"]
 
@@ -23,9 +24,11 @@ class HybridModel(GenerationHooks):
 
     Attributes:
         attention_class: the family's attention with a memory.
+        kept_class: the family's attention where it is kept.
     """
 
     attention_class: ClassVar[type[nn.Module]]
+    kept_class: ClassVar[type[KeptAttention]]
     counts_positions = False
     _predicts_labels = True
     _is_stateful = True  # transformers then refuses assisted decoding
@@ -35,9 +38,16 @@ class HybridModel(GenerationHooks):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
-        for index, entry in enumerate(config.memory):
-            if entry is not None:
-                self.model.layers[index].self_attn = self.attention_class(config, index)
+        for index, (block, entry) in enumerate(zip(self.model.layers, config.memory, strict=True)):
+            if entry is None:
+                self.keep(block.self_attn)
+            else:
+                block.self_attn = self.attention_class(config, index)
+        self.model.register_forward_pre_hook(leave_out_mask, with_kwargs=True)
+
+    def keep(self, attention: nn.Module) -> nn.Module:
+        """An attention module of the family as one of this model. It is changed in place."""
+        return keep_attention(attention, self.kept_class, self.config)
 
     def memory_layers(self) -> dict[int, Any]:
         """The attention modules that have a memory, by the number of their layer."""
@@ -109,6 +119,8 @@ class HybridModel(GenerationHooks):
             documents["attention_mask"] = None
         if rows is not None and rows.cu_seqlens is None:
             rows = None
+        dropped = self.training and self.config.attention_dropout > 0  # which is for transformers' own attention
+        apart = rows is not None and past is None and not masked and not dropped
         return super().forward(  # type: ignore[misc]
             input_ids=input_ids,
             attention_mask=documents["attention_mask"],
@@ -117,6 +129,7 @@ class HybridModel(GenerationHooks):
             labels=labels,
             use_cache=past is not None,
             memory_rows=rows,
+            packed_rows=rows if apart else None,
             **{CACHE_NAME: past},
             **kwargs,
         )
