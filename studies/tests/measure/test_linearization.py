@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,12 @@ def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds:
     study = make_study(
         tmp_path, seeds=seeds, memories={"gdn": {}, "softmax": {"window": 8}} if len(seeds) > 1 else {"gdn": {}}
     )
-    assert study.time() and dataclasses.replace(study, limit=0.0).train() == [TEACHER]  # whose limit was reached
-    assert not study.path.exists()
+    cut = dataclasses.replace(study, limit=0.0)
+    assert cut.carry_out() == [TEACHER, "speed, which needs the teacher"]  # its limit was reached
+    over = dataclasses.replace(study, until=time.time() + 1)
+    assert over.carry_out(["teacher"]) == [TEACHER] and not study.path.exists()
     assert pickle.loads(pickle.dumps(study._teacher())).run == study._teacher().run  # as a worker gets it
-    assert study.train() == [] and study.time() == []
+    assert study.carry_out() == []
     rows = read_rows(study.path)
     assert {(row.column["trained"], row.seed) for row in select(rows, task=TASK)} == {
         (TEACHER, 0), *((trained, seed) for trained in (DISTILLED, NOTHING) for seed in seeds),
@@ -90,10 +93,10 @@ def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds:
     assert all(row.value is not None and row.value > 0 for row in speeds)
     teacher = LlamaForCausalLM.from_pretrained(study.folder / "teacher")
     assert type(teacher) is LlamaForCausalLM and teacher.config.model_type == "llama"
-    assert not list(study.folder.rglob("checkpoints"))
+    assert not list(study.folder.rglob("checkpoints")) and not list((study.folder / "trained").rglob("model"))
     before = study.path.read_text()
     monkeypatch.setattr(linearization.Training, "__call__", None)  # nothing is trained again
-    assert study.train() == [] and study.time() == [] and study.path.read_text() == before
+    assert study.carry_out() == [] and study.path.read_text() == before
 
 
 def test_the_tokens_until_a_loss() -> None:
@@ -115,6 +118,13 @@ def test_the_full_study_is_what_it_says() -> None:
         model = LlamaForCausalLM(LlamaConfig(**FULL.llama, vocab_size=teacher.tokenizer.vocab_size))
     assert round(model.num_parameters() / 1e6) == 112
     assert set(FULL.memories) == {"gdn", "kda", "pgdn", "gka", "palimpsa-d", "lattice", "rls", "softmax"}
+
+
+def test_a_teacher_of_fewer_tokens() -> None:
+    plan = FULL.with_tokens(32_000_000)
+    assert [plan.load(name).max_tokens for name in ("teacher", "student")] == [32_000_000, 1_600_000]
+    assert [stage["max_tokens"] for stage in plan.load("distill").stages] == [400_000, 1_200_000]
+    assert [stage["objective"] for stage in plan.load("distill").stages] == ["attention", "logits"]
 
 
 def test_memories_are_chosen() -> None:
