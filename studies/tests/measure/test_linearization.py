@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from fastweights_studies.measure import linearization
+from fastweights_studies.measure import linearization, linearization_training
 from fastweights_studies.measure.linearization import DISTILLED, FULL, LOSS, NOTHING, SPEED, TASK, TEACHER, Plan, Study
 from fastweights_studies.measure.linearization_training import tokens_until
 from fastweights_studies.record import read_rows, select
@@ -57,9 +57,11 @@ def tiny(folder: Path, **changes: Any) -> Plan:
     )  # fmt: skip
 
 
-def make_study(tmp_path: Path, **changes: Any) -> Study:
+def make_study(tmp_path: Path, workers: int = 1, **changes: Any) -> Study:
     plan = tiny(tmp_path, **changes)
-    return Study(plan=plan, folder=tmp_path / "study", path=tmp_path / "rows.json", device="a processor", cuda=False)
+    return Study(
+        plan=plan, folder=tmp_path / "study", path=tmp_path / "rows.json", device="a processor", cuda=False, workers=workers
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("seeds", [(0,), pytest.param((0, 1), marks=pytest.mark.slow)])
@@ -97,6 +99,29 @@ def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds:
     before = study.path.read_text()
     monkeypatch.setattr(linearization.Training, "__call__", None)  # nothing is trained again
     assert study.carry_out() == [] and study.path.read_text() == before
+
+
+@pytest.mark.slow
+def test_several_at_a_time_that_stop_and_continue_have_the_rows_of_one(tmp_path: Path) -> None:
+    """In bfloat16, as on a GPU. When time is over, what has not begun does not begin."""
+    usual = tiny(tmp_path)
+    changes = {name: {**fields, "precision": "bf16"} for name, fields in usual.changes.items()}
+    alone, several = (
+        make_study(
+            tmp_path / name, workers, seeds=(0,), memories={"gdn": {}, "softmax": {"window": 8}}, changes=changes
+        )
+        for name, workers in (("alone", 1), ("several", 2))
+    )
+    assert alone.carry_out() == several.carry_out(["teacher"]) == []
+    over = dataclasses.replace(several, until=time.time() + linearization_training.SHORTEST + 10)
+    while left := over.carry_out(["students"]):
+        assert set(left) <= {one.name for one in several._trainings(several._first_students)}
+        over = dataclasses.replace(several, until=time.time() + 60)
+    values = [
+        {(row.mixer, str(row.column), row.measure): row.value for row in select(read_rows(study.path), task=TASK)}
+        for study in (alone, several)
+    ]
+    assert values[0] == values[1]
 
 
 def test_the_tokens_until_a_loss() -> None:

@@ -15,9 +15,9 @@ On the machine with the GPU, after the folder was copied there:
 
 Ops are those of kernels.py, with initial states and without. Training and decoding take the comparisons of training_steps.py and
 the batches of decode_table.py, with one layer of every kind of mixer but softmax attention. Claims are those that train models.
-The leaderboard is compiled for its full size, one process per mixer. Students are those of linearization.py. All run on the CPU as if their tensors were
-on a GPU: kernels are compiled and not run. Matrix products around the kernels of a model are skipped. Tests are those that need
-a GPU, as files or tests that pytest takes, one process per name; see tests_ahead.py.
+The leaderboard is compiled for its full size, one process per mixer. Students are those of linearization.py, by their memories.
+All run on the CPU as if their tensors were on a GPU: kernels are compiled and not run. Matrix products around the kernels of a
+model are skipped. Tests are those that need a GPU, as files or tests that pytest takes, one process per name; see tests_ahead.py.
 
 Triton finds a compiled kernel by a hash of its source, options, versions and some environment variables: set the same ones, such
 as TRITON_DISABLE_LINE_INFO, on both machines. The hash also has a fingerprint of Triton's own files, which differs from one

@@ -26,6 +26,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,10 @@ PARTS = ("teacher", "speed", "students", "seeds")
 SHARE = 0.05  # of the teacher's tokens that a student reads
 ATTENTION_SHARE = 0.25  # of these in stage (a)
 ENOUGH = 90.0  # seconds that must be left for the timing of steps
+
+
+class TimeOver(Exception):
+    """The minutes of the study are over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +120,7 @@ FULL = Plan(
         "softmax": {"window": 128},
     },
     asked=EvaluationSettings(
-        measures=("mqar", "s-niah-1"), lengths=(1024, 2048, 4096), recall_examples=256, needle_examples=20, batch_size=16
+        measures=("mqar", "s-niah-1"), lengths=(512, 1024, 2048), recall_examples=256, needle_examples=20, batch_size=16
     ),
 )  # fmt: skip
 
@@ -229,7 +234,8 @@ class Study:
         run = self.plan.load("teacher", output=str(output), model={"path": str(start)}, cache=self._cache)
         return Training(
             name=TEACHER, run=run, write=partial(write_start, start, self.plan.llama, run), asked=self.plan.asked,
-            limit=self.limit, until=self.until, subject={"mixer": "softmax", "column": {"kept": "all", "trained": TEACHER}, "seed": run.seed},
+            limit=self.limit, until=self.until,
+            subject={"mixer": "softmax", "column": {"kept": "all", "trained": TEACHER}, "seed": run.seed},
         )  # fmt: skip
 
     def _trainings(self, students: Sequence[Student]) -> list[Training]:
@@ -291,33 +297,45 @@ class Study:
                 shutil.rmtree(folder)
 
     def _run(self, tasks: Sequence[Task], ended: Callable[[str, Any], None], workers: int) -> list[str]:
-        """Carry out tasks; the names of those that failed, or stopped at their limit."""
-        waiting = []
+        """Carry out tasks; the names of those that failed, stopped at their limit, or did not begin before time was over."""
+        waiting = {task.name: task.name for task in tasks}
 
         def end(worker: int, task: Task, result: Any) -> None:
-            if result is None:
-                waiting.append(task.name)
-            else:
+            if result is not None:
+                del waiting[task.name]
                 ended(task.name, result)
-            print(f"{task.name}: {'stopped at the limit' if result is None else 'measured'}", flush=True)
+            print(f"{task.name}: {'stopped' if result is None else 'measured'}", flush=True)
+            if time.time() > self.until:  # else every task left would start a process, which takes seconds
+                raise TimeOver
 
-        if not self.cuda and workers == 1:
-            for task in tasks:
-                end(0, task, task(None))  # type: ignore[arg-type]
-            return waiting
+        def fail(task: Task, error: WorkerError) -> None:
+            waiting[task.name] += f" ({error})"
+
+        with suppress(TimeOver):
+            if self.cuda or workers > 1:
+                self._share_out(tasks, workers, end, fail)
+            else:
+                for task in tasks:
+                    end(0, task, task(None))  # type: ignore[arg-type]
+        return list(waiting.values())
+
+    def _share_out(
+        self,
+        tasks: Sequence[Task],
+        workers: int,
+        end: Callable[[int, Task, Any], None],
+        fail: Callable[[Task, WorkerError], None],
+    ) -> None:
         pool = Pool(
-            workers=workers, devices=("cuda",) if self.cuda else ("cpu",), imports=self.imports, what="training", one_gpu=True, renewed=True,
-            less_memory="fewer --workers", stop_seconds=120.0,
+            workers=workers, devices=("cuda" if self.cuda else "cpu",), imports=self.imports, what="training", one_gpu=True,
+            renewed=True, less_memory="fewer --workers", stop_seconds=120.0,
         )  # fmt: skip
         with StopSignals():
             try:
-                run_tasks(
-                    tasks, pool, on_end=end, on_failure=lambda task, error: waiting.append(f"{task.name} ({error})")
-                )
+                run_tasks(tasks, pool, on_end=end, on_failure=fail)
             except WorkerError as error:
                 if error.ends_all:
                     raise
-        return waiting
 
 
 def measured_together(row: Row) -> Hashable:
