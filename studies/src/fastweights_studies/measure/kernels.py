@@ -15,7 +15,7 @@ Commands, each `python -m fastweights_studies.measure.kernels` with these option
 An op whose values or gradients, with initial and final states too, exceed the error budgets against float64, or twice the error
 of a PyTorch twin of the same precision, gets no time. Times are medians of interleaved calls: `eager` as called, `graph` as a
 replayed CUDA graph, which is device time alone. Peers are timed where they are installed (flash-linear-attention 0.6) and their
-errors are reported too.
+errors are reported too. The backward of FlashQLA (flash-qla 0.1) cannot be captured: beside it the kernels' own times are summed.
 
 With --against, exit code 1 says that an op takes more than --tolerance times the other checkout's device time or memory.
 
@@ -97,6 +97,8 @@ def show(key: str, row: Mapping[str, Any]) -> None:
             cells.append(f"{who} {part['graph'][who][0]:.3f} (eager {part['eager'][who][0]:.2f}{memory})")
         ours = part["graph"]["ours"][0]
         beside = ""
+        for who, spread in part.get("kernels", {}).items():
+            cells.append(f"kernels of {who} {spread[0]:.3f}")
         if "fla" in part["graph"]:
             beside = f"  ours/fla {ours / part['graph']['fla'][0]:.2f}"
             if "peak_bytes" in part:

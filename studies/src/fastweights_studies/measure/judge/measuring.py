@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .accuracy import Failure, errors, in_float64, over_budget, token_results
 from .cases import CASES, Case, Sizes
-from .peers import peers
-from .timing import Ceilings, Work, as_graph, interleaved, peak_bytes
+from .peers import UNCAPTURED, peers
+from .timing import Ceilings, Work, as_graph, interleaved, kernel_times, peak_bytes
 from .verdict import Drawn, verdict
 
 Call = Callable[[Mapping[str, Tensor]], Tensor]
@@ -135,7 +135,7 @@ def floors(traffic: float, operations: float) -> dict[str, Any]:
 
 
 def times(works: Mapping[str, Work], repeats: int) -> dict[str, Any]:
-    return {
-        "eager": interleaved(works, repeats),
-        "graph": interleaved({who: as_graph(work) for who, work in works.items()}, repeats),
-    }
+    """By kind. Beside a peer that no graph can hold, the kernels' times of all."""
+    captured = {who: as_graph(work) for who, work in works.items() if who not in UNCAPTURED}
+    found = {"eager": interleaved(works, repeats), "graph": interleaved(captured, repeats)}
+    return found if len(captured) == len(works) else {**found, "kernels": kernel_times(works, repeats)}

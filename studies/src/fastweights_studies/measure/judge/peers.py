@@ -1,4 +1,4 @@
-"""The same computations by flash-linear-attention and by torch's attention: their public functions, called as they ask."""
+"""The same computations by flash-linear-attention, FlashQLA and torch's attention: their public functions, called as they ask."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ Step = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Any]
 # It refuses this backward on Hopper with Triton 3.4 to 3.7.0 for wrong gradients. Here it runs all the same, to be timed; its
 # errors are reported.
 GUARDED = frozenset({"simple_gla", "gdn", "pgdn"})
+# Their backward reads numbers on the host, so that no CUDA graph can hold it.
+UNCAPTURED = frozenset({"flashqla"})
 
 
 def is_installed() -> bool:
@@ -25,12 +27,23 @@ def is_installed() -> bool:
     return True
 
 
+def flashqla_is_installed() -> bool:
+    """It needs its CUDA compiler too, so a broken installation raises other errors than ImportError."""
+    try:
+        import flash_qla  # noqa: F401 (only asked for)
+    except Exception:
+        return False
+    return True
+
+
 def peers(case: str) -> dict[str, Call]:
     """What computes the same as the case (or, for attention, serves the same purpose), by name; only torch's where
-    flash-linear-attention is not installed."""
+    the others are not installed."""
     found: dict[str, Call] = {"sdpa": attention}
     if case in CHUNK and is_installed():
         found["fla"] = CHUNK[case]
+    if case == "gdn" and flashqla_is_installed():
+        found["flashqla"] = flashqla_gdn
     return found
 
 
@@ -63,6 +76,12 @@ def deltanet(x: Mapping[str, Tensor]) -> Tensor:
 
 def gdn(x: Mapping[str, Tensor]) -> Tensor:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    return chunk_gated_delta_rule(x["q"], x["k"], x["v"], x["g"], x["beta"])[0]
+
+
+def flashqla_gdn(x: Mapping[str, Tensor]) -> Tensor:
+    from flash_qla import chunk_gated_delta_rule
 
     return chunk_gated_delta_rule(x["q"], x["k"], x["v"], x["g"], x["beta"])[0]
 

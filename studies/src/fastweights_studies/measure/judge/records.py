@@ -31,8 +31,10 @@ __all__ = [
 TIMES, CHECKS = "kernels", "kernel_checks"  # tasks
 STAGES = ("forward", "forward_backward", "decode")
 OURS = None  # as `peer`
+# How a time was taken, as a column has it.
+KINDS = {"graph": {"replayed": True}, "eager": {"replayed": False}, "kernels": {"profiled": True}}
 # Fields of a column that one run of the judge measures together.
-PARTS = ("peer", "replayed", "result", "states", "stage", "cached", "in_place")
+PARTS = ("peer", "replayed", "profiled", "result", "states", "stage", "cached", "in_place")
 
 
 def sizes_column(sizes: Sizes) -> dict[str, Plain]:
@@ -92,9 +94,9 @@ def _stage_rows(stage: str, part: Mapping[str, Any], shared: Mapping[str, Plain]
     rows = make_rows(
         TIMES, origin, {f"{stage}_floor_ms": part["floor_ms"]}, column=shared, run={"bound": part["bound"]}
     )
-    for replayed, kind in ((True, "graph"), (False, "eager")):
-        for who, spread in part[kind].items():
-            column = {**shared, "peer": OURS if who == "ours" else who, "replayed": replayed}
+    for kind, how in KINDS.items():
+        for who, spread in part.get(kind, {}).items():
+            column = {**shared, "peer": OURS if who == "ours" else who, **how}
             rows += make_rows(TIMES, origin, {f"{stage}_ms": spread}, column=column)
     for who, peak in part.get("peak_bytes", {}).items():
         column = {**shared, "peer": OURS if who == "ours" else who}

@@ -1,4 +1,5 @@
-"""Times on a CUDA device: called eagerly (CUDA events) and as a replayed graph (device time alone), several calls interleaved."""
+"""Times on a CUDA device, several calls interleaved: called eagerly (CUDA events), as a replayed graph (device time alone), and
+where a call cannot be captured the sum of its kernels' times."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 Work = Callable[[], object]
 
@@ -41,6 +43,23 @@ def interleaved(works: Mapping[str, Work], repeats: int, calls: int = 1) -> dict
             end.record()
             end.synchronize()
             times[name].append(start.elapsed_time(end) / calls)
+    return {name: Milliseconds.of(values) for name, values in times.items()}
+
+
+def kernel_times(works: Mapping[str, Work], repeats: int) -> dict[str, Milliseconds]:
+    """The time of all kernels of each work, which leaves the gaps between them out, in rounds as `interleaved`."""
+    flush = torch.empty(2**26, dtype=torch.int32, device="cuda")
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for work in works.values():
+        work()
+    for _ in range(repeats):
+        for name, work in works.items():
+            flush.zero_()
+            torch.cuda.synchronize()
+            with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
+                work()
+                torch.cuda.synchronize()
+            times[name].append(sum(event.self_device_time_total for event in found.key_averages()) / 1e3)
     return {name: Milliseconds.of(values) for name, values in times.items()}
 
 
