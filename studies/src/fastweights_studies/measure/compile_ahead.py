@@ -251,7 +251,7 @@ def compile_language(run: Any) -> None:
 
 
 def compile_student(memory: str) -> None:
-    """A step of a student of linearization.py, and the reading of a batch whose answers are measured."""
+    """A step of a student of linearization.py, and what is read when it is measured."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -260,7 +260,8 @@ def compile_student(memory: str) -> None:
 
     run, asked = FULL.load("student"), FULL.asked
     config = LlamaConfig(**{**FULL.llama, "num_hidden_layers": 1}, vocab_size=512)
-    student = linearize(LlamaForCausalLM(config), to=memory, **FULL.memories[memory]).train()  # type: ignore[arg-type]
+    student: Any = linearize(LlamaForCausalLM(config), to=memory, **FULL.memories[memory])  # type: ignore[arg-type]
+    student.train()
     tokens = run.batch_size * run.length
     ids, edges = torch.zeros(1, tokens, dtype=torch.long), torch.arange(0, tokens + 1, 256, dtype=torch.int32)
     with without_products():
@@ -268,8 +269,9 @@ def compile_student(memory: str) -> None:
             loss = student(ids, labels=ids, cu_seqlens=edges).loss
         loss.backward()
         with torch.no_grad():
+            student.eval()(ids, cu_seqlens=edges, logits_to_keep=1)  # for the divergence from the teacher, in float32
             for length in asked.lengths:
-                student.eval()(torch.zeros(asked.batch_size, length, dtype=torch.long), logits_to_keep=1)
+                student.bfloat16()(torch.zeros(asked.batch_size, length, dtype=torch.long), logits_to_keep=1)
 
 
 @contextmanager

@@ -100,7 +100,7 @@ class Plan:
         own = int(SHARE * tokens)
         first = int(ATTENTION_SHARE * own)
         stages = self.load("distill").stages
-        read = {
+        read: dict[str, dict[str, Any]] = {
             "teacher": {"max_tokens": tokens},
             "student": {"max_tokens": own},
             "distill": {
@@ -150,7 +150,7 @@ class Study:
 
     def carry_out(self, parts: Iterable[str] = PARTS) -> list[str]:
         """Carry out parts of the study, in their order. Returns what has not ended: the same call continues."""
-        waiting = []
+        waiting: list[str] = []
         for part in parts:
             if part != "teacher" and not (self.folder / "teacher").exists():
                 return [*waiting, f"{part}, which needs the teacher"]
