@@ -130,7 +130,9 @@ def tokens_until(curve: Sequence[tuple[int, float]], loss: float) -> int | None:
 def measure_answers(folder: Path, asked: EvaluationSettings) -> dict[int | None, dict[str, Value]]:
     """Recall and needles of a saved model by length: those of all depths together."""
     on_gpu = torch.cuda.is_available()
-    chosen = {"device": "cuda", "dtype": "bfloat16"} if on_gpu else {}  # the dtype whose kernels training has compiled
+    chosen: dict[str, Any] = (
+        {"device": "cuda", "dtype": "bfloat16"} if on_gpu else {}
+    )  # the dtype whose kernels training has compiled
     model, tokenizer = load_language_model(folder, **chosen)
     found: dict[int | None, dict[str, Value]] = {length: {} for length in asked.lengths}
     needles: dict[int, list[Any]] = {}
