@@ -15,19 +15,25 @@ from .norms import at_least_float32
 from .parts import HeadPart
 from .shared_input import ProjectedGate, find_first_part, joins
 
-__all__ = ["RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
+__all__ = ["FIRST_DECAYS", "RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
 
 RATES = (0.0, 16.0)  # between which the first A are drawn
 # Powers of ten that the first dt goes through from the first head to the last. A goes from 0.01 to 0.16 with the first two, and
 # is drawn at random with "steps". Palimpsa's appendix has "paper" for recall and "steps" for language models; the authors'
 # released code has "release".
 RAMPS = {"paper": (-3.0, -1.0), "release": (-1.0, -3.0), "steps": (-3.0, -1.0)}
+WINDOWS = (4.0, 12.0)  # powers of two that the first windows 1 / (1 - decay) go through with "windows"
+FIRST_DECAYS = (*RAMPS, "windows")
 
 
 def make_ramps(
     name: str, num_heads: int, rates: tuple[float, float], device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
     """First A and dt [num_heads] of the ramp that `name` names. rates: the interval from which random A are drawn."""
+    if name == "windows":
+        middle = torch.tensor([sum(WINDOWS) / 2], device=device)  # of one head
+        window = torch.exp2(torch.linspace(*WINDOWS, num_heads, device=device) if num_heads > 1 else middle)
+        return torch.ones_like(window), -torch.log1p(-1 / window)
     first, last = RAMPS[name]
     rate = torch.linspace(0.01, 0.16, num_heads, device=device)
     if name == "steps":

@@ -34,6 +34,8 @@ class DeltaProductOptions(DecayOptions, MemoryOptions):
         super().check_together()
         if self.shared_qk:
             raise ValueError("shared_qk must be False: a token has several keys and one query")
+        if self.skip_init is not None:
+            raise ValueError(f"skip_init must be None: a token has several values and one answer, got {self.skip_init}")
 
 
 @register_mixer(

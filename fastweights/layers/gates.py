@@ -174,11 +174,11 @@ class PreconditionerGates(nn.Module):
     """Decay and gain of the running key energy A. They have projections of their own (Preconditioned DeltaNet, section 4.2) or,
     when `tied`, are those of the memory (appendix E.3 finds this worse)."""
 
-    def __init__(self, hidden_size: int, num_heads: int, tied: bool) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, tied: bool, long_memory: str | None = None) -> None:
         super().__init__()
         self.tied = tied
         if not tied:
-            self.decay = HeadDecay(hidden_size, num_heads)
+            self.decay = HeadDecay(hidden_size, num_heads, long_memory)
             self.gain = SigmoidGain(hidden_size, num_heads)
 
     @property

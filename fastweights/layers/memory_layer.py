@@ -16,7 +16,8 @@ from .cache import LayerCache, check_memory
 from .heads import HeadSizes
 from .mixer import ConfiguredMixer, check_input
 from .options import MemoryOptions, ProjectionOptions
-from .projections import OutputProjection, QKVProjection, SharedQKProjection
+from .projections import OutputProjection, QKVProjection, SharedQKProjection, ValueSkip
+from .wrapped import is_bare
 
 __all__ = ["Answer", "MemoryLayer", "OpLayer", "RuleCall"]
 
@@ -142,6 +143,7 @@ class MemoryLayer(OpLayer):
     probes = {"q": "", "k": "", "v": "", "o": "", "output_gate": "options.output_gate", "state": ""}
     head_counts = ("num_v_heads", "num_heads")
     options: ProjectionOptions
+    skip: ValueSkip | None
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -180,6 +182,9 @@ class MemoryLayer(OpLayer):
             options.backend,
             options.output_norm,
         )
+        if not hasattr(self, "skip"):  # the layers of Palimpsa have built theirs
+            first = options.skip_init
+            self.skip = None if first is None else ValueSkip(self.heads.value_heads, first)
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(self, x_BTD, cache, cu_seqlens)
@@ -219,7 +224,11 @@ class MemoryLayer(OpLayer):
         """
         raise NotImplementedError
 
-    def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
-        """The layer's output [B, T, D] for the memory's answers."""
-        self.probe(output_gate=lambda: self.output.gate_values(x_BTD))
-        return self.output(o_BTGV, x_BTD)
+    def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor, **for_gate: Tensor) -> Tensor:
+        """The layer's output [B, T, D] for the memory's answers. for_gate: shift_BTGV of `OutputProjection`, if there is one."""
+        self.probe(output_gate=lambda: self.output.gate_values(x_BTD, **for_gate))
+        if self.skip is None:
+            return self.output(o_BTGV, x_BTD, **for_gate)
+        if self.output.norm is not None and is_bare(self.skip, ValueSkip):
+            return self.output(o_BTGV, x_BTD, v_BTGV, self.skip.D, **for_gate)
+        return self.output(self.skip(o_BTGV, v_BTGV), x_BTD, **for_gate)

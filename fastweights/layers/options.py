@@ -20,7 +20,7 @@ from ..checks import (
     closest,
 )
 from ..ops.authoring import BACKENDS
-from .decay import RAMPS
+from .decay import FIRST_DECAYS
 from .heads import HeadSizes, head_width
 from .projections import ACTIVATIONS, FIRST_FILTERS, GATES
 
@@ -79,7 +79,7 @@ def ramp_name(name: str, value: object) -> str | None:
     """The check of `long_memory`. It was a flag before, which old configurations hold."""
     if isinstance(value, bool):
         return "paper" if value else None
-    check_choice(name, value, (None, *RAMPS))
+    check_choice(name, value, (None, *FIRST_DECAYS))
     return value  # type: ignore[return-value]
 
 
@@ -138,19 +138,25 @@ class DecayOptions(MixerOptions):
         long_memory: ramp over the heads for the first decays exp(-A dt), for long memories. "paper" has A from 0.01 to
             0.16 and dt from 1e-3 to 1e-1, windows 1 / (1 - decay) of 100001 to 63 tokens (Palimpsa, table 3);
             "release" has dt in the opposite order, 615 to 6251 tokens over 8 heads (its released code). "steps" has the dt of
-            "paper", and A drawn at random as with None, in no order: the first decays of Palimpsa's language models. None has
-            Mamba-2's first decays, A and dt drawn at random.
+            "paper", and A drawn at random as with None, in no order: the first decays of Palimpsa's language models. "windows"
+            has A = 1 and windows that rise from 16 to 4096 tokens in equal ratios, 256 for one head, for the decay of a
+            preconditioner too. None has Mamba-2's first decays, A and dt drawn at random.
     """
 
     long_memory: str | None = option(None, ramp_name)
 
     def check_together(self) -> None:
         super().check_together()
-        if self.long_memory and getattr(self, "decay", None) in ("none", "fixed"):
+        if self.long_memory and not self.learns_decay:
             raise ValueError(
                 f"long_memory must be None with decay {getattr(self, 'decay', None)!r}, which learns no decay, got "
                 f"{self.long_memory!r}"
             )
+
+    @property
+    def learns_decay(self) -> bool:
+        """Whether the layer has a learned decay whose first values `long_memory` can set."""
+        return getattr(self, "decay", None) not in ("none", "fixed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,11 +218,13 @@ class MemoryOptions(ProjectionOptions):
     Args:
         normalize_qk: whether queries and keys are divided by their length.
         output_norm: whether the answer of each head passes an RMSNorm.
+        skip_init: first value of D, one learned number per head, in a skip connection o + D v before this norm; None for none.
         output_gate: None, "silu", "sigmoid" or "gelu": a gate on the answer of the memory after this norm.
         gate_low_rank: whether that gate is projected through V dimensions instead of by a full matrix.
     """
 
     normalize_qk: bool = option(True, check_flag)
     output_norm: bool = option(True, check_flag)
+    skip_init: float | None = option(None, check_number)
     output_gate: str | None = option(None, one_of(None, *GATES))
     gate_low_rank: bool = option(False, check_flag)

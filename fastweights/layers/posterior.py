@@ -34,7 +34,6 @@ from .parts import HeadPart
 from .projections import GATES, ShortConvolution, ValueSkip, choose_layer_backend, convolve_together
 from .registry import ADDITIVE, register_mixer
 from .shared_input import compute_gates
-from .wrapped import is_bare
 
 __all__ = ["PosteriorOptions", "PalimpsaD", "PalimpsaM", "PalimpsaMOptions"]
 
@@ -200,14 +199,6 @@ class PalimpsaD(PosteriorLayer, MemoryLayer):
         if shift_BTGV is not None:
             run.for_output["shift_BTGV"] = shift_BTGV
         return o_BTGV, memory
-
-    def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor, shift_BTGV: Tensor | None = None) -> Tensor:
-        self.probe(output_gate=lambda: self.output.gate_values(x_BTD, shift_BTGV))
-        if self.skip is None:
-            return self.output(o_BTGV, x_BTD, shift_BTGV=shift_BTGV)
-        if self.options.output_norm and is_bare(self.skip, ValueSkip):
-            return self.output(o_BTGV, x_BTD, v_BTGV, self.skip.D, shift_BTGV)
-        return self.output(self.skip(o_BTGV, v_BTGV), x_BTD, shift_BTGV=shift_BTGV)
 
 
 @dataclass(frozen=True, kw_only=True)

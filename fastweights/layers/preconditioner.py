@@ -78,6 +78,16 @@ class PreconditionerOptions(DecayOptions):
             )
 
     @property
+    def learns_decay(self) -> bool:
+        return super().learns_decay or self.energy_memory is not None
+
+    @property
+    def energy_memory(self) -> str | None:
+        """`long_memory` of the decay of A, which the ramps of Palimpsa leave at Mamba-2's first values."""
+        has_decay = self.preconditioner is not None and not self.tie_preconditioner
+        return self.long_memory if has_decay and self.long_memory == "windows" else None
+
+    @property
     def power_range(self) -> tuple[float, float]:
         """b and f, with which the factors of write keys are f b^s for s in [-1, 1]."""
         return self.bound if self.interval == "symmetric" else self.bound**0.5, self.bound ** INTERVALS[self.interval]
@@ -92,7 +102,7 @@ class KeyPreconditioner(OwnInitialValues):
         super().__init__()
         self.options = options
         self.bound, self.factor = options.power_range
-        self.gates = PreconditionerGates(hidden_size, num_heads, options.tie_preconditioner)
+        self.gates = PreconditionerGates(hidden_size, num_heads, options.tie_preconditioner, options.energy_memory)
         self.center = None if options.squash == "none" else nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
 
@@ -146,7 +156,7 @@ def build_preconditioner(
         return None
     if "key" in SIDES[options.preconditioner]:
         return KeyPreconditioner(hidden_size, num_heads, options)
-    return PreconditionerGates(hidden_size, num_heads, options.tie_preconditioner)
+    return PreconditionerGates(hidden_size, num_heads, options.tie_preconditioner, options.energy_memory)
 
 
 def find_gates(module: Any, options: PreconditionerOptions) -> Any:

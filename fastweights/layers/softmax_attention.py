@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
@@ -25,7 +26,8 @@ from .heads import head_width
 from .initialization import ResidualProjection
 from .mixer import ConfiguredMixer, check_input
 from .norms import RMSNorm
-from .options import MixerOptions, option
+from .options import LONGEST_CONVOLUTION, MixerOptions, one_of, option, up_to
+from .projections import ACTIVATIONS, FIRST_FILTERS, ShortConvolution, convolve_together
 from .registry import register_mixer
 from .rope_scaling import RopeScaling, check_scaling
 from .shared_input import project_together
@@ -43,6 +45,9 @@ class SoftmaxAttentionOptions(MixerOptions):
     window: int | None = option(None, check_size)
     qk_norm: bool = option(False, check_flag)
     norm_eps: float = option(1e-6, check_positive)
+    conv_size: int | None = option(None, up_to(LONGEST_CONVOLUTION))
+    conv_init: str = option("uniform", one_of(*FIRST_FILTERS))
+    activation: str = option("none", one_of(*ACTIVATIONS))
 
     def check_together(self) -> None:
         width = head_width(self.hidden_size, self.num_heads, self.head_dim)
@@ -75,6 +80,9 @@ class SoftmaxAttention(ConfiguredMixer):
             them); None for all tokens before it.
         qk_norm: whether queries and keys pass one RMSNorm per head before the rotation.
         norm_eps: number added in that norm, positive.
+        conv_size: width of short convolutions on q, k and v, as the memory layers have them; None, the default, for none.
+        conv_init: first filters, "uniform" or "normal".
+        activation: function after the convolutions, "silu" or, the default, "none".
 
     The other options are those of `MixerOptions`; num_heads counts the query heads.
     """
@@ -99,6 +107,11 @@ class SoftmaxAttention(ConfiguredMixer):
         self.v_proj = nn.Linear(hidden_size, self.num_kv_heads * width, bias=False)
         self.q_norm = RMSNorm(width, eps=settings.norm_eps) if settings.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(width, eps=settings.norm_eps) if settings.qk_norm else nn.Identity()
+        if settings.conv_size is not None:
+            for part in "qkv":
+                channels = self.get_submodule(f"{part}_proj").out_features
+                filters = ShortConvolution(channels, settings.conv_size, first_filters=settings.conv_init)  # type: ignore[arg-type]
+                self.add_module(f"{part}_conv", filters)
         self.o_proj = ResidualProjection(num_heads * width, hidden_size)
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -112,13 +125,30 @@ class SoftmaxAttention(ConfiguredMixer):
     ) -> Tensor:
         """What `forward` does after the projections of q, k and v [B, T, channels], which another module may have made. x_BTD is
         not looked at."""
+        flat, windows = self._convolve(flat, cache, cu_seqlens)
         q_BTHK, k_BTHK, v_BTHK = (y.unflatten(2, (-1, self.head_dim)) for y in flat)
         q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTHK)
         answer = partial(self._answer, cu_seqlens=cu_seqlens, cache=cache)
         o_BTHK = on_heads(answer, q_BTHK, k_BTHK, v_BTHK, cp_group=self.cp_group)
         self.probe(o=o_BTHK)
+        if cache is not None:
+            cache.context = {**cache.context, **windows}
         return self.o_proj(o_BTHK.flatten(2))
+
+    def _convolve(
+        self, flat: list[Tensor], cache: LayerCache | None, cu_seqlens: Tensor | None
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """q, k and v after convolution and activation, and with a cache the last inputs of each convolution by name."""
+        activation = ACTIVATIONS[self.options.activation]
+        if self.options.conv_size is None:
+            return [F.silu(y) for y in flat] if activation else flat, {}
+        before = {} if cache is None else cache.context
+        flat, states = convolve_together(
+            [self.get_submodule(f"{part}_conv") for part in "qkv"], flat, [before.get(part) for part in "qkv"], cu_seqlens,
+            norms=[None] * 3, activation=activation, keep=cache is not None, backend="auto", cp_group=self.cp_group,
+        )  # fmt: skip
+        return flat, {part: state for part, state in zip("qkv", states, strict=True) if state is not None}
 
     def _answer(
         self,

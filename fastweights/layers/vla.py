@@ -149,7 +149,7 @@ class VariationalLinearAttention(MemoryLayer):
         check_memory(run.memory, names)
         return (*(run.memory[name] for name in names), run.context["seen"]) if run.memory else None
 
-    def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
+    def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor, **for_gate: Tensor) -> Tensor:
         return self.o_proj(self.norm(o_BTGV.flatten(2)))
 
     @classmethod

@@ -82,17 +82,19 @@ class RecallSummary:
 def best_results(results: Sequence[RecallResult]) -> list[RecallResult]:
     """The runs at the best learning rate, out of runs that differ in learning rate and seed only.
 
-    Highest mean accuracy (lowest mean error) first; equal ones are decided by the lower loss, then by the lower learning rate.
+    Highest mean accuracy (lowest mean error) first, on validation sequences where the runs have some. Equal ones are decided by
+    the fewer steps of runs that end at `stop_at`, then by the lower loss, then by the lower learning rate.
     """
     by_rate: dict[float, list[RecallResult]] = {}
     for result in results:
         by_rate.setdefault(result.run["learning_rate"], []).append(result)
 
-    def merit(rate: float) -> tuple[float, float, float]:
+    def merit(rate: float) -> tuple[float, ...]:
         runs = by_rate[rate]
         loss = statistics.fmean(run.losses[-1] if run.losses else float("inf") for run in runs)
-        value = statistics.fmean(run.counted_value for run in runs)
-        return -value if runs[0].measure == "error" else value, -loss, -rate
+        value = statistics.fmean(run.chosen_by for run in runs)
+        steps = statistics.fmean(run.stopped_at for run in runs) if runs[0].run.get("stop_at") is not None else 0
+        return -value if runs[0].measure == "error" else value, -steps, -loss, -rate
 
     return by_rate[max(by_rate, key=merit)]
 

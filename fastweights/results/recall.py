@@ -41,6 +41,10 @@ class RecallResult:
             predictors, "ridge" and with a drift "kalman". Empty for tasks that have none.
         watched: what the installed watches found at the steps "step" of the training, by name. Empty unless the run asks for it
             (`watch_every`).
+        validated: the measure on validation sequences at the steps "step", by the pairs of each stage. Empty without them; the
+            choice of a learning rate is then by the tested ones.
+        tested: the measure on the tested sequences at the end, by the pairs of each stage, for runs with validation sequences.
+            `accuracy` or `error` is their mean.
         queries: how many test queries the accuracy is measured on; None for another measure, and in files from before it was
             recorded.
     """
@@ -68,6 +72,8 @@ class RecallResult:
     by_token: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     queries: int | None = None
     watched: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    validated: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    tested: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def value(self) -> float | None:
@@ -79,6 +85,27 @@ class RecallResult:
         """`value` as means count it: a diverged run has no answer right, or predicts 0."""
         nothing = self.chance_level if self.measure == "error" else 0.0
         return nothing if self.value is None else self.value
+
+    @property
+    def chosen_by(self) -> float:
+        """The value by which a learning rate is chosen: on validation sequences where there are some, no better than `stop_at`,
+        at which a run ends; otherwise `counted_value`."""
+        if self.diverged or not self.validated:
+            return self.counted_value
+        value, stop = (self.errors if self.measure == "error" else self.accuracies)[-1], self.run.get("stop_at")
+        if stop is None:
+            return value
+        return max(value, stop) if self.measure == "error" else min(value, stop)
+
+    def steps_to(self, level: float, pairs: int | None = None) -> int | None:
+        """The first step at which the model was seen to be as good as `level`; None where it never was.
+
+        pairs: of the stage of a mixture whose validation sequences count; their mean when None.
+        """
+        lower = self.measure == "error"
+        values = (self.errors if lower else self.accuracies) if pairs is None else self.validated[str(pairs)]
+        reached = (step for step, x in zip(self.accuracy_steps, values) if (x <= level if lower else x >= level))
+        return next(reached, None)
 
     @property
     def chance_level(self) -> float:

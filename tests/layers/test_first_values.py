@@ -44,6 +44,29 @@ def test_first_windows_are_those_of_the_paper_and_of_the_release(pairing, window
     assert (window.min().item(), window.max().item()) == pytest.approx(windows, rel=2e-3)
 
 
+@pytest.mark.parametrize("name", [*HEAD, *CHANNEL])
+def test_windows_rise_from_16_to_4096_tokens_in_equal_ratios(name):
+    window = 1 / (1 - first_log_decays(name, long_memory="windows").detach().exp())
+    wanted = 16.0 * (4096 / 16) ** (torch.arange(HEADS, dtype=torch.float64) / (HEADS - 1))
+    torch.testing.assert_close(window, wanted[:, None].expand_as(window), rtol=1e-3, atol=0)
+
+
+def test_one_head_has_the_middle_window_and_preconditioners_have_the_windows_too():
+    layer = build_mixer("gdn", hidden_size=HIDDEN, num_heads=1, long_memory="windows")
+    assert 1 / (1 - layer.decay(torch.zeros(1, 1, HIDDEN)).exp()).item() == pytest.approx(256, rel=1e-3)
+    x = torch.zeros(1, 1, HIDDEN)
+    for name in ("pgdn", "pdn", "pla", "pmamba2-key"):
+        decays = [
+            build_mixer(name, hidden_size=HIDDEN, num_heads=HEADS, long_memory=ramp).get_submodule(place)(x)
+            for ramp in ("windows", None, *["paper"] * (name == "pgdn"))
+            for place in ("preconditioner.gates.decay" if name[-1] in "ny" else "preconditioner.decay",)
+        ]
+        assert 1 / (1 - decays[0][0, 0, 0].exp()).item() == pytest.approx(16, rel=1e-3)
+        assert all(decay[0, 0, 0] != decays[0][0, 0, 0] for decay in decays[1:])
+    with pytest.raises(ValueError, match="long_memory must be None"):
+        build_mixer("pdn", hidden_size=HIDDEN, num_heads=HEADS, long_memory="windows", tie_preconditioner=True)
+
+
 def test_ramps_of_a_memory_that_winds_up_are_always_long():
     layers = [
         build_mixer("rls", hidden_size=HIDDEN, num_heads=HEADS, decay="head", **options)
@@ -67,7 +90,7 @@ def test_long_memory_needs_a_decay(name):
     with pytest.raises(ValueError, match="long_memory must be None with decay 'none'"):
         build_mixer(name, hidden_size=HIDDEN, num_heads=HEADS, long_memory="paper", **options)
     with pytest.raises(
-        ValueError, match="long_memory must be one of None, 'paper', 'release', 'steps', got 'release2'"
+        ValueError, match="long_memory must be one of None, 'paper', 'release', 'steps', 'windows', got 'release2'"
     ):
         build_mixer("gdn", hidden_size=HIDDEN, num_heads=HEADS, long_memory="release2")
 

@@ -203,3 +203,16 @@ def test_gains_of_keys_of_any_length(size):
         step = layer._compute_write_gain(torch.full((1, 1, 1), 0.5), k, k, None) * size**2
         assert step.item() == pytest.approx(wanted if size > 1e-3 else step.item(), rel=1e-5) and 0 <= step.item() <= 1
         assert layer._compute_write_gain(torch.full((1, 1, 1), 0.5), 0 * k, 0 * k, None).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["linear", "gdn", "mesa", "rls", "lattice"])
+def test_a_skip_connection_adds_d_times_the_value_before_the_norm(name):
+    torch.manual_seed(0)
+    bare, layer = (build_mixer(name, hidden_size=16, num_heads=2, skip_init=first) for first in (None, 0.7))
+    layer.load_state_dict({**bare.state_dict(), "skip.D": torch.tensor([0.7, -0.3])})
+    x = torch.randn(1, 5, 16)
+    with probe(bare, "o") as seen:
+        bare(x)
+    _, _, v, _ = bare.qkv(x, None, None)
+    o = seen["o"][0] + torch.tensor([0.7, -0.3])[:, None] * v
+    torch.testing.assert_close(layer(x), bare.output(o, x))

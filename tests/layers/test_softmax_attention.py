@@ -56,3 +56,21 @@ def test_rotations_of_packed_sequences_depend_on_places_in_the_sequence_alone(mo
     layer(x[:, 17:], cu_seqlens=torch.tensor([0, 23], dtype=torch.int32))
     for packed, alone in zip(*rotated, strict=True):
         assert torch.equal(packed[:, 17:], alone)
+
+
+def test_a_convolution_that_passes_its_input_on_leaves_attention_as_it_is():
+    torch.manual_seed(0)
+    bare = SoftmaxAttention(hidden_size=16, num_heads=4).double()
+    layer = SoftmaxAttention(hidden_size=16, num_heads=4, conv_size=3).double()
+    x = torch.randn(2, 7, 16, dtype=torch.double)
+    state = {f"{part}_conv.weight": torch.eye(3, dtype=torch.double)[2].expand(16, 3) for part in "qkv"}
+    layer.load_state_dict({**bare.state_dict(), **state})
+    torch.testing.assert_close(layer(x), bare(x))
+    layer.load_state_dict({**bare.state_dict(), **state, "v_conv.weight": state["v_conv.weight"].flip(1)})
+    shifted = torch.cat([torch.zeros(2, 2, 16, dtype=torch.double), x[:, :-2]], 1)  # values of two tokens before
+    flat = [bare.q_proj(x), bare.k_proj(x), bare.v_proj(shifted)]
+    torch.testing.assert_close(layer(x), bare.mix_projected(x, flat))
+    active = SoftmaxAttention(hidden_size=16, num_heads=4, activation="silu").double()
+    active.load_state_dict(bare.state_dict())
+    flat = [torch.nn.functional.silu(p(x)) for p in (bare.q_proj, bare.k_proj, bare.v_proj)]
+    torch.testing.assert_close(active(x), bare.mix_projected(x, flat))

@@ -95,6 +95,8 @@ WRITTEN: dict[str, str] = {
     "final_fraction": "0.0", "max_gradient_norm": "2.0", "initializer_range": "0.1", "test_examples": "32",
     "evaluations": "3", "device": '"cpu:0"', "mixers": '["gdn", { name = "gdn", options = { conv_size = 2 }, label = "small" }]',
     "pairs": "[2, 8]", "learning_rates": "[0.1, 0.01]", "seeds": "[3, 4]", "watch_every": "30", "save_models": "true",
+    "mixture": "[{ pairs = 2, steps = 3 }, { pairs = 4, steps = 5, length = 40 }]", "validation_examples": "16", "stop_at": "0.9",
+    "seed_by_name": "true",
 }  # fmt: skip
 
 
@@ -102,8 +104,9 @@ WRITTEN: dict[str, str] = {
 def test_a_file_says_what_python_says(name, tmp_path):
     """Every setting can be written in a file, and the same in Python; none is without effect on what is recorded."""
     needed = {"task_options": 'task = "mqar"\n', "softmax_layers": "layers = 3\n"}.get(name, "")
+    needed = "validation_examples = 9\n" if name in ("mixture", "stop_at") else needed
     value = tomllib.loads(f"value = {WRITTEN[name]}")["value"]
-    if name == "curriculum":
+    if name in ("curriculum", "mixture"):
         value = [Stage(**stage) for stage in value]
     if name == "mixers":
         value = [MixerChoice(**entry) if isinstance(entry, dict) else entry for entry in value]

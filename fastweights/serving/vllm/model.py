@@ -56,6 +56,11 @@ class ServedAttention(Attention):
             per_layer_sliding_window=mixer.window,
             prefix=name,
         )
+        if mixer.options.conv_size is not None or mixer.options.activation != "none":
+            raise ValueError(
+                "conv_size and activation of softmax layers must be left out in vLLM, whose cache has no place for the inputs of "
+                "convolutions; generate with `fastweights generate`"
+            )
         # On a CPU vLLM would notice at the first request, and end.
         if not self.attn_backend.supports_head_size(mixer.head_dim):
             sizes = ", ".join(map(str, self.attn_backend.get_supported_head_sizes()))

@@ -1,4 +1,4 @@
-"""The batches of a recall run: fresh or from a fixed training set, stage after stage."""
+"""The batches of a recall run: fresh or from a fixed training set, stage after stage or stages in turn."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ __all__ = ["training_batches"]
 
 def training_batches(run: RecallRun, start: int) -> Iterator[Any]:
     """The batches of steps `start` to the last. A batch is a pure function of its step."""
+    if run.mixture:
+        stages = run.stages()
+        for step in range(start, run.steps):
+            stage, task = stages[run.stage_at(step)]
+            yield task.batch("train", seed=run.seed, index=step, batch_size=stage.batch_size or run.batch_size)
+        return
     first = 0
     for number, (stage, task) in enumerate(run.stages()):
         begin, end = max(start, first), first + stage.steps

@@ -1,5 +1,6 @@
 """A recall experiment: one run, and the grid of runs to compare. Frozen, checked when created."""
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable
@@ -36,10 +37,10 @@ class RecallRun(Settings):
         _ = self.choice
         check_positive("learning_rate", self.learning_rate)
         object.__setattr__(self, "seed", check_whole_number("seed", self.seed))
-        if self.curriculum and self.pairs != self.curriculum[-1].pairs:
-            raise ValueError(
-                f"pairs must be that of the curriculum's last stage, {self.curriculum[-1].pairs}, got {self.pairs}"
-            )
+        for kind in ("curriculum", "mixture"):
+            stages = getattr(self, kind)
+            if stages and self.pairs != stages[-1].pairs:
+                raise ValueError(f"pairs must be that of the {kind}'s last stage, {stages[-1].pairs}, got {self.pairs}")
         self.stages()  # the tasks check themselves
         self.model_config()
 
@@ -61,15 +62,17 @@ class RecallRun(Settings):
     @property
     def tokens(self) -> int:
         """Tokens that the run trains on: a measure of its cost."""
-        return sum(stage.steps * (stage.batch_size or 0) * task.length for stage, task in self.stages())
+        once = sum(stage.steps * (stage.batch_size or 0) * task.length for stage, task in self.stages())
+        return once if not self.mixture else once * self.steps // sum(stage.steps for stage in self.mixture)
 
     def make_task(self) -> Task:
         """The task that the run trains and tests on."""
         return self._task(self.pairs, self.length)
 
     def stages(self) -> list[tuple[Stage, Task]]:
-        """The stages of the training with their tasks: those of the curriculum, or the one that there is."""
-        stages = self.curriculum or (Stage(pairs=self.pairs, steps=self.steps, length=self.length),)
+        """The stages of the training with their tasks: those of the curriculum, of a round of the mixture, or the one that there
+        is."""
+        stages = self.curriculum or self.mixture or (Stage(pairs=self.pairs, steps=self.steps, length=self.length),)
         return [
             (
                 dataclasses.replace(stage, batch_size=stage.batch_size or self.batch_size),
@@ -77,6 +80,11 @@ class RecallRun(Settings):
             )
             for stage in stages
         ]
+
+    def stage_at(self, step: int) -> int:
+        """The number of the stage that trains after `step` steps."""
+        ends = list(itertools.accumulate(stage.steps for stage, _ in self.stages()))
+        return bisect.bisect_right(ends, step % ends[-1] if self.mixture else step)
 
     def _task(self, pairs: int, length: int | None) -> Task:
         return make_task(self.task, length=length, pairs=pairs, vocab_size=self.vocab_size, **self.task_options)
@@ -132,8 +140,8 @@ class RecallExperiment(Settings):
             if repeated:
                 remedy = "give one of them another label, NAME@LABEL in a command" if name == "mixers" else "drop one"
                 raise ValueError(f"{name} must differ from each other, but {repeated[0]!r} is there twice; {remedy}")
-        if self.curriculum:
-            self._set_from_stages("pairs", (self.curriculum[-1].pairs,))
+        if stages := self.curriculum or self.mixture:
+            self._set_from_stages("pairs", (stages[-1].pairs,))
         self.runs()  # each run checks itself
 
     def runs(self) -> tuple[RecallRun, ...]:

@@ -55,8 +55,9 @@ def load_recall_file(path: str | Path | None, *, overrides: Sequence[str] = (), 
     """The experiments that a .toml file describes; without a file the default one.
 
     Its keys are the fields of `RecallExperiment`, and output and workers. mixers holds names, texts such as
-    "gka:ridge=0.01@a", or tables with name, options and label; [task_options] the task's own options; [[curriculum]] one table
-    per stage with pairs, steps and length. [parts.NAME] holds keys that replace those above, for one experiment per part.
+    "gka:ridge=0.01@a", or tables with name, options and label; [task_options] the task's own options; [[curriculum]] or
+    [[mixture]] one table per stage with pairs, steps and length. [parts.NAME] holds keys that replace those above, for one
+    experiment per part.
 
     Args:
         overrides: keys and values such as "task_options.padding=start", over all that the file, its parts and `changes` say.
@@ -112,9 +113,9 @@ def _make_file(values: dict[str, Any], changes: dict[str, Any], overrides: Seque
 
 
 def _read_tables(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with the tables of a curriculum as stages."""
-    stages = values.get("curriculum")
-    if not isinstance(stages, list):
-        return values
-    made = [from_mapping(Stage, one, "a table of curriculum") if isinstance(one, dict) else one for one in stages]
-    return {**values, "curriculum": made}
+    """The values with the tables of a curriculum or a mixture as stages."""
+    for kind in ("curriculum", "mixture"):
+        if isinstance(values.get(kind), list):
+            stages = [from_mapping(Stage, x, f"a table of {kind}") if isinstance(x, dict) else x for x in values[kind]]
+            values = {**values, kind: stages}
+    return values

@@ -13,6 +13,7 @@ from ...checks import (
     check_device,
     check_flag,
     check_list,
+    check_number,
     check_positive,
     check_size,
     check_text,
@@ -33,16 +34,17 @@ LARGEST = {
     "steps": LARGEST_COUNT,
     "batch_size": 2**20,
     "test_examples": 2**24,
+    "validation_examples": 2**24,
     "train_examples": 2**24,
     "evaluations": LARGEST_COUNT,
     "watch_every": LARGEST_COUNT,
 }
-_OPTIONAL = ("train_examples", "watch_every")
+_OPTIONAL = ("train_examples", "validation_examples", "watch_every")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of a curriculum.
+    """One stage of a curriculum, or of a round of a mixture.
 
     Attributes:
         pairs: key-value pairs in a sequence.
@@ -67,7 +69,8 @@ class Stage:
 _LATER: dict[str, Any] = {
     "task_options": {}, "warmup_start": 0.0, "initializer_range": 0.02, "intermediate_size": None, "tie_word_embeddings": False,
     "scale_residuals": True, "softmax_layers": [], "train_examples": None, "curriculum": [], "beta1": 0.9, "beta2": 0.999,
-    "schedule": "cosine", "watch_every": None, "save_models": False,
+    "schedule": "cosine", "watch_every": None, "save_models": False, "mixture": [], "validation_examples": None,
+    "stop_at": None, "seed_by_name": False,
 }  # fmt: skip
 
 
@@ -93,6 +96,8 @@ class Settings:
             sequences in every step.
         curriculum: stages of rising difficulty, trained one after the other by one optimizer. pairs, length and steps are then
             those of the stages (the last one's, and the sum).
+        mixture: stages of different pairs that are trained in turn, each for its steps, again and again until `steps` are taken.
+            pairs and length are then those of the last one. The measure is the mean over the stages; results have that of each.
         beta1, beta2: AdamW's.
         weight_decay: AdamW's decoupled weight decay, on matrices only.
         schedule: of the learning rate after the warm-up, "cosine", "linear", "wsd" (constant up to a linear decay over the last
@@ -103,10 +108,16 @@ class Settings:
         max_gradient_norm: the gradient is scaled down to this norm when it is larger.
         initializer_range: standard deviation of the model's first weights.
         test_examples: held-out sequences that the model is measured on.
+        validation_examples: held-out sequences, others than the tested ones, that the model is measured on during a run and by
+            which the learning rate is chosen. It is tested once, at the end. None to do all of this on the tested sequences.
+        stop_at: a run ends before `steps` where the measure reaches this on the validation sequences of every stage.
         evaluations: how often it is measured in a run, the last time at its end.
         watch_every: steps between two looks at the model that is trained (`RecallResult.watched`), by functions of installed
             packages, the entry point group `fastweights.watches`; None for none.
         save_models: whether every trained model is kept, in runs/NAME.model of the output folder.
+        seed_by_name: whether the first values of each module depend on the seed and its name alone. Models that differ in their
+            mixers then begin with the same values wherever names and shapes agree; otherwise one draw more or less changes all
+            that follow.
         device: torch device, "cpu", "cuda", "cuda:1".
     """
 
@@ -125,6 +136,7 @@ class Settings:
     batch_size: int = 32
     train_examples: int | None = None
     curriculum: tuple[Stage, ...] = ()
+    mixture: tuple[Stage, ...] = ()
     beta1: float = 0.9
     beta2: float = 0.999
     weight_decay: float = 0.1
@@ -135,9 +147,12 @@ class Settings:
     max_gradient_norm: float = 1.0
     initializer_range: float = 0.05
     test_examples: int = 1024
+    validation_examples: int | None = None
+    stop_at: float | None = None
     evaluations: int = 4
     watch_every: int | None = None
     save_models: bool = False
+    seed_by_name: bool = False
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -150,13 +165,14 @@ class Settings:
             check_whole_number("intermediate_size", self.intermediate_size, high=LARGEST_WIDTH)
         check_optimization(self)
         self._check_layers_and_stages()
+        self._check_validation()
         largest = max([self.batch_size, *(stage.batch_size or 0 for stage in self.curriculum)])
         if self.train_examples is not None and self.train_examples < largest:
             raise ValueError(
                 f"train_examples must be at least batch_size, {largest}, got {self.train_examples}; raise it, or leave it out "
                 "for fresh sequences in every step"
             )
-        for name in ("tie_word_embeddings", "scale_residuals", "save_models"):
+        for name in ("tie_word_embeddings", "scale_residuals", "save_models", "seed_by_name"):
             check_flag(name, getattr(self, name))
         for name in ("watch_every", "save_models"):
             if getattr(self, name) and not issubclass(kind, RecallTask):
@@ -175,6 +191,7 @@ class Settings:
         for name, kind, what in (
             ("softmax_layers", int, "layer numbers"),
             ("curriculum", Stage, "Stage (tables [[curriculum]] in a run file)"),
+            ("mixture", Stage, "Stage (tables [[mixture]] in a run file)"),
         ):
             object.__setattr__(self, name, check_list(name, getattr(self, name), what, kind))
         for layer in self.softmax_layers:
@@ -183,13 +200,30 @@ class Settings:
             last, total = self.curriculum[-1], sum(stage.steps for stage in self.curriculum)
             for name, value in (("length", last.length), ("steps", total)):
                 self._set_from_stages(name, value)
+        if self.mixture:
+            for name in ("curriculum", "train_examples"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} must be left out with a mixture, whose stages are read in turn")
+            if len({stage.pairs for stage in self.mixture}) < len(self.mixture):
+                raise ValueError("mixture must have stages of different pairs; drop one of those with the same pairs")
+            self._set_from_stages("length", self.mixture[-1].length)
+
+    def _check_validation(self) -> None:
+        if self.stop_at is not None:
+            check_number("stop_at", self.stop_at, low=0)
+        for name in ("mixture", "stop_at"):
+            if getattr(self, name) and self.validation_examples is None:
+                raise ValueError(
+                    f"validation_examples must be given with {name}, which is decided by the sequences of it"
+                )
 
     def _set_from_stages(self, name: str, value: Any) -> None:
-        """Set a setting that the curriculum decides."""
+        """Set a setting that the stages decide."""
         default = next(field.default for field in dataclasses.fields(self) if field.name == name)
         if getattr(self, name) not in (default, value):
             raise ValueError(
-                f"{name} must be left out with a curriculum, whose stages say {value}, got {getattr(self, name)}"
+                f"{name} must be left out with a {'mixture' if self.mixture else 'curriculum'}, whose stages say {value}, got "
+                f"{getattr(self, name)}"
             )
         object.__setattr__(self, name, value)
 

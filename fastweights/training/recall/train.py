@@ -4,8 +4,9 @@ import bisect
 import dataclasses
 import itertools
 import math
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,18 @@ from ...environment import machine, versions
 from ...kinds import checked
 from ...results import RecallResult, undertrained
 from ..checkpoints import load_checkpoint, save_checkpoint
+from ..first_weights import draw_by_name
 from ..optimization import learning_rate_factor
 from .batches import training_batches
 from .experiment import RecallRun
-from .objectives import Measured, make_objective
+from .objectives import Measured, Objective, make_objective
 from .step import TrainingStep
 from .watching import find_watches, watch_model
 
 __all__ = ["Training", "train_run"]
 
 _CURVE_POINTS = 100
+_VALIDATION = 2**40  # added to the seed of the tested sequences
 
 
 @checked
@@ -77,7 +80,7 @@ def train_run(
         training.step(batch)
         if on_step is not None:
             on_step(history.step, history.losses[-1] if history.losses else None)
-        if history.diverged:
+        if history.diverged or history.stopped:
             break
     if run.save_models and model_folder is not None:
         training.model.save_pretrained(model_folder)
@@ -90,6 +93,7 @@ class _History:
 
     step: int = 0
     diverged: bool = False
+    stopped: bool = False
     loss_steps: list[int] = dataclasses.field(default_factory=list)
     losses: list[float] = dataclasses.field(default_factory=list)
     accuracy_steps: list[int] = dataclasses.field(default_factory=list)
@@ -99,6 +103,8 @@ class _History:
     best_error: float | None = None
     by_token: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     watched: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    validated: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    tested: dict[str, float] = dataclasses.field(default_factory=dict)
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
 
@@ -117,9 +123,11 @@ class Training:
         self.run = run
         self.task = run.make_task()
         torch.manual_seed(run.seed)
-        self.ends = list(itertools.accumulate(stage.steps for stage, _ in run.stages()))
+        self.ends = list(itertools.accumulate(stage.steps for stage in run.curriculum)) or [run.steps]
         self.objectives = [make_objective(task) for _, task in run.stages()]
         self.model = self.objectives[-1].build(run.model_config()).train()
+        if run.seed_by_name:
+            draw_by_name(self.model, run.seed)
         if change is not None:
             change(self.model)
         self.model.to(run.device)
@@ -134,19 +142,46 @@ class Training:
     def step(self, batch: Any) -> None:
         """One optimizer step; records the loss, and the measurement where it is due."""
         run, history = self.run, self.history
-        objective = self.objectives[bisect.bisect_right(self.ends, history.step)]  # of this step's stage
+        objective = self.objectives[run.stage_at(history.step)]
         self._window_loss += self.take(objective, batch, self._learning_rate(history.step))
         history.step += 1
         if history.step % math.ceil(run.steps / _CURVE_POINTS) == 0 or history.step == run.steps:
             self._record_loss()
         if not history.diverged and history.step in self._evaluation_steps():
-            self._record(objective.measure(self.model, seed=run.seed, examples=run.test_examples, device=run.device))
+            if run.validation_examples is None:
+                self._record(
+                    objective.measure(self.model, seed=run.seed, examples=run.test_examples, device=run.device)
+                )
+            else:
+                self._validate(run.validation_examples, [objective] if run.curriculum else self.objectives)
         if run.watch_every and not history.diverged and history.step % run.watch_every == 0:
             task = run.stages()[bisect.bisect_left(self.ends, history.step)][1]
             assert isinstance(task, RecallTask)  # the settings refuse others
             found = watch_model(self.model, task, seed=run.seed, device=run.device)
             for name, value in {"step": float(history.step), **found}.items():
                 history.watched.setdefault(name, []).append(value)
+
+    def _validate(self, examples: int, objectives: Sequence[Objective]) -> None:
+        """Measure on validation sequences of every stage, and at the end of the run once on the tested ones."""
+        run, history = self.run, self.history
+
+        def measure_all(seed: int, examples: int) -> list[Measured]:
+            return [one.measure(self.model, seed=seed, examples=examples, device=run.device) for one in objectives]
+
+        found = measure_all(run.seed + _VALIDATION, examples)
+        names = [str(stage.pairs) for stage in run.mixture] or [str(run.pairs)]
+        for name, value in {"step": float(history.step), **{n: one.value for n, one in zip(names, found)}}.items():
+            history.validated.setdefault(name, []).append(value)
+        self._record(dataclasses.replace(found[-1], value=statistics.fmean(one.value for one in found)))
+        if run.stop_at is not None:
+            sign = -1 if self.task.measure == "error" else 1
+            history.stopped = all(sign * one.value >= sign * run.stop_at for one in found)
+        if history.stopped or history.step == run.steps:
+            tested = measure_all(run.seed, run.test_examples)
+            history.tested = {name: one.value for name, one in zip(names, tested)}
+            history.best_error, history.by_token, history.queries = (
+                tested[-1].best, dict(tested[-1].by_token), tested[-1].queries
+            )  # fmt: skip
 
     def _record(self, measured: Measured) -> None:
         history = self.history
@@ -208,22 +243,26 @@ class Training:
         """The result of the finished run."""
         self._read_clock()
         history = dataclasses.asdict(self.history)
-        diverged = history.pop("diverged")
+        diverged, stopped = history.pop("diverged"), history.pop("stopped")
         if diverged:
             history.update(best_error=None, by_token={})
+        values = list(history["tested"].values())
+        final = statistics.fmean(values) if values else None
         return RecallResult(
             run=self.run.record(),
             status="diverged" if diverged else "finished",
             stopped_at=history.pop("step"),
             measure=self.task.measure,
-            accuracy=None if diverged or not history["accuracies"] else history["accuracies"][-1],
-            error=None if diverged or not history["errors"] else history["errors"][-1],
-            undertrained=not diverged and self._undertrained(),
+            accuracy=_last(history["accuracies"], final) if not diverged else None,
+            error=_last(history["errors"], final) if not diverged else None,
+            undertrained=not diverged and not stopped and self._undertrained(),
             parameters=self.model.num_parameters(),
             state_size=self.model.state_size(length=self.task.length),
             versions=versions(),
             machine=machine(self.run.device),
-            chance=self.task.chance,
+            chance=statistics.fmean(task.chance for _, task in self.run.stages())
+            if self.run.mixture
+            else self.task.chance,
             **history,
         )
 
@@ -240,3 +279,8 @@ class Training:
         self._clock = time.perf_counter(), time.process_time()
         self.history.wall_seconds += self._clock[0] - wall
         self.history.cpu_seconds += self._clock[1] - cpu
+
+
+def _last(values: Sequence[float], tested: float | None) -> float | None:
+    """The value at the end of a run, that of the tested sequences where others were measured before; None without any."""
+    return None if not values else values[-1] if tested is None else tested

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from fastweights_studies.leaderboard import PARTS, places
 from fastweights_studies.leaderboard.cells import LEARNING, UNMARKED
+from fastweights_studies.leaderboard.standing import compare_entries, paired_places, visible_difference
 from fastweights_studies.leaderboard.tables import NOT_RUN, part_table
 
 from .toy import make_row
@@ -55,6 +56,29 @@ def test_a_single_seed_tells_nothing_without_a_resolution():
 def test_single_seeds_tie_within_the_resolution(difference, place):
     found = places(entries(a=(3.0,), b=(3.0 + difference,)), "lower", 0.02)
     assert shown(found) == {"a": (1, place == 1), "b": (place, place == 1)}
+
+
+def test_paired_places_see_what_the_spread_of_seeds_hides():
+    """All seeds of a are as far ahead of b as of one another: the ranges overlap, the differences do not hold zero."""
+    found = entries(a=(0.60, 0.70, 0.80, 0.90), b=(0.55, 0.652, 0.751, 0.849), c=(0.9, 0.5, 0.6, 0.8))
+    assert shown(places(found, "higher"))["b"] == (1, True)
+    assert shown(paired_places(found, "higher")) == {"a": (1, True), "b": (2, True), "c": (1, True)}
+    assert [one.entry.label for one in paired_places(found, "lower")] == ["c", "b", "a"]
+    assert shown(paired_places(found, "lower"))["a"] == (2, True)
+    assert not compare_entries(found)[0, 1].tied and len(compare_entries(found)) == 3
+
+
+def test_holms_correction_is_over_all_pairs_of_the_column():
+    two = entries(a=(0.60, 0.61, 0.62), b=(0.50, 0.53, 0.51))
+    many = entries(a=(0.60, 0.61, 0.62), b=(0.50, 0.53, 0.51), c=(0.1, 0.9, 0.5), d=(0.8, 0.2, 0.6), e=(0.3, 0.6, 0.1))
+    assert not compare_entries(two)[0, 1].tied and compare_entries(many)[0, 1].tied
+    assert visible_difference(many) > visible_difference(two) > 0.01
+
+
+def test_single_seeds_have_no_paired_place():
+    found = entries(a=(0.9,), b=(0.1, 0.2), c=(0.1, 0.2))
+    assert shown(paired_places(found, "higher")) == {"a": (None, False), "b": (1, True), "c": (1, True)}
+    assert visible_difference(entries(a=(0.9,), b=(0.1, 0.2))) is None
 
 
 def test_the_table_marks_ties_undertrained_and_diverged_runs_and_what_was_not_run():

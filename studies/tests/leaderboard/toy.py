@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastweights_studies.leaderboard import PARTS
 from fastweights_studies.leaderboard.sizes import LanguageSize, Size, TaskSize
 from fastweights_studies.record import Origin, Row
@@ -14,6 +16,13 @@ SHARED = {
 }  # fmt: skip
 
 
+RECALL = TaskSize(
+    shared={**SHARED, "steps": 4, "evaluations": 2, "validation_examples": 8, "stop_at": 0.99, "seed_by_name": True},
+    columns=({"task": "mqar-shuffled", "head_dim": 4, "block": "matched"},), rates=(1e-3, 1e-2), limits=(1e-4, 0.1), seeds=(0, 1),
+    mixed=(2, 3), tokens=16,
+)  # fmt: skip
+
+
 def task(*columns, rates=(1e-3, 1e-2), seeds=(0, 1), **shared):
     columns = tuple({"head_dim": 4, **column} for column in columns)
     return TaskSize(shared={**SHARED, **shared}, columns=columns, rates=rates, seeds=seeds)
@@ -22,6 +31,9 @@ def task(*columns, rates=(1e-3, 1e-2), seeds=(0, 1), **shared):
 TOY = Size(
     device="cpu",
     tasks={
+        "recall": RECALL,
+        "recall-published": replace(RECALL, columns=({**RECALL.columns[0], "block": "published"},)),
+        "recall-blocks": replace(RECALL, columns=({**RECALL.columns[0], "block": "with-gate"},)),
         "mqar": task(
             {"task": "mqar-shuffled", "pairs": 2, "query_order": "shuffled"},
             {"task": "mqar-shuffled", "pairs": 2, "query_order": "ordered"},
@@ -38,7 +50,9 @@ TOY = Size(
         },
         vocabulary=300, head_dim=4, rates=(1e-3, 1e-2), seeds=(0, 1), needles=(400,), examples=1, depths=(0.5,), close=100.0,
     ),
-    cost=dict.fromkeys(("mqar", "regression", "tracking", "language", "needle"), "seconds"),
+    cost=dict.fromkeys(
+        ("recall", "recall-published", "recall-blocks", "mqar", "regression", "tracking", "language", "needle"), "seconds"
+    ),
 )  # fmt: skip
 
 

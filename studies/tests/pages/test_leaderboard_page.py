@@ -32,6 +32,9 @@ def test_the_figures_are_of_the_results(figure: str, rows: str) -> None:
     assert image.text["Source"] == leaderboard.digest_rows(shown), "run python -m fastweights_studies.pages.leaderboard"
 
 
+NOT_MEASURED = {"recall", "recall-published", "recall-blocks"}  # they wait for a GPU
+
+
 @pytest.mark.parametrize("path", sorted(leaderboard.FOLDER.iterdir()), ids=lambda path: path.stem)
 def test_results_are_of_the_declared_setting(path: Path) -> None:
     name, _, size = path.stem.rpartition("-")
@@ -41,7 +44,7 @@ def test_results_are_of_the_declared_setting(path: Path) -> None:
 
 def test_committed_results_are_those_that_the_library_shows() -> None:
     """A mixer of a user stands beside them."""
-    for part in (part for part in PARTS.values() if not isinstance(part, ReadPart)):
+    for part in (part for part in PARTS.values() if not isinstance(part, ReadPart) and part.name not in NOT_MEASURED):
         for size in SIZES:
             rows = part.library(size, ())
             assert rows == part_rows(part, size, leaderboard.FOLDER, leaderboard.RESULTS) != [], (part.name, size)
@@ -50,7 +53,7 @@ def test_committed_results_are_those_that_the_library_shows() -> None:
 
 def test_what_was_not_run_says_so(tmp_path: Path) -> None:
     page = leaderboard.render(tmp_path, tmp_path)
-    assert page.count("**Not run.**") == 2 * 5 + 3
+    assert page.count("**Not run.**") == 2 * 8 + 3
     assert "**Not run.**" in leaderboard.render_untrained(tmp_path)
     commands = [
         f"fastweights leaderboard {part.name} --device cuda" for part in PARTS.values() if isinstance(part, TaskPart)

@@ -1,6 +1,10 @@
 """Options of the commands that train many models."""
 
-from collections.abc import Sequence
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -8,10 +12,33 @@ import typer
 
 from fastweights.cli.authoring import check_place, values
 
-__all__ = ["FEWER", "Workers", "check_trainings"]
+__all__ = ["FEWER", "Minutes", "Workers", "check_trainings", "stopping_after"]
 
 FEWER = "a smaller --workers"
 Workers = Annotated[int | None, typer.Option(help="Trainings at the same time; by default one per core, or 8 per GPU.")]
+
+Minutes = Annotated[
+    float | None, typer.Option(help="Stop after so many minutes with everything kept; the same command continues.")
+]
+
+
+@contextmanager
+def stopping_after(minutes: float | None) -> Iterator[None]:
+    """Stop this process after so many minutes as a batch system does, by a signal that `StopSignals` takes: trainings save
+    checkpoints first. None to let it end by itself."""
+    from fastweights.checks import check_positive
+
+    if minutes is None:
+        yield
+        return
+    check_positive("--minutes", minutes)
+    timer = threading.Timer(60 * minutes, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def check_trainings(

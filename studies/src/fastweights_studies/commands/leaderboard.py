@@ -21,10 +21,13 @@ from fastweights.cli.authoring import (
     training_errors,
 )
 
-from ._options import FEWER, Workers, check_trainings
+from ._options import FEWER, Minutes, Workers, check_trainings, stopping_after
 
 # Those of fastweights_studies.leaderboard (a test compares them), written out because help must not import torch.
-PARTS = "mqar, regression, tracking, language, needle, training-speed, decoding-speed, memory, rules"
+PARTS = (
+    "recall, recall-published, recall-blocks, mqar, regression, tracking, language, needle, training-speed, decoding-speed, "
+    "memory, rules"
+)
 CONTINUES = "the same command continues where it stopped"
 
 
@@ -59,6 +62,7 @@ def leaderboard(
         Path, typer.Option(help="Folder with the result files of measuring scripts, for speed and memory.")
     ] = Path("studies/results"),
     workers: Workers = None,
+    minutes: Minutes = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
     imports: Imports = None,
@@ -70,7 +74,7 @@ def leaderboard(
     those that the library comes with. Speed and memory are read from the files of scripts; what these lack is named with
     the command that measures it.
     """
-    with one_line_errors(CONTINUES, FEWER), StopSignals():
+    with one_line_errors(CONTINUES, FEWER), StopSignals(), stopping_after(minutes):
         import_mixers(imports)
         from fastweights.checks import check_choice
         from fastweights.layers import MIXERS, MixerChoice, parse_mixers
@@ -79,6 +83,7 @@ def leaderboard(
 
         from ..leaderboard import SIZES, Request, find_part, known_parts, run_part, table_of
         from ..leaderboard.run import claim_boards, plan_part
+        from ..leaderboard.tables import describe_visible
         from ..leaderboard.terminal import describe_origins, make_table, parts_table
 
         chosen = [find_part(name) for name in parts or ()]
@@ -117,6 +122,8 @@ def leaderboard(
                 rows = part.rows(size, output, measurements)
                 library = part.library(size, rows)
                 Console().print(make_table(part, *table_of(part, size, [*library, *rows], labels)))
+                if visible := describe_visible(part, part.entries([*library, *rows])):
+                    show(visible)
                 show(describe_origins(part, library, output), end="")
                 if path is not None:
                     show(f"Results: {path}\n")

@@ -55,6 +55,11 @@ class Entry:
         return number
 
     @property
+    def by_seed(self) -> dict[int, float]:
+        """The values by their seeds."""
+        return {seed: value for seed, value in zip(self.seeds, self.values) if seed is not None}
+
+    @property
     def mean(self) -> float:
         return statistics.fmean(self.values)
 

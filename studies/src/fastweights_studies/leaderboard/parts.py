@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from fastweights.checks import check_choice
 from fastweights.data import TASKS
@@ -12,7 +13,7 @@ from .language import LanguagePart
 from .measured import DecodingSpeed, Memory, TrainingSpeed
 from .needle import NeedlePart
 from .part import Part
-from .trainings import TaskPart
+from .trainings import RecallPart, TaskPart
 from .untrained import RulesPart
 
 __all__ = ["PARTS", "find_part", "known_parts"]
@@ -24,10 +25,29 @@ LANGUAGE = LanguagePart(
     better="lower",
     value="loss",
 )
+RECALL: dict[str, Any] = {"measure": "accuracy", "better": "higher", "value": "accuracy"}
 # The library's own, in the order of lists and pages.
 PARTS: Mapping[str, Part] = {
     part.name: part
     for part in (
+        RecallPart(
+            name="recall",
+            says="associative recall of mixed numbers of pairs, every rule in one block, by size of state",
+            columns="{task}, heads of {head_dim}",
+            **RECALL,
+        ),
+        RecallPart(
+            name="recall-published",
+            says="associative recall of mixed numbers of pairs, every rule in the block of its layer, by size of state",
+            columns="{task}, heads of {head_dim}",
+            **RECALL,
+        ),
+        RecallPart(
+            name="recall-blocks",
+            says="associative recall of mixed numbers of pairs with one part of the block changed",
+            columns="{block}",
+            **RECALL,
+        ),
         TaskPart(
             name="mqar",
             says="associative recall, queries shuffled and in order, by pairs and size of state",

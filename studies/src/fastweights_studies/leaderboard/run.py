@@ -12,9 +12,11 @@ from fastweights.kinds import checked
 from fastweights.outputs import claim_files
 from fastweights.training.calling_script import work_begins
 
+from ..places import RESULTS
 from ..record import Row
 from .board import is_board
 from .part import Part
+from .prediction import predict_minutes, read_steps
 from .request import Request
 from .sizes import SIZES
 from .tables import Cell, part_cells, part_table
@@ -60,13 +62,17 @@ def plan_part(part: Part, request: Request) -> dict[str, Any]:
     Raises:
         ValueError: mixers that the part cannot measure.
     """
-    files = part.files(request)
+    files, steps = part.files(request), part.planned_steps(request)
     return {
         "part": part.name,
         "measures": part.says,
         "size": part.board_size(request.size),
         "mixers": part.participants(request.mixers),
         "trainings per mixer, at most": part.trainings(request),
+        **({"steps, at most": sum(steps.values())} if steps else {}),
+        **(
+            predict_minutes(steps, read_steps(RESULTS), request.processes()) if steps and request.size == "full" else {}
+        ),
         "cost with every mixer": part.cost(request.size),
         "output": str(files[0]) if files else "none",
     }

@@ -6,11 +6,13 @@ A column is a task at one difficulty and one size of state. Learning rates are o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fastweights.data import make_task
 from fastweights.data.text import TextCorpus, pytorch_source
+from fastweights.training import Stage
 
 from ..record import Plain
 
@@ -26,21 +28,50 @@ class TaskSize:
         columns: of each the task, its pairs, the head size of the reference (head_dim), and options of the task.
         rates: the grid of learning rates. The first seed takes all of them, the others the best of these.
         seeds: of first weights and data.
+        limits: the lowest and the highest rate that a grid is widened to where its best rate is at one end; None for fixed grids.
+        mixed: numbers of pairs that are trained in turn, a step each; columns then name no pairs. tokens: in a step of them.
+        main: mixers that take all seeds, where the others take the first `few`; None for all.
     """
 
     shared: Mapping[str, Plain]
     columns: tuple[Mapping[str, Plain], ...]
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
+    limits: tuple[float, float] | None = None
+    mixed: tuple[int, ...] = ()
+    tokens: int = 4096
+    main: tuple[str, ...] | None = None
+    few: int = 2
 
     def setting(self) -> dict[str, Any]:
         """What the numbers of a column depend on beside its parameters."""
-        return {**self.shared, "learning_rates": self.rates}
+        mixture = {"mixed_pairs": self.mixed, "step_tokens": self.tokens} if self.mixed else {}
+        return {**self.shared, **mixture, "learning_rates": self.rates}
+
+    def seeds_of(self, mixer: str) -> tuple[int, ...]:
+        """The declared seeds of a mixer."""
+        return self.seeds if self.main is None or mixer in self.main else self.seeds[: self.few]
+
+    def trainings(self, seeds: Sequence[int]) -> int:
+        """How many models a mixer trains in a column with these seeds, before its grid is widened."""
+        return len(self.rates) + len(seeds) - 1
 
     def experiment(self, column: Mapping[str, Plain]) -> dict[str, Any]:
         """The fields of `RecallExperiment` for a column, without those that say which mixers train where."""
-        options = {name: value for name, value in column.items() if name not in ("task", "pairs", "head_dim")}
-        return {**self.shared, "task": column["task"], "pairs": (column["pairs"],), "task_options": options}
+        options = {name: value for name, value in column.items() if name not in ("task", "pairs", "head_dim", "block")}
+        fields = {**self.shared, "task": column["task"], "task_options": options}
+        if not self.mixed:
+            return {**fields, "pairs": (column["pairs"],)}
+        return {
+            **fields,
+            "pairs": self.mixed[-1:],
+            "mixture": tuple(self._stage(column, count) for count in self.mixed),
+        }
+
+    def _stage(self, column: Mapping[str, Plain], pairs: int) -> Stage:
+        """A step of sequences of so many pairs that have about `tokens` tokens."""
+        task = make_task(str(column["task"]), pairs=pairs, vocab_size=self.shared["vocab_size"])  # type: ignore[arg-type]
+        return Stage(pairs=pairs, steps=1, batch_size=max(1, self.tokens // task.length))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +150,49 @@ def _recall(orders: tuple[str, ...], pairs: tuple[int, ...], heads: tuple[int, .
     )
 
 
+def _blocks(
+    orders: tuple[str, ...], heads: tuple[int, ...], blocks: tuple[str, ...]
+) -> tuple[Mapping[str, Plain], ...]:
+    return tuple(
+        {"task": task, "head_dim": head, "block": block}
+        for block, task, head in itertools.product(blocks, orders, heads)
+    )
+
+
+LAYOUTS = ("mqar", "mqar-shuffled")
+ADDED = ("with-gate", "with-skip", "without-convolution", "with-own-windows")
+# Five seeds can show differences that two cannot; these rules are the ones that others are compared with.
+MAIN = (
+    "softmax", "linear", "mamba2", "gla", "deltanet", "gdn", "kda", "pgdn", "palimpsa-d", "gka", "mesa", "rls",
+)  # fmt: skip
+_LEARNT: dict[str, Plain] = {"stop_at": 0.99, "seed_by_name": True}
+_RECALL_SMALL = TaskSize(
+    shared={
+        **_LEARNT, "vocab_size": 64, "width": 32, "heads": 2, "layers": 2, "steps": 400, "batch_size": 32, "test_examples": 512,
+        "validation_examples": 128, "evaluations": 8, "initializer_range": 0.05,
+    },
+    columns=_blocks(LAYOUTS, (16,), ("matched",)), rates=(1e-3, 3e-3, 1e-2), limits=(1e-4, 0.1), seeds=(0, 1, 2),
+    mixed=(2, 4, 8), tokens=512,
+)  # fmt: skip
+_RECALL_FULL = TaskSize(
+    shared={
+        **_LEARNT, "vocab_size": 1024, "width": 128, "heads": 2, "layers": 2, "steps": 8000, "batch_size": 64,
+        "test_examples": 512, "validation_examples": 64, "evaluations": 32, "initializer_range": 0.05,
+    },
+    columns=_blocks(LAYOUTS, (8, 16, 32, 64), ("matched",)), rates=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2), limits=(3e-5, 0.3),
+    seeds=(0, 1, 2, 3, 4), mixed=(16, 32, 64, 128, 256), tokens=4096, main=MAIN,
+)  # fmt: skip
+
+
+def _recall_parts(size: TaskSize, heads: tuple[int, ...], middle: int) -> dict[str, TaskSize]:
+    """The parts of recall: the matched block, the published ones, and what each part of a block adds at the middle state."""
+    return {
+        "recall": size,
+        "recall-published": replace(size, columns=_blocks(LAYOUTS, heads, ("published",))),
+        "recall-blocks": replace(size, columns=_blocks(LAYOUTS[1:], (middle,), ADDED)),
+    }
+
+
 _SMALL: dict[str, Plain] = {
     "vocab_size": 64, "width": 32, "heads": 2, "layers": 2, "steps": 200, "batch_size": 32, "test_examples": 512,
     "evaluations": 1, "initializer_range": 0.05,
@@ -132,6 +206,7 @@ SIZES = {
     "small": Size(
         device="cpu",
         tasks={
+            **_recall_parts(_RECALL_SMALL, (16,), 16),
             "mqar": TaskSize(
                 shared=_SMALL, columns=_recall(("shuffled", "ordered"), (4,), (16,)), rates=(3e-3, 1e-2), seeds=(0, 1),
             ),
@@ -155,6 +230,7 @@ SIZES = {
             corpus={"max_megabytes": 8},
         ),
         cost={
+            "recall": "3 hours of one core", "recall-published": "3 hours of one core", "recall-blocks": "6 hours of one core",
             "mqar": "25 minutes of one core", "regression": "13 minutes of one core", "tracking": "10 minutes of one core",
             "language": "40 minutes of one core", "needle": "10 minutes of one core",
         },
@@ -162,6 +238,7 @@ SIZES = {
     "full": Size(
         device="cuda",
         tasks={
+            **_recall_parts(_RECALL_FULL, (8, 16, 32, 64), 32),
             "mqar": TaskSize(
                 # Few enough words that softmax attention learns 8 pairs of them in these steps.
                 shared={**_FULL, "vocab_size": 128, "initializer_range": 0.05},
@@ -197,6 +274,7 @@ SIZES = {
             examples=20, source="pytorch", corpus={"max_megabytes": 60},
         ),
         cost={
+            **dict.fromkeys(("recall", "recall-published", "recall-blocks"), "see --dry-run"),
             "mqar": "90 minutes of one GPU", "regression": "30 minutes of one GPU", "tracking": "45 minutes of one GPU",
             "language": "150 minutes of one GPU", "needle": "20 minutes of one GPU",
         },

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import statistics
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fastweights.checks import check_choice, check_number
 from fastweights.kinds import checked
 
+from ..paired import Difference, compare_family
 from .entries import Entry
 
-__all__ = ["Standing", "places"]
+__all__ = ["Standing", "compare_entries", "paired_places", "places", "visible_difference"]
 
 
 @checked
@@ -45,7 +48,6 @@ def places(entries: Sequence[Entry], better: str, resolution: float | None = Non
     check_choice("better", better, ("higher", "lower"))
     if resolution is not None:
         check_number("resolution", resolution, low=0)
-    sign = -1.0 if better == "higher" else 1.0
     ranges = [_range(entry.values, resolution or 0.0) for entry in entries]
     known = resolution is not None or all(len(entry.values) > 1 for entry in entries)
 
@@ -53,14 +55,54 @@ def places(entries: Sequence[Entry], better: str, resolution: float | None = Non
         (_, end), (start, _) = sorted((ranges[one], ranges[other]))
         return start - end > min(high - low for low, high in (ranges[one], ranges[other]))
 
+    apart = {pair for pair in itertools.combinations(range(len(entries)), 2) if are_apart(*pair)}
+    return _order(entries, better, apart, [known] * len(entries))
+
+
+@checked
+def paired_places(entries: Sequence[Entry], better: str) -> list[Standing]:
+    """The mixers of one column, the best first. Two are tied where the interval of their paired difference holds zero, with
+    Holm's correction over all comparisons of the column. A mixer with one seed has no place, and is tied with every other one.
+    """
+    check_choice("better", better, ("higher", "lower"))
+    apart = [pair for pair, found in compare_entries(entries).items() if not found.tied]
+    return _order(entries, better, apart, [len(entry.values) > 1 for entry in entries])
+
+
+def compare_entries(entries: Sequence[Entry]) -> dict[tuple[int, int], Difference]:
+    """The differences of all mixers of a column that share two seeds, by their numbers in `entries`, as one family."""
+    values = [entry.by_seed for entry in entries]
+    pairs = itertools.combinations(range(len(entries)), 2)
+    return compare_family(
+        {
+            (one, other): (values[one], values[other])
+            for one, other in pairs
+            if len({*values[one]} & {*values[other]}) > 1
+        }
+    )
+
+
+def _order(
+    entries: Sequence[Entry], better: str, apart: Collection[tuple[int, int]], known: Sequence[bool]
+) -> list[Standing]:
+    """The mixers, the best first. apart: pairs of their numbers, the smaller one first, that are not tied. known: which have a
+    place."""
+    sign = -1.0 if better == "higher" else 1.0
     found = []
     for one, entry in sorted(enumerate(entries), key=lambda numbered: sign * numbered[1].mean):
         others = [other for other in range(len(entries)) if other != one]
-        ahead = sum(sign * entries[other].mean < sign * entry.mean and are_apart(one, other) for other in others)
-        tied = any(not are_apart(one, other) for other in others)
+        untied = [other for other in others if (min(one, other), max(one, other)) in apart]
+        ahead = sum(sign * entries[other].mean < sign * entry.mean for other in untied)
         spread = max(entry.values) - min(entry.values) if len(entry.values) > 1 else None
-        found.append(Standing(entry, entry.mean, spread, 1 + ahead if known else None, tied and known))
+        place, tied = (1 + ahead, len(untied) < len(others)) if known[one] else (None, False)
+        found.append(Standing(entry, entry.mean, spread, place, tied))
     return found
+
+
+def visible_difference(entries: Sequence[Entry]) -> float | None:
+    """The smallest difference that the seeds of a column could have shown, the median of its comparisons; None without any."""
+    found = [one.visible for one in compare_entries(entries).values()]
+    return statistics.median(found) if found else None
 
 
 def _range(values: Sequence[float], resolution: float) -> tuple[float, float]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from .cells import format_number
 from .entries import EXACT, Entry, columns_of
 from .part import Part
-from .standing import Standing, places
+from .standing import Standing, paired_places, places, visible_difference
 
-__all__ = ["NOT_RUN", "Cell", "part_cells", "part_table"]
+__all__ = ["NOT_RUN", "Cell", "describe_visible", "part_cells", "part_table"]
 
 NOT_RUN, DIVERGED = "not run", "diverged"
 KEEPS_ALL = "softmax"
@@ -44,7 +44,8 @@ def part_cells(part: Part, entries: Sequence[Entry], resolution: float | None = 
     cells: dict[str, dict[str, Cell]] = {}
     for column in columns_of(entries):
         own = [entry for entry in entries if entry.column == column]
-        standings = places([entry for entry in own if entry.values], part.better, resolution)
+        counted = [entry for entry in own if entry.values]
+        standings = paired_places(counted, part.better) if part.paired else places(counted, part.better, resolution)
         cells[column] = {_name(one.entry): _cell(part, one) for one in standings}
         cells[column] |= {_name(entry): Cell(label=entry.label, text=DIVERGED) for entry in own if not entry.values}
     return cells
@@ -80,15 +81,34 @@ def part_table(
             name + " (keeps every token)" * (name == KEEPS_ALL),
             *(_sizes(list(own[name].values())) if trained else ()),
             *(cells[column][name].text if name in cells[column] else NOT_RUN for column in columns),
+            *(
+                _beside(own[name][column], measure) if column in own[name] else NOT_RUN
+                for measure in part.beside
+                for column in columns
+            ),
         ]
         for name in measured
     ]
-    lines += [[name, *[""] * (2 * trained), *[NOT_RUN] * max(1, len(columns))] for name in missing]
-    head = ["mixer", *(("state", "parameters") if trained else ()), *(columns or [part.measure])]
+    beside = [f"{column}, {what}" for what in part.beside.values() for column in columns]
+    lines += [[name, *[""] * (2 * trained), *[NOT_RUN] * max(1, len(columns) + len(beside))] for name in missing]
+    head = ["mixer", *(("state", "parameters") if trained else ()), *(columns or [part.measure]), *beside]
     references = [_reference(entries, column) for column in columns]
     if any(references):
         lines.insert(0, ["*exact ridge regression*", *[""] * (2 * trained), *references])
     return head, lines
+
+
+def describe_visible(part: Part, entries: Sequence[Entry]) -> str:
+    """The smallest differences that the seeds could have shown, in a line; "" for a part whose places are not paired."""
+    own = {column: [entry for entry in entries if entry.column == column] for column in columns_of(entries)}
+    found = {name: visible_difference(column) for name, column in own.items()} if part.paired else {}
+    sizes = [f"{name}: {format_number(size)}" for name, size in found.items() if size is not None]
+    if not sizes:
+        return ""
+    return (
+        "Smallest difference that the seeds could have shown in four of five repetitions, the median of the comparisons of a "
+        f"column: {'; '.join(sizes)}."
+    )
 
 
 def _name(entry: Entry) -> str:
@@ -103,6 +123,14 @@ def _sizes(entries: Sequence[Entry]) -> tuple[str, str]:
         for sizes in ([entry.count(name) for entry in entries] for name in ("state", "parameters"))
     )
     return state + " (grows)" * bool(entries[0].run["grows"]), parameters
+
+
+def _beside(entry: Entry, measure: str) -> str:
+    """The mean of another measure over the seeds that have it, and how many these are where some have not."""
+    values, wanted = entry.of(measure), sum(row.measure == measure for row in entry.rows)
+    if not values:
+        return "never"
+    return f"{statistics.fmean(values):,.0f}" + f" ({len(values)} of {wanted} seeds)" * (len(values) < wanted)
 
 
 def _reference(entries: Sequence[Entry], column: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastweights.files import file_name
@@ -17,6 +17,7 @@ from fastweights.training.recall.objectives import make_objective
 from ..origin import find_origin
 from ..rate_search import RateSearch, search_rates
 from ..record import Plain, Row
+from .blocks import in_block
 from .board import Board
 from .entries import EXACT, Entry
 from .matching import Matched, Matching
@@ -24,9 +25,10 @@ from .part import BoardPart, Column
 from .request import Request
 from .sizes import SIZES, TaskSize
 
-__all__ = ["TaskPart", "match_mixer"]
+__all__ = ["RecallPart", "TaskPart", "match_mixer"]
 
 FEWEST_TESTED = 512  # sequences
+STEPS, LEARNT = "steps_to_90", 0.9  # the measure of rows with the steps to this accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,22 @@ class TaskPart(BoardPart):
 
     def trainings(self, request: Request) -> int:
         task = SIZES[request.size].task(self.name)
-        return len(task.columns) * (len(task.rates) + len(request.seeds or task.seeds) - 1)
+        return len(task.columns) * task.trainings(request.seeds or task.seeds)
+
+    def planned_steps(self, request: Request) -> dict[str, int]:
+        task, columns = SIZES[request.size].task(self.name), self.setting(request.size)
+        there = {(entry.column, entry.label): entry for entry in self._counted(request)}
+        steps = {}
+        for choice in request.mixers:
+            seeds = request.seeds or task.seeds_of(choice.name)
+            entries = [there.get((self.name_column(column.parameters), choice.label)) for column in columns]
+            missing = sum(entry is None or entry.seeds != seeds for entry in entries)
+            steps[choice.label] = missing * task.trainings(seeds) * int(task.shared["steps"])  # type: ignore[arg-type]
+        return steps
+
+    def _counted(self, request: Request) -> list[Entry]:
+        """What the board of a request has."""
+        return self.entries(self.counted(self.board(request).rows, request.size))
 
     def run(self, request: Request) -> Path:
         """Train every mixer of the request in every column: the first seed at all learning rates, the others at its best one.
@@ -63,28 +80,28 @@ class TaskPart(BoardPart):
         mixers whose seeds have all ended.
         """
         size, board = SIZES[request.size].task(self.name), self.board(request)
-        seeds = request.seeds or size.seeds
-        there = {(entry.column, entry.label): entry for entry in self.entries(self.counted(board.rows, request.size))}
+        there = {(entry.column, entry.label): entry for entry in self._counted(request)}
         entries = {}
         for column in self.setting(request.size):
             title = self.name_column(column.parameters)
             for choice in request.mixers:
-                entry = there.get((title, choice.label))
+                entry, seeds = there.get((title, choice.label)), request.seeds or size.seeds_of(choice.name)
                 if entry is None or entry.seeds != seeds:
                     name = f"{file_name(title)}/{file_name(choice.label)}"
-                    entries[name] = (column, match_mixer(size, column.parameters, choice), entry)
+                    entries[name] = (column, match_mixer(size, column.parameters, choice), seeds, entry)
         experiments = {
             name: RecallExperiment(
                 **size.experiment(column.parameters), mixers=(mixer.choice,), intermediate_size=mixer.intermediate_size,
                 learning_rates=size.rates, seeds=seeds, device=request.device,
             )
-            for name, (column, mixer, _) in entries.items()
+            for name, (column, mixer, seeds, _) in entries.items()
         }  # fmt: skip
         folders = {name: request.trainings / f"{self.name}-{request.size}" / name for name in entries}
         searches, failure = search_rates(
-            experiments, folders, workers=request.processes(), reporter=request.reporter, imports=request.imports
-        )
-        for name, (column, mixer, entry) in entries.items():
+            experiments, folders, limits=size.limits, workers=request.processes(), reporter=request.reporter,
+            imports=request.imports,
+        )  # fmt: skip
+        for name, (column, mixer, seeds, entry) in entries.items():
             search = searches.get(name)
             if search is not None and len(search.chosen) == len(seeds):
                 self._add(board, entry, self._rows(column, mixer, seeds, search, request))
@@ -110,7 +127,9 @@ class TaskPart(BoardPart):
         rows = []
         for seed, chosen in zip(seeds, search.chosen, strict=True):
             trained = search.grid if seed == seeds[0] else [chosen]
-            found = {self.value: chosen.counted_value, EXACT: chosen.best_error}
+            found = {
+                self.value: chosen.counted_value, EXACT: chosen.best_error, **_by_pairs(self.value, chosen)
+            }  # fmt: skip
             rows += [
                 Row(
                     task=self.name, measure=measure, unit="1", column=column.parameters, mixer=mixer.choice.name,
@@ -118,7 +137,7 @@ class TaskPart(BoardPart):
                     origin=origin,
                 )
                 for measure, value in found.items()
-                if value is not None
+                if value is not None or measure.startswith(STEPS)
             ]  # fmt: skip
         return rows
 
@@ -129,6 +148,31 @@ class TaskPart(BoardPart):
         if self.better == "lower":
             return entry.mean >= 0.98 * chance
         return entry.mean <= chance + 3 * math.sqrt(chance * (1 - chance) / FEWEST_TESTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallPart(TaskPart):
+    """A part that trains on mixed numbers of pairs, from first weights that are paired by the seed, until a model has learnt.
+
+    A column is a layout, a size of state and a block. Its number is the mean accuracy over the numbers of pairs; rows have that
+    of each, and the steps to an accuracy of 90%, as other measures.
+    """
+
+    paired = True
+    beside = {STEPS: "steps to 90%"}
+
+
+def _by_pairs(value: str, chosen: RecallResult) -> dict[str, float | None]:
+    """The measures of a training on mixed pairs: its value on the tested sequences and the steps until it was good enough on the
+    validation sequences, of each number of pairs, and the steps of all together. None where it never was."""
+    counts = [int(pairs) for pairs in chosen.tested]
+    if len(counts) < 2:
+        return {}
+    return {
+        **{f"{value}_{pairs}": chosen.tested[str(pairs)] for pairs in counts},
+        **{f"{STEPS}_{pairs}": chosen.steps_to(LEARNT, pairs) for pairs in counts},
+        STEPS: chosen.steps_to(LEARNT),
+    }
 
 
 def _facts(mixer: Matched, chosen: RecallResult, trained: Iterable[RecallResult]) -> dict[str, Plain]:
@@ -147,11 +191,15 @@ def _facts(mixer: Matched, chosen: RecallResult, trained: Iterable[RecallResult]
 
 
 def match_mixer(size: TaskSize, column: Mapping[str, Plain], choice: MixerChoice) -> Matched:
-    """The mixer in the size in which it takes part in a column."""
+    """The mixer in the block and the size in which it takes part in a column."""
+    chosen, heads = choice.options, int(size.shared["heads"])  # type: ignore[arg-type]
+    if "block" in column:
+        choice = in_block(choice, str(column["block"]), heads)
     (run,) = RecallExperiment(**size.experiment(column), mixers=(choice,), learning_rates=size.rates[:1]).runs()
     config = run.model_config()
     model = {
         "vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "num_hidden_layers": config.num_hidden_layers,
         "num_heads": config.num_heads, "tie_word_embeddings": config.tie_word_embeddings,
     }  # fmt: skip
-    return Matching(model, int(column["head_dim"]), make_objective(run.make_task()).build).of(choice)  # type: ignore[arg-type]
+    matching = Matching(model, int(column["head_dim"]), make_objective(run.make_task()).build)  # type: ignore[arg-type]
+    return replace(matching.of(choice), given=chosen)

@@ -235,8 +235,8 @@ def compile_recall(run: Any) -> None:
     from fastweights.training.recall.train import Training
 
     training = Training(run)
-    ends = [0, *training.ends]
-    for objective, begin in zip(training.objectives, ends):
+    for number, objective in enumerate(training.objectives):
+        begin = next(step for step in range(run.steps) if run.stage_at(step) == number)
         training.take(objective, next(training_batches(run, begin)), 0.0)
         objective.measure(training.model, seed=0, examples=run.test_examples, device=run.device)
 

@@ -15,13 +15,14 @@ from fastweights.analysis.plot_style import save_figure
 from fastweights.layers import MIXERS
 from fastweights_studies.leaderboard import PARTS, SIZES, Part, part_rows, places, table_of
 from fastweights_studies.leaderboard.cells import LEARNING, MARKS, READ, TIES, UNMARKED
+from fastweights_studies.leaderboard.effects import block_effects
 from fastweights_studies.leaderboard.entries import EXACT, Entry
 from fastweights_studies.leaderboard.measured import ReadPart
 from fastweights_studies.leaderboard.needle import FOUND, NeedlePart
 from fastweights_studies.leaderboard.part import BoardPart
 from fastweights_studies.leaderboard.rules import GRID, LEFT_OUT, SAME_RULE
 from fastweights_studies.leaderboard.streams import STREAMS
-from fastweights_studies.leaderboard.tables import NOT_RUN
+from fastweights_studies.leaderboard.tables import NOT_RUN, describe_visible
 from fastweights_studies.leaderboard.trainings import TaskPart
 from fastweights_studies.leaderboard.untrained import ERROR, EXPECTATIONS, INFINITE, SEEDS, Found, gates_of
 from fastweights_studies.leaderboard.untrained import SIZES as CHANNELS
@@ -36,6 +37,7 @@ DOCS = ROOT / "docs"
 PAGES = {name: DOCS / f"{name}.md" for name in ("leaderboard", "untrained")}
 FIGURES = {name: DOCS / "images" / f"{name}.png" for name in ("leaderboard", "untrained")}
 OWN = tuple(name for name, spec in MIXERS.items() if spec.layer.__module__.startswith("fastweights."))
+BLOCKS_PART = "recall-blocks"
 DPI = 90  # a page loads both figures
 DRAWN = ("mqar", "regression", "tracking")  # at the small size, or the full one where it was run
 
@@ -59,8 +61,17 @@ FAIRNESS = """\
   are numbers per sequence over all layers, without the last inputs of short convolutions.
 - **Softmax attention** has the reference's head size and keeps every token (*grows*): its state is far larger. It has no short
   convolution and learns late, so in these short trainings other mixers can be better.
-- **Learning rates** come from one grid for all mixers. The first seed takes every rate; the other seeds take its best one. The
-  rate is chosen by the test sequences that are reported, which favours no mixer but flatters all.
+- **Learning rates** come from one grid for all mixers. The first seed takes every rate; the other seeds take its best one. In the
+  parts of recall a grid is widened until its best rate lies inside, and validation sequences choose, which are not reported.
+  In the others the rate is chosen by the test sequences that are reported, which favours no mixer but flatters all.
+- **The block around a rule** decides more than the rule. In `recall` all have the same: short convolutions of four tokens with
+  SiLU on q, k and v, no output gate, no skip connection, and first windows that rise over the heads from 16 to 4,096 tokens.
+  `recall-published` has the blocks of the layers, and `recall-blocks` changes one part of the matched block: it adds an output
+  gate or a skip connection, takes the convolutions away, or leaves the first windows to the layer, which may draw them at random.
+  What a layer has no option for stays as it is, as the norm of softmax attention, which has none.
+- **Recall of mixed pairs** trains on all numbers of pairs in turn. Its number is the mean accuracy over them. Rows of the result
+  file have each, and the steps to an accuracy of 90%. One seed gives all models the same data, and the same first weights in all
+  modules that they share.
 - **Options are the defaults of the layers**, which may not be the best. In [another regression](own-least-squares.md) `rls`
   predicts better with a ridge of 0.1 than with its default of 1: clearly at a small size, at a larger one with equal variances of
   the inputs alone. With unequal ones the difference there is inside the spread.
@@ -83,7 +94,9 @@ ADDED = {
 RUNNING = """## Run it yourself
 
 `fastweights leaderboard PART` runs a part, `fastweights leaderboard --list` lists the parts. Times are estimates for all
-NUMBER mixers, and were not measured; `--mixers` takes some of them, and an interrupted command continues.
+NUMBER mixers, and were not measured; `--mixers` takes some of them, and an interrupted command continues. `--minutes N` stops a
+command after so many minutes with everything kept. For the parts of recall `--dry-run --size full --workers N` predicts the
+minutes of a GPU by the steps that `python -m fastweights_studies.measure.recall_steps --together 1,N` has measured on it.
 """
 
 OWN_MIXER = """\
@@ -144,11 +157,23 @@ def describe_setting(part: Part, size: str, entries: Sequence[Entry], models: Se
     if isinstance(part, TaskPart):
         task = SIZES[size].task(part.name)
         one = task.shared
-        words = f"{one['vocab_size']} words, " if part.name == "mqar" else ""
+        words = f"{one['vocab_size']:,} words, " if part.name == "mqar" or task.mixed else ""
+        steps = f"{one['steps']:,} steps of {one['batch_size']} sequences"
+        if task.mixed:
+            steps = (
+                f"{join_numbers(task.mixed)} pairs in turn, {one['steps']:,} steps of about {task.tokens:,} tokens, or until "
+                f"{one['stop_at']:.0%} of the validation sequences of each"
+            )
+        rates = f"learning rates {join_numbers(task.rates)}" + " and further until the best lies inside" * bool(
+            task.limits
+        )
+        seeded = (
+            seeds(counts, task.seeds) if task.main is None else f"{len(task.seeds)} seeds of {len(task.main)} mixers, "
+        )
+        seeded += "" if task.main is None else f"{task.few} of the others"
         return (
             f"{words}{one['layers']} layers of width {one['width']}, {one['heads']} heads, initial weights of standard deviation "
-            f"{one['initializer_range']:g}, {one['steps']:,} steps of {one['batch_size']} sequences, learning rates "
-            f"{join_numbers(task.rates)}, {seeds(counts, task.seeds)}.\n"
+            f"{one['initializer_range']:g}, {steps}, {rates}, {seeded}.\n"
         )
     language = SIZES[size].language
     model, training = language.model, language.training
@@ -217,7 +242,22 @@ def section(part: Part, size: str, folder: Path, measurements: Path) -> str:
         if names
     )
     shown = cells([line for line in lines if line[0] not in left_out])
-    return f"{title}\n\n{about}{found}\n{table(head, shown)}{missing}\n{list_origins(rows)}"
+    visible = describe_visible(part, entries)
+    effects = describe_effects(size, folder, measurements) if part.name == BLOCKS_PART else ""
+    after = "".join(f"\n{text}\n" for text in (visible, effects) if text)
+    return f"{title}\n\n{about}{found}\n{table(head, shown)}{missing}{after}\n{list_origins(rows)}"
+
+
+def describe_effects(size: str, folder: Path, measurements: Path) -> str:
+    """A table of what each part of a block adds to each rule."""
+    rows = [row for name in ("recall", BLOCKS_PART) for row in part_rows(PARTS[name], size, folder, measurements)]
+    effects = block_effects(PARTS[BLOCKS_PART].entries(rows))
+    if not effects:
+        return ""
+    blocks, labels = dict.fromkeys(block for _, block in effects), dict.fromkeys(label for label, _ in effects)
+    lines = [[f"`{x}`", *(str(effects[x, block]) if (x, block) in effects else "" for block in blocks)] for x in labels]
+    text = "Differences from the matched block in accuracy, with intervals of 95% for all of them together (Holm)."
+    return f"{text}\n\n{table(['mixer', *blocks], lines)}"
 
 
 def describe_found(entries: Sequence[Entry]) -> str:
