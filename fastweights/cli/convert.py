@@ -63,6 +63,10 @@ def convert(
         typer.Option(help="Held-out text for --keep auto:N, a file or folder; may be repeated.", show_default=False),
     ] = None,
     budget: Annotated[int, typer.Option(help="Tokens of that text read per layer, at most.")] = 65_536,
+    rank_after: Annotated[
+        int,
+        typer.Option(help="Steps by which the memories learn what attention gave before --keep auto:N ranks layers."),
+    ] = 0,
     keys: Annotated[
         str | None,
         typer.Option(
@@ -133,7 +137,14 @@ def convert(
                 settings["keep"] = range(count or 0)
                 if not dry_run:
                     settings["keep"] = _rank_layers(
-                        source, count or 0, output, text or [], budget, Console(stderr=True, quiet=quiet), settings
+                        source,
+                        count or 0,
+                        output,
+                        text or [],
+                        budget,
+                        rank_after,
+                        Console(stderr=True, quiet=quiet),
+                        settings,
                     )
         else:
             settings["peak"] = peak
@@ -154,7 +165,14 @@ def convert(
 
 
 def _rank_layers(
-    source: str, count: int, output: Path, text: list[Path], tokens: int, console: Console, settings: dict[str, Any]
+    source: str,
+    count: int,
+    output: Path,
+    text: list[Path],
+    tokens: int,
+    steps: int,
+    console: Console,
+    settings: dict[str, Any],
 ) -> tuple[int, ...]:
     """The `count` layers that are best kept, ranked on held-out text. Table and picture say how they were."""
     from ..analysis.distillation import ranking_table, save_ranking_plot
@@ -167,7 +185,7 @@ def _rank_layers(
         show(held_out.notice, error=True)
     folder = output.with_name(f"{output.name}-layers")
     choices = {name: settings[name] for name in ("to", "keys", "rope", "seed", "options")}
-    ranking = rank_saved_layers(source, folder, text=held_out, tokens=tokens, console=console, **choices)
+    ranking = rank_saved_layers(source, folder, text=held_out, tokens=tokens, steps=steps, console=console, **choices)
     kept = ranking.best(count)
     Console().print(ranking_table(ranking, kept))
     show(f"Text: {held_out.name}")

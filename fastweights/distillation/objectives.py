@@ -97,8 +97,8 @@ class Objective:
 
     def _hidden(self, batch: dict[str, Tensor]) -> Tensor:
         """The student's final hidden states [1, N, D]."""
-        edges = batch["cu_seqlens"]
-        return final_hidden(self._student, batch["input_ids"], forward=self._forward, cu_seqlens=edges, use_cache=False)
+        given: dict[str, Any] = {"cu_seqlens": batch["cu_seqlens"], "max_length_q": self._run.length}
+        return final_hidden(self._student, batch["input_ids"], forward=self._forward, use_cache=False, **given)
 
     def _output(
         self, hidden_1ND: Tensor, batch: dict[str, Tensor], weights: Sequence[float], temperature: float | None = None

@@ -183,8 +183,7 @@ def attention_restored(student: Any, teacher: Any, layer: int) -> Iterator[None]
     like = next(student.parameters())
     if any((x.device, x.dtype) != (like.device, like.dtype) for x in attention.parameters()):
         attention = copy.deepcopy(attention).to(like.device, like.dtype)
-    block.self_attn = copy.copy(attention)  # has the parameters of the original
-    block.self_attn.config = student.config  # masks are made for the student's kind of attention function
+    block.self_attn = student.keep(copy.copy(attention))  # has the parameters of the original
     try:
         yield
     finally:

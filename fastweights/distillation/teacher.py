@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..evaluation.causal_models import final_hidden
+from ..models import HybridModel
+from ..models.hybrid import FAMILIES
+from ..models.hybrid.linearize import kept_settings
 from ..models.hybrid.model import positions_of
-from ..models.loading import find_saved_model, load_weights
+from ..models.loading import find_saved_model, load_config, load_weights
 from .cache import RowCache
 
 __all__ = ["HIDDEN", "INPUTS", "OUTPUTS", "Int8Linear", "Teacher", "load_teacher", "quantize_linears"]
@@ -62,8 +65,16 @@ def quantize_linears(model: PreTrainedModel) -> None:
 
 
 def load_teacher(folder: str | Path, dtype: str, device: torch.device) -> Any:
-    """The model in a folder, as `DistillRun.teacher_dtype` says, in evaluation mode and without gradients."""
-    model = load_weights(find_saved_model(Path(folder)), "bfloat16" if dtype == "int8" else dtype)
+    """The model in a folder, as `DistillRun.teacher_dtype` says, in evaluation mode and without gradients.
+
+    One whose attention can become a memory is the hybrid that keeps all attention: the same model, which reads packed rows
+    without a mask.
+    """
+    found = find_saved_model(Path(folder))
+    config = load_config(found)
+    if config.model_type in FAMILIES and not hasattr(config, "quantization_config"):
+        config = kept_settings(config)
+    model = load_weights(found, "bfloat16" if dtype == "int8" else dtype, config)
     if dtype == "int8":
         quantize_linears(model)
     return model.eval().requires_grad_(False).to(device)
@@ -102,22 +113,28 @@ class Teacher:
         """What the teacher computes of a packed batch: `HIDDEN`, and with `observe` the inputs and outputs of attention, `INPUTS`
         and `OUTPUTS`.
 
-        It reads the rows side by side. As one row of all tokens, as the student has them, attention would compute and mask
-        what a row sees of others.
+        A model that is no hybrid reads the rows side by side. As one row of all tokens, as the student has them, its attention
+        would compute and mask what a row sees of others.
         """
         ids_1N = batch["input_ids"]
         ids_BT = ids_1N.view(-1, min(self._length, ids_1N.shape[1]))
         positions_BT = positions_of(batch["cu_seqlens"], ids_1N.shape[1], ids_1N.device).view_as(ids_BT)
+        packed = isinstance(self.model, HybridModel)
+        given = (
+            {"cu_seqlens": batch["cu_seqlens"], "max_length_q": ids_BT.shape[1]}
+            if packed
+            else {"position_ids": positions_BT}
+        )
         with ExitStack() as stack:
             seen = stack.enter_context(self._observed(ids_BT)) if observe else {}
-            compute = partial(self._final_hidden, ids_BT, positions_BT)
+            compute = partial(self._final_hidden, ids_1N if packed else ids_BT, ids_BT.shape, given)
             cache = None if observe else self._cache
             hidden_BTE = compute() if cache is None else cache.read(ids_BT, positions_BT, compute)
         return {name: x.flatten(-3, -2).unsqueeze(-3) for name, x in {HIDDEN: hidden_BTE, **seen}.items()}
 
-    def _final_hidden(self, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
-        with torch.autocast(ids_BT.device.type, enabled=False):
-            return final_hidden(self.model, ids_BT, position_ids=positions_BT, use_cache=False)
+    def _final_hidden(self, ids: Tensor, shape: Sequence[int], given: Mapping[str, Any]) -> Tensor:
+        with torch.autocast(ids.device.type, enabled=False):
+            return final_hidden(self.model, ids, use_cache=False, **given).view(*shape, -1)
 
     @contextmanager
     def _observed(self, ids_BT: Tensor) -> Iterator[dict[str, Tensor]]:
@@ -127,8 +144,9 @@ class Teacher:
         seen = {name: torch.empty(shape, dtype=weight.dtype, device=weight.device) for name in (INPUTS, OUTPUTS)}
 
         def note(number: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            seen[INPUTS][number] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-            seen[OUTPUTS][number] = output[0]
+            x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            for name, y in ((INPUTS, x), (OUTPUTS, output[0])):
+                seen[name][number] = y.view_as(seen[name][number])
 
         hooks = [
             self.model.model.layers[layer].self_attn.register_forward_hook(partial(note, number), with_kwargs=True)

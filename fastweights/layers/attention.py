@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +20,10 @@ from ..private_torch import constant_when_traced
 from .rope_scaling import RopeScaling
 
 __all__ = [
+    "Logits",
     "Rectangle",
+    "attend_documents",
     "causal_attention",
-    "document_attention",
-    "packed_attention",
     "ring_attention",
     "rotate",
     "rotation",
@@ -32,6 +32,20 @@ __all__ = [
 ]
 
 WIDEST_PACKED = 256  # channels per head of torch's attention over packed sequences
+
+
+class Logits(NamedTuple):
+    """How attention makes logits of q . k: scale q . k, and with a softcap c, c tanh(scale q . k / c) (Gemma 2).
+
+    Attributes:
+        scale: None for 1 / sqrt(K).
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+
+
+USUAL = Logits()
 
 
 def split_by_length(cu_seqlens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -72,26 +86,32 @@ class Rectangle:
 
 
 def causal_attention(
-    q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, window: int | None = None, padding_N: Tensor | None = None
+    q_NTHK: Tensor,
+    k_NSHK: Tensor,
+    v_NSHK: Tensor,
+    window: int | None = None,
+    padding_N: Tensor | None = None,
+    logits: Logits = USUAL,
 ) -> Tensor:
     """o [N, T, H, K]. With a window each token sees that many slots, its own included; time and memory then grow with
     T * window instead of T * S. A window expects at most window - 1 slots in front of the queries'."""
     time, slots = q_NTHK.shape[1], k_NSHK.shape[1]
     if window is None or slots <= window:
         if time == slots and padding_N is None:
-            return _attend(q_NTHK, k_NSHK, v_NSHK, causal=True)
+            return _attend(q_NTHK, k_NSHK, v_NSHK, causal=True, logits=logits)
         if time == 1 and padding_N is None:
-            return _attend(q_NTHK, k_NSHK, v_NSHK)
-        return _attend(q_NTHK, k_NSHK, v_NSHK, visible=_find_visible(q_NTHK, slots, None, padding_N))
+            return _attend(q_NTHK, k_NSHK, v_NSHK, logits=logits)
+        visible = _find_visible(q_NTHK, slots, None, padding_N)
+        return _attend(q_NTHK, k_NSHK, v_NSHK, visible, logits=logits)
     if time <= window:
-        return _attend(q_NTHK, k_NSHK, v_NSHK, visible=_find_visible(q_NTHK, slots, window, padding_N))
+        return _attend(q_NTHK, k_NSHK, v_NSHK, _find_visible(q_NTHK, slots, window, padding_N), logits=logits)
     # The tokens after the first `window` ones see window slots each, none of them empty, wherever they stand.
     first = slots - time + window
     return torch.cat(
         [
-            causal_attention(q_NTHK[:, :window], k_NSHK[:, :first], v_NSHK[:, :first], window, padding_N),
+            causal_attention(q_NTHK[:, :window], k_NSHK[:, :first], v_NSHK[:, :first], window, padding_N, logits),
             _attend_full_windows(
-                q_NTHK[:, window:], k_NSHK[:, first - window + 1 :], v_NSHK[:, first - window + 1 :], window
+                q_NTHK[:, window:], k_NSHK[:, first - window + 1 :], v_NSHK[:, first - window + 1 :], window, logits
             ),
         ],
         1,
@@ -107,8 +127,37 @@ def ring_attention(q_N1HK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, place_N: Tens
     return _attend(q_N1HK, k_NSHK, v_NSHK, visible=(token_NS >= first_N[:, None])[:, None, None])
 
 
+def attend_documents(
+    q_1THK: Tensor,
+    k_1THK: Tensor,
+    v_1THK: Tensor,
+    cu_seqlens: Tensor,
+    window: int | None = None,
+    logits: Logits = USUAL,
+    longest: int | None = None,
+) -> Tensor:
+    """o [1, T, H, K] of documents packed into one row, in which no token sees another document.
+
+    In float16 and bfloat16 on a GPU, without a softcap, torch's kernel for packed sequences computes it. Otherwise documents of
+    about one length are laid side by side, and a traced graph, which knows no lengths as Python numbers, masks a square of T x T.
+
+    Args:
+        longest: a bound of the documents' lengths; None for T. A kernel does less where it is known.
+    """
+    if takes_packed(q_1THK, v_1THK) and logits.softcap is None:
+        return _attend_packed(q_1THK, k_1THK, v_1THK, cu_seqlens, window, logits.scale, longest)
+    if torch.compiler.is_compiling():
+        return _attend_masked(q_1THK, k_1THK, v_1THK, cu_seqlens, window, logits)
+    o_1THK = torch.zeros_like(q_1THK)
+    for token, edges in split_by_length(cu_seqlens):
+        rectangle = Rectangle(edges, len(token))
+        q, k, v = (rectangle.lay_out(y[:, token]) for y in (q_1THK, k_1THK, v_1THK))
+        o_1THK = o_1THK.index_copy(1, token, rectangle.pack(causal_attention(q, k, v, window, logits=logits)))
+    return o_1THK
+
+
 def takes_packed(q_1THK: Tensor, v_1THK: Tensor) -> bool:
-    """Whether `packed_attention` is there for such tensors: in float16 or bfloat16 on a GPU from Ampere on."""
+    """Whether torch has a kernel for packed sequences of such tensors: in float16 or bfloat16 on a GPU from Ampere on."""
     width = q_1THK.shape[3]
     fits = q_1THK.is_cuda and q_1THK.dtype == v_1THK.dtype and width % 8 == 0 and width <= WIDEST_PACKED
     return fits and _has_packed(q_1THK.dtype, q_1THK.device)
@@ -122,34 +171,43 @@ def _has_packed(dtype: torch.dtype, device: torch.device) -> bool:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return False
-    return "window_size" in inspect.signature(varlen_attn).parameters  # the first version knew no windows
+    return "window_size" in inspect.signature(varlen_attn).parameters  # not in the first versions, as scales
 
 
-def packed_attention(q_1THK: Tensor, k_1THK: Tensor, v_1THK: Tensor, cu_seqlens: Tensor, window: int | None) -> Tensor:
-    """o [1, T, H, K] of sequences packed into one row by torch's own kernel for them, which reads no length on the host."""
+def _attend_packed(
+    q_1THK: Tensor,
+    k_1THK: Tensor,
+    v_1THK: Tensor,
+    cu_seqlens: Tensor,
+    window: int | None,
+    scale: float | None,
+    longest: int | None,
+) -> Tensor:
+    """By torch's own kernel, which reads no length on the host."""
     from torch.nn.attention.varlen import varlen_attn  # takes seconds
 
     repeat = q_1THK.shape[2] // k_1THK.shape[2]
     if repeat > 1:
         k_1THK, v_1THK = (x.repeat_interleave(repeat, 2) for x in (k_1THK, v_1THK))
-    edges, most = cu_seqlens.int(), q_1THK.shape[1]
+    edges, most = cu_seqlens.int(), longest or q_1THK.shape[1]
     before = -1 if window is None else window - 1  # tokens that a token sees before itself
-    o_THK: Any = varlen_attn(q_1THK[0], k_1THK[0], v_1THK[0], edges, edges, most, most, window_size=(before, 0))
+    given: dict[str, Any] = {} if scale in (None, q_1THK.shape[3] ** -0.5) else {"scale": scale}
+    o_THK: Any = varlen_attn(
+        q_1THK[0], k_1THK[0], v_1THK[0], edges, edges, most, most, window_size=(before, 0), **given
+    )
     return o_THK[None]
 
 
-def document_attention(
-    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, cu_seqlens: Tensor, window: int | None
+def _attend_masked(
+    q_1THK: Tensor, k_1THK: Tensor, v_1THK: Tensor, cu_seqlens: Tensor, window: int | None, logits: Logits
 ) -> Tensor:
-    """o [1, T, H, K] of sequences packed into one row, masked in a square of T x T. Needs no length as a Python number:
-    a traced graph has none."""
-    token_T = torch.arange(q_BTHK.shape[1], device=q_BTHK.device)
+    token_T = torch.arange(q_1THK.shape[1], device=q_1THK.device)
     document_T = torch.bucketize(token_T, cu_seqlens, right=True)
-    visible_TS = (document_T[:, None] == document_T) & _find_visible(q_BTHK, len(token_T), window, None)
-    return _attend(q_BTHK, k_BTHK, v_BTHK, visible=visible_TS)
+    visible_TS = (document_T[:, None] == document_T) & _find_visible(q_1THK, len(token_T), window, None)
+    return _attend(q_1THK, k_1THK, v_1THK, visible_TS, logits=logits)
 
 
-def _attend_full_windows(q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, window: int) -> Tensor:
+def _attend_full_windows(q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, window: int, logits: Logits) -> Tensor:
     """Each query sees exactly `window` slots, S = T + window - 1: blocks of `window` queries against 2 window - 1 slots."""
     time = q_NTHK.shape[1]
     blocks = -(-time // window)
@@ -157,7 +215,7 @@ def _attend_full_windows(q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, window:
     q_NTHK, k_NSHK, v_NSHK = (F.pad(x, (0, 0, 0, 0, 0, missing)) for x in (q_NTHK, k_NSHK, v_NSHK))
     q = q_NTHK.unflatten(1, (blocks, window)).flatten(0, 1)
     k, v = (x.unfold(1, 2 * window - 1, window).movedim(-1, 2).flatten(0, 1) for x in (k_NSHK, v_NSHK))
-    o = _attend(q, k, v, visible=_find_visible(q, 2 * window - 1, window, None))
+    o = _attend(q, k, v, _find_visible(q, 2 * window - 1, window, None), logits=logits)
     return o.unflatten(0, (-1, blocks)).flatten(1, 2)[:, :time]
 
 
@@ -175,17 +233,40 @@ def _find_visible(q_NTHK: Tensor, slots: int, window: int | None, padding_N: Ten
 
 
 def _attend(
-    q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, visible: Tensor | None = None, causal: bool = False
+    q_NTHK: Tensor,
+    k_NSHK: Tensor,
+    v_NSHK: Tensor,
+    visible: Tensor | None = None,
+    causal: bool = False,
+    logits: Logits = USUAL,
 ) -> Tensor:
+    if logits.softcap is not None:
+        visible = _find_visible(q_NTHK, k_NSHK.shape[1], None, None) if causal else visible
+        return _attend_capped(q_NTHK, k_NSHK, v_NSHK, visible, logits.scale, logits.softcap)
     o_NHTK = F.scaled_dot_product_attention(
         q_NTHK.transpose(1, 2),
         k_NSHK.transpose(1, 2),
         v_NSHK.transpose(1, 2),
         attn_mask=visible,
         is_causal=causal,
+        scale=logits.scale,
         enable_gqa=k_NSHK.shape[2] != q_NTHK.shape[2],
     )
     return o_NHTK.transpose(1, 2)
+
+
+def _attend_capped(
+    q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, visible: Tensor | None, scale: float | None, softcap: float
+) -> Tensor:
+    """With all logits in memory, as torch's attention has no softcap. Softmax is in float32."""
+    repeat = q_NTHK.shape[2] // k_NSHK.shape[2]
+    k_NSHK, v_NSHK = (x.repeat_interleave(repeat, 2) for x in (k_NSHK, v_NSHK))
+    q_NHTK, k_NHSK, v_NHSK = (x.transpose(1, 2) for x in (q_NTHK, k_NSHK, v_NSHK))
+    scale = q_NTHK.shape[3] ** -0.5 if scale is None else scale
+    logits_NHTS = softcap * torch.tanh(q_NHTK @ k_NHSK.mT * scale / softcap)
+    if visible is not None:
+        logits_NHTS = logits_NHTS.masked_fill(~visible, float("-inf"))
+    return (logits_NHTS.softmax(-1, dtype=torch.float32).to(v_NHSK.dtype) @ v_NHSK).transpose(1, 2)
 
 
 def rotation(

@@ -15,14 +15,11 @@ from ..ops.authoring import on_heads, takes_ring, token_positions
 from ..ops.authoring import ring_attention as fused_ring_attention
 from .attention import (
     Rectangle,
+    attend_documents,
     causal_attention,
-    document_attention,
-    packed_attention,
     ring_attention,
     rotate,
     rotation,
-    split_by_length,
-    takes_packed,
 )
 from .cache import LayerCache, check_memory
 from .heads import head_width
@@ -173,20 +170,12 @@ class SoftmaxAttention(ConfiguredMixer):
         self, q_1THK: Tensor, k_1THK: Tensor, v_1THK: Tensor, cu_seqlens: Tensor, cache: LayerCache | None
     ) -> Tensor:
         """Answers [1, T, H, K] of whole sequences packed into one row; a cache only in a traced graph."""
-        packed = takes_packed(q_1THK, v_1THK)
-        if packed or torch.compiler.is_compiling():
-            q_1THK, k_1THK = self._rotate(q_1THK, k_1THK, cu_seqlens=cu_seqlens)
-            if cache is not None:
-                rectangle = Rectangle(cu_seqlens, k_1THK.shape[1])
-                k, v = (rectangle.lay_out(y) for y in (k_1THK, v_1THK))
-                self._update_cache(cache, k, v, rectangle.width, rectangle.lengths)
-            attend = packed_attention if packed else document_attention
-            return attend(q_1THK, k_1THK, v_1THK, cu_seqlens, self.window)
-        o_1THK = torch.zeros_like(q_1THK)
-        for token, edges in split_by_length(cu_seqlens):
-            q, k, v = (y[:, token] for y in (q_1THK, k_1THK, v_1THK))
-            o_1THK = o_1THK.index_copy(1, token, self._attend_packed(q, k, v, edges, None))
-        return o_1THK
+        q_1THK, k_1THK = self._rotate(q_1THK, k_1THK, cu_seqlens=cu_seqlens)
+        if cache is not None:
+            rectangle = Rectangle(cu_seqlens, k_1THK.shape[1])
+            k, v = (rectangle.lay_out(y) for y in (k_1THK, v_1THK))
+            self._update_cache(cache, k, v, rectangle.width, rectangle.lengths)
+        return attend_documents(q_1THK, k_1THK, v_1THK, cu_seqlens, self.window)
 
     def _attend_packed(
         self, q_1THK: Tensor, k_1THK: Tensor, v_1THK: Tensor, cu_seqlens: Tensor, cache: LayerCache | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from fastweights.cli import main
 from fastweights.conversion import linearize_folder
 from fastweights.conversion.linearized_folder import plan_linearization
-from fastweights.distillation import DistillRun
+from fastweights.data.text import TextCorpus
+from fastweights.distillation import DistillRun, choice
 from fastweights.models.loading import load_language_model
 from fastweights.results.distillation import load_ranking
 from fastweights.training.language import load_run
@@ -76,6 +78,28 @@ def test_layers_are_chosen_by_what_their_attention_is_worth(source, tmp_path, ca
     assert ranking.rows == 1 and len(ranking.layers) == 4 and f"attention kept in 1 of 4 layers: {best}\n" in printed
     kept = [layer for layer, entry in enumerate(load_language_model(output)[0].config.memory) if entry is None]
     assert kept == [best] and "Layers by what their attention is" in printed
+
+
+@pytest.mark.slow
+def test_memories_may_learn_before_layers_are_ranked(source, tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat and looked at the dog in the garden. " * 800)
+
+    def on_that_text(file, **options):
+        run = load_run(file, **options)
+        small = {"length": 32, "batch_size": 2, "evaluate_every": 0, "checkpoint_every": 100}
+        return dataclasses.replace(run, corpus=TextCorpus(paths=(str(text),)), cache=str(tmp_path / "tokens"), **small)
+
+    monkeypatch.setattr(choice, "load_run", on_that_text)
+    arguments = ("--to", "gdn", "--keep", "auto:1", "--text", str(text), "--budget", "600")
+    rankings = []
+    for steps in ("0", "20"):
+        assert convert(source, tmp_path / f"after{steps}", *arguments, "--rank-after", steps) == 0
+        rankings.append(load_ranking(tmp_path / f"after{steps}-layers" / "layers.json"))
+    plain, after = rankings
+    assert after.settings["training_steps"] == 20 and after.base_kl < 0.95 * plain.base_kl
+    run = load_run(tmp_path / "after20-layers" / "hybrid" / "distill.toml", kind=DistillRun)
+    assert run.stages[0]["objective"] == "attention" and run.stages[0]["max_steps"] == 20
 
 
 def test_with_all_attention_kept_nothing_differs(source, tmp_path):

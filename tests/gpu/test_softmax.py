@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.layers import SoftmaxAttention, attention, softmax_attention
+from fastweights.layers import SoftmaxAttention, attention
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,7 +33,7 @@ def test_packed_equals_separate(monkeypatch: pytest.MonkeyPatch, options: dict[s
     x = torch.randn(1, sum(LENGTHS), 256, device="cuda", dtype=torch.bfloat16)
     alone = [run(layer, part) for part in x.split(LENGTHS, 1)]
     assert attention.takes_packed(x[..., None, :64], x[..., None, :64])
-    monkeypatch.setattr(softmax_attention, "document_attention", None)  # which a call would fail with
+    monkeypatch.setattr(attention, "_attend_masked", None)  # which a call would fail with
     monkeypatch.setattr(attention, "group_by_length", None)
     if compiled:
         torch._dynamo.reset()

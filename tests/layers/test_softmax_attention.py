@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastweights.layers import SoftmaxAttention, softmax_attention
+from fastweights.layers import SoftmaxAttention, attention
 from fastweights.layers.attention import rotate, rotation
 
 
@@ -48,10 +48,8 @@ def test_bad_options_are_refused(error, options, message):
 def test_rotations_of_packed_sequences_depend_on_places_in_the_sequence_alone(monkeypatch):
     """In bfloat16 on a GPU, where rounded angles of other places would change the bits of a sequence that follows others."""
     rotated = []
-    monkeypatch.setattr(softmax_attention, "takes_packed", lambda q, v: True)
-    monkeypatch.setattr(
-        softmax_attention, "packed_attention", lambda q, k, v, edges, window: rotated.append((q, k)) or v
-    )
+    monkeypatch.setattr(attention, "takes_packed", lambda q, v: True)
+    monkeypatch.setattr(attention, "_attend_packed", lambda q, k, v, *rest: rotated.append((q, k)) or v)
     layer = SoftmaxAttention(hidden_size=32, num_heads=2).to(torch.bfloat16)
     x = torch.randn(1, 40, 32).bfloat16()
     layer(x, cu_seqlens=torch.tensor([0, 17, 17, 40], dtype=torch.int32))

@@ -20,6 +20,7 @@ from ...layers.projections import QKVProjection
 from ...layers.registry import mixer_spec
 from ...private_huggingface import with_attention
 from ..cache import given_cache
+from ..loss import product_dtype
 from ..rows import Rows
 
 __all__ = ["KEYS", "MemoryAttention", "TakesQKV", "build_memory", "check_takes_qkv"]
@@ -135,6 +136,7 @@ class MemoryAttention:
         past = given_cache(kwargs.pop("past_key_values", None), kwargs.pop("cache", None))
         held = None if past is None else past.layers[self.layer_idx].read(hidden_states.shape[1])  # type: ignore[attr-defined]
         rows = kwargs.pop("memory_rows", None)
+        kwargs.pop("packed_rows", None)  # of attention that is kept
         if not self.rotates:
             cos, sin = kwargs["position_embeddings"]
             kwargs["position_embeddings"] = torch.ones_like(cos), torch.zeros_like(sin)
@@ -158,6 +160,7 @@ def attend(
     scaling: of q k in attention. Memories norm q and k, or scale by 1 / sqrt(K).
     """
     memory, rows, heads = module.memory, memory_call.rows, query.shape[1]
+    query, key, value = (x.to(product_dtype(x)) for x in (query, key, value))  # rotations of autocast are in float32
     if isinstance(memory, MemoryLayer):
         key, value = (x.repeat_interleave(heads // x.shape[1], 1) if x.shape[1] < heads else x for x in (key, value))
     elif scaling != query.shape[-1] ** -0.5:

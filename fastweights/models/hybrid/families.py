@@ -14,6 +14,7 @@ from ...layers.choice import split_entry
 from ...layers.registry import mixer_spec
 from ...private_huggingface import add_adapter_targets
 from .attention import KEYS, MemoryAttention
+from .kept import KeptAttention
 
 __all__ = ["FAMILIES", "Family", "find_family", "hybrid_config", "hybrid_model"]
 
@@ -136,8 +137,18 @@ def _check_memory(config: Any) -> None:
 @cache
 def hybrid_attention(model_type: str) -> type[MemoryAttention]:
     """The class of a family's attention by a memory."""
-    name = f"{FAMILIES[model_type].name}MemoryAttention"
-    return type(name, (MemoryAttention, FAMILIES[model_type].attention), {"__module__": __name__})
+    return _attention_class(model_type, MemoryAttention)
+
+
+@cache
+def kept_attention(model_type: str) -> type[KeptAttention]:
+    """The class of a family's attention that is kept."""
+    return _attention_class(model_type, KeptAttention)
+
+
+def _attention_class(model_type: str, mixin: type) -> Any:
+    name = f"{FAMILIES[model_type].name}{mixin.__name__}"
+    return type(name, (mixin, FAMILIES[model_type].attention), {"__module__": __name__})
 
 
 @cache
@@ -153,6 +164,7 @@ def hybrid_model(model_type: str) -> type[PreTrainedModel]:
         "__doc__": f"A {base.__name__} in which layers have memories in place of attention.",
         "config_class": hybrid_config(model_type),
         "attention_class": hybrid_attention(model_type),
+        "kept_class": kept_attention(model_type),
     }
     model = type(f"{PREFIX}{base.__name__}", (HybridModel, OwnModel, base), fields)
     AutoModelForCausalLM.register(hybrid_config(model_type), model)
@@ -168,6 +180,8 @@ def __getattr__(name: str) -> Any:
             return hybrid_model(model_type)
         if name == f"{family.name}MemoryAttention":
             return hybrid_attention(model_type)
+        if name == f"{family.name}KeptAttention":
+            return kept_attention(model_type)
     raise AttributeError(f"module {__name__!r} has no attribute {describe_value(name)}")
 
 

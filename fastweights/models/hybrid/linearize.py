@@ -19,7 +19,7 @@ from .attention import KEYS, TakesQKV, build_memory, check_takes_qkv
 from .families import find_family, hybrid_config, hybrid_model
 from .model import HybridModel
 
-__all__ = ["hybrid_settings", "keep_layers", "linearize", "memory_entry"]
+__all__ = ["hybrid_settings", "keep_layers", "kept_settings", "linearize", "memory_entry"]
 
 # A new layer has short convolutions, SiLU and gates that are drawn at random. Next to a trained attention a memory begins with
 # the attention's own q, k and v, and with an output gate that is open.
@@ -143,17 +143,31 @@ def hybrid_settings(
     """
     check_flag("rope", rope)
     check_choice("keys", keys, KEYS)
+    kept, entry = keep_layers(keep, teacher.num_hidden_layers), memory_entry(to, options)
+    memory = [None if layer in kept else entry for layer in range(teacher.num_hidden_layers)]
+    return _settings(teacher, memory=memory, memory_rope=rope, memory_keys=keys)
+
+
+def kept_settings(teacher: PreTrainedConfig) -> Any:
+    """The configuration of the hybrid that keeps all attention of a model with this one: the same model, whose layers also read
+    packed rows.
+
+    Raises:
+        ValueError: a model of another type, or one that does not attend causally.
+    """
+    return _settings(teacher)
+
+
+def _settings(teacher: PreTrainedConfig, **fields: Any) -> Any:
     kind = hybrid_config(find_family(teacher).model_type)
     if getattr(teacher, "use_bidirectional_attention", False):
         raise ValueError(
             "teacher must attend causally, but its use_bidirectional_attention is True; choose a causal model"
         )
-    kept, entry = keep_layers(keep, teacher.num_hidden_layers), memory_entry(to, options)
-    entries = [None if layer in kept else entry for layer in range(teacher.num_hidden_layers)]
     saved = teacher.to_dict()
     for name in ("model_type", "architectures", "transformers_version", "auto_map", "quantization_config"):
         saved.pop(name, None)
-    config = kind.from_dict({**saved, "memory": entries, "memory_rope": rope, "memory_keys": keys})
+    config = kind.from_dict({**saved, **fields})
     config._attn_implementation = teacher._attn_implementation
     return config
 

@@ -16,6 +16,7 @@ from ..generation import check_cache_settings
 from ..recording import reads_again
 from ..rows import Rows, cumulative_lengths, own_columns, predicted_labels
 from .cache import HybridCache, attention_state_size, check_hybrid_cache
+from .kept import KeptAttention, keep_attention, leave_out_mask
 
 __all__ = ["HybridModel"]
 
@@ -25,9 +26,11 @@ class HybridModel(AssistedGeneration):
 
     Attributes:
         attention_class: the family's attention with a memory.
+        kept_class: the family's attention where it is kept.
     """
 
     attention_class: ClassVar[type[nn.Module]]
+    kept_class: ClassVar[type[KeptAttention]]
     counts_positions = False
     _predicts_labels = True
     config: Any
@@ -36,9 +39,16 @@ class HybridModel(AssistedGeneration):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
-        for index, entry in enumerate(config.memory):
-            if entry is not None:
-                self.model.layers[index].self_attn = self.attention_class(config, index)
+        for index, (block, entry) in enumerate(zip(self.model.layers, config.memory, strict=True)):
+            if entry is None:
+                self.keep(block.self_attn)
+            else:
+                block.self_attn = self.attention_class(config, index)
+        self.model.register_forward_pre_hook(leave_out_mask, with_kwargs=True)
+
+    def keep(self, attention: nn.Module) -> nn.Module:
+        """An attention module of the family as one of this model. It is changed in place."""
+        return keep_attention(attention, self.kept_class, self.config)
 
     def memory_layers(self) -> dict[int, Any]:
         """The attention modules that have a memory, by the number of their layer."""
@@ -112,6 +122,8 @@ class HybridModel(AssistedGeneration):
             documents["attention_mask"] = None
         if rows is not None and rows.cu_seqlens is None:
             rows = None
+        dropped = self.training and self.config.attention_dropout > 0  # which is for transformers' own attention
+        apart = rows is not None and past is None and not masked and not dropped
         return super().forward(  # type: ignore[misc]
             input_ids=input_ids,
             attention_mask=documents["attention_mask"],
@@ -121,6 +133,7 @@ class HybridModel(AssistedGeneration):
             use_cache=past is not None,
             logits_to_keep=logits_to_keep,
             memory_rows=rows,
+            packed_rows=rows if apart else None,
             **{CACHE_NAME: past},
             **kwargs,
         )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fastweights_studies.measure import linearization
+from fastweights_studies.measure import linearization, linearization_training
 from fastweights_studies.measure.linearization import DISTILLED, FULL, LOSS, NOTHING, SPEED, TASK, TEACHER, Plan, Study
 from fastweights_studies.measure.linearization_training import tokens_until
 from fastweights_studies.record import read_rows, select
@@ -56,9 +57,11 @@ def tiny(folder: Path, **changes: Any) -> Plan:
     )  # fmt: skip
 
 
-def make_study(tmp_path: Path, **changes: Any) -> Study:
+def make_study(tmp_path: Path, workers: int = 1, **changes: Any) -> Study:
     plan = tiny(tmp_path, **changes)
-    return Study(plan=plan, folder=tmp_path / "study", path=tmp_path / "rows.json", device="a processor", cuda=False)
+    return Study(
+        plan=plan, folder=tmp_path / "study", path=tmp_path / "rows.json", device="a processor", cuda=False, workers=workers
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("seeds", [(0,), pytest.param((0, 1), marks=pytest.mark.slow)])
@@ -67,10 +70,12 @@ def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds:
     study = make_study(
         tmp_path, seeds=seeds, memories={"gdn": {}, "softmax": {"window": 8}} if len(seeds) > 1 else {"gdn": {}}
     )
-    assert study.time() and dataclasses.replace(study, limit=0.0).train() == [TEACHER]  # whose limit was reached
-    assert not study.path.exists()
+    cut = dataclasses.replace(study, limit=0.0)
+    assert cut.carry_out() == [TEACHER, "speed, which needs the teacher"]  # its limit was reached
+    over = dataclasses.replace(study, until=time.time() + 1)
+    assert over.carry_out(["teacher"]) == [TEACHER] and not study.path.exists()
     assert pickle.loads(pickle.dumps(study._teacher())).run == study._teacher().run  # as a worker gets it
-    assert study.train() == [] and study.time() == []
+    assert study.carry_out() == []
     rows = read_rows(study.path)
     assert {(row.column["trained"], row.seed) for row in select(rows, task=TASK)} == {
         (TEACHER, 0), *((trained, seed) for trained in (DISTILLED, NOTHING) for seed in seeds),
@@ -90,10 +95,33 @@ def test_the_whole_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds:
     assert all(row.value is not None and row.value > 0 for row in speeds)
     teacher = LlamaForCausalLM.from_pretrained(study.folder / "teacher")
     assert type(teacher) is LlamaForCausalLM and teacher.config.model_type == "llama"
-    assert not list(study.folder.rglob("checkpoints"))
+    assert not list(study.folder.rglob("checkpoints")) and not list((study.folder / "trained").rglob("model"))
     before = study.path.read_text()
     monkeypatch.setattr(linearization.Training, "__call__", None)  # nothing is trained again
-    assert study.train() == [] and study.time() == [] and study.path.read_text() == before
+    assert study.carry_out() == [] and study.path.read_text() == before
+
+
+@pytest.mark.slow
+def test_several_at_a_time_that_stop_and_continue_have_the_rows_of_one(tmp_path: Path) -> None:
+    """In bfloat16, as on a GPU. When time is over, what has not begun does not begin."""
+    usual = tiny(tmp_path)
+    changes = {name: {**fields, "precision": "bf16"} for name, fields in usual.changes.items()}
+    alone, several = (
+        make_study(
+            tmp_path / name, workers, seeds=(0,), memories={"gdn": {}, "softmax": {"window": 8}}, changes=changes
+        )
+        for name, workers in (("alone", 1), ("several", 2))
+    )
+    assert alone.carry_out() == several.carry_out(["teacher"]) == []
+    over = dataclasses.replace(several, until=time.time() + linearization_training.SHORTEST + 10)
+    while left := over.carry_out(["students"]):
+        assert set(left) <= {one.name for one in several._trainings(several._first_students)}
+        over = dataclasses.replace(several, until=time.time() + 60)
+    values = [
+        {(row.mixer, str(row.column), row.measure): row.value for row in select(read_rows(study.path), task=TASK)}
+        for study in (alone, several)
+    ]
+    assert values[0] == values[1]
 
 
 def test_the_tokens_until_a_loss() -> None:
@@ -115,6 +143,13 @@ def test_the_full_study_is_what_it_says() -> None:
         model = LlamaForCausalLM(LlamaConfig(**FULL.llama, vocab_size=teacher.tokenizer.vocab_size))
     assert round(model.num_parameters() / 1e6) == 112
     assert set(FULL.memories) == {"gdn", "kda", "pgdn", "gka", "palimpsa-d", "lattice", "rls", "softmax"}
+
+
+def test_a_teacher_of_fewer_tokens() -> None:
+    plan = FULL.with_tokens(32_000_000)
+    assert [plan.load(name).max_tokens for name in ("teacher", "student")] == [32_000_000, 1_600_000]
+    assert [stage["max_tokens"] for stage in plan.load("distill").stages] == [400_000, 1_200_000]
+    assert [stage["objective"] for stage in plan.load("distill").stages] == ["attention", "logits"]
 
 
 def test_memories_are_chosen() -> None:

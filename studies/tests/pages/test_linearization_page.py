@@ -34,7 +34,7 @@ def test_what_is_measured_is_shown(tmp_path: Path) -> None:
     for seed, loss in enumerate((2.5, 2.7)):
         add("gdn", "none", DISTILLED, {"held_out_nats": loss, "kl_nats": 0.5, "tokens_until_near": None}, seed)
     add("gdn", "every:4", DISTILLED, {"held_out_nats": 2.04, "tokens_until_near": 1_500_000})
-    add("gdn", "every:4", DISTILLED, {"recall_accuracy": 0.5, "needle_nats": 3.0}, length=1024)
+    add("gdn", "every:4", DISTILLED, {"recall_accuracy": 0.5, "needle_nats": 3.0}, length=512)
     add("rls", "none", NOTHING, {"held_out_nats": None})
     add("softmax", "none", DISTILLED, {"held_out_nats": 3.0}, window=128)
     for objective, speed in (("text", 100.0), ("attention", 60.0)):

@@ -4,6 +4,7 @@ Commands, each `python -m fastweights_studies.measure.compile_ahead --into runs/
     --ops gka,rls --sizes 4,2048,8,128,128
     --training "24 layers of vla" --decoding rls,vla --claims C24,C25
     --leaderboard mqar,language --mixers gdn,vla
+    --students gdn,gka
     --tests tests/gpu/test_large_tensors.py
 
 On the machine with the GPU, after the folder was copied there:
@@ -14,9 +15,9 @@ On the machine with the GPU, after the folder was copied there:
 
 Ops are those of kernels.py, with initial states and without. Training and decoding take the comparisons of training_steps.py and
 the batches of decode_table.py, with one layer of every kind of mixer but softmax attention. Claims are those that train models.
-The leaderboard is compiled for its full size, one process per mixer. All run on the CPU as if their tensors were
-on a GPU: kernels are compiled and not run. Matrix products around the kernels of a model are skipped. Tests are those that need
-a GPU, as files or tests that pytest takes, one process per name; see tests_ahead.py.
+The leaderboard is compiled for its full size, one process per mixer. Students are those of linearization.py, by their memories.
+All run on the CPU as if their tensors were on a GPU: kernels are compiled and not run. Matrix products around the kernels of a
+model are skipped. Tests are those that need a GPU, as files or tests that pytest takes, one process per name; see tests_ahead.py.
 
 Triton finds a compiled kernel by a hash of its source, options, versions and some environment variables: set the same ones, such
 as TRITON_DISABLE_LINE_INFO, on both machines. The hash also has a fingerprint of Triton's own files, which differs from one
@@ -249,6 +250,30 @@ def compile_language(run: Any) -> None:
         train_language(replace(run, max_steps=1, output=f"{folder}/model", precision="bf16", cache=CACHE))
 
 
+def compile_student(memory: str) -> None:
+    """A step of a student of linearization.py, and what is read when it is measured."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from fastweights.models import linearize
+    from fastweights_studies.measure.linearization import FULL
+
+    run, asked = FULL.load("student"), FULL.asked
+    config = LlamaConfig(**{**FULL.llama, "num_hidden_layers": 1}, vocab_size=512)
+    student: Any = linearize(LlamaForCausalLM(config), to=memory, **FULL.memories[memory])  # type: ignore[arg-type]
+    student.train()
+    tokens = run.batch_size * run.length
+    ids, edges = torch.zeros(1, tokens, dtype=torch.long), torch.arange(0, tokens + 1, 256, dtype=torch.int32)
+    with without_products():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = student(ids, labels=ids, cu_seqlens=edges).loss
+        loss.backward()
+        with torch.no_grad():
+            student.eval()(ids, cu_seqlens=edges, logits_to_keep=1)  # for the divergence from the teacher, in float32
+            for length in asked.lengths:
+                student.bfloat16()(torch.zeros(asked.batch_size, length, dtype=torch.long), logits_to_keep=1)
+
+
 @contextmanager
 def without_products() -> Iterator[None]:
     """Inside, matrix products are zeros: those of a large model take minutes on a CPU. So is what kernels would have written."""
@@ -275,7 +300,7 @@ def compile_tests(path: str) -> None:
 
 WORK: dict[str, Callable[..., None]] = {
     "op": compile_op, "training": compile_training, "decoding": compile_decoding, "claim": compile_claim,
-    "leaderboard": compile_leaderboard, "tests": compile_tests,
+    "leaderboard": compile_leaderboard, "student": compile_student, "tests": compile_tests,
 }  # fmt: skip
 
 
@@ -322,6 +347,7 @@ def main() -> None:
     from fastweights_studies.leaderboard.parts import PARTS
     from fastweights_studies.leaderboard.trainings import TaskPart
     from fastweights_studies.measure.judge.cases import CASES
+    from fastweights_studies.measure.linearization import FULL
 
     trained = [name for name, part in PARTS.items() if isinstance(part, (TaskPart, LanguagePart))]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -339,6 +365,7 @@ def main() -> None:
     parser.add_argument("--claims", default="", help="claims that train models, comma-separated")
     parser.add_argument("--leaderboard", default="", help="parts that train models, comma-separated; needs --mixers")
     parser.add_argument("--mixers", default="", help="of the leaderboard, comma-separated")
+    parser.add_argument("--students", default="", help="memories of linearization.py, comma-separated")
     parser.add_argument("--tests", nargs="+", default=[], metavar="PATH", help="that need a GPU, as pytest takes them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument(
@@ -355,6 +382,7 @@ def main() -> None:
         parser.error("--into must name a folder for the kernels, or pass --place")
     listed = {
         "op": asked.ops, "decoding": asked.decoding, "claim": asked.claims, "part": asked.leaderboard, "mixer": asked.mixers,
+        "student": asked.students,
     }  # fmt: skip
     given = {kind: [name for name in names.split(",") if name] for kind, names in listed.items()}
     if given["op"] and not asked.sizes:
@@ -364,13 +392,13 @@ def main() -> None:
     for option, names, known in (
         ("--ops", given["op"], CASES), ("--decoding", given["decoding"], MIXERS),
         ("--leaderboard", given["part"], trained), ("--mixers", given["mixer"], MIXERS),
-        ("--training", asked.training, trained_models()),
+        ("--training", asked.training, trained_models()), ("--students", given["student"], FULL.memories),
     ):  # fmt: skip
         unknown = sorted(set(names) - set(known))
         if unknown:
             parser.error(f"{option} names {', '.join(unknown)}; choose from {', '.join(dict.fromkeys(known))}")
     wanted: list[tuple[str, tuple[str, ...]]] = [("op", (name, sizes)) for name in given["op"] for sizes in asked.sizes]
-    wanted += [(kind, (name,)) for kind in ("decoding", "claim") for name in given[kind]]
+    wanted += [(kind, (name,)) for kind in ("decoding", "claim", "student") for name in given[kind]]
     wanted += [("leaderboard", (mixer, *given["part"])) for mixer in given["mixer"]]
     wanted += [("training", (name,)) for name in asked.training]
     wanted += [("tests", (path,)) for path in asked.tests]

@@ -2,37 +2,43 @@
 
     python -m fastweights_studies.measure.linearization
     python -m fastweights_studies.measure.linearization --memories gdn,gka --workers 6 --limit 300
-    python -m fastweights_studies.measure.linearization --only speed
+    python -m fastweights_studies.measure.linearization --parts teacher,speed --tokens 32M --minutes 8
 
-Trains a Llama on PyTorch's source text, makes students of it with every memory, without attention and with that of one layer in
-four, distils each with 5% of the teacher's tokens, and trains the same student from nothing with as many. The four best get two
-more seeds. Of every model the loss, the recall and the needles are measured. Then steps of both stages of a distillation are
-timed beside those of plain training, each alone on the GPU.
+Its parts, one after another:
+    teacher     a Llama is trained on PyTorch's source text
+    speed       steps of both stages of a distillation are timed beside those of plain training, each alone on the GPU
+    students    hybrids with every memory, without attention and with that of one layer in four, are distilled with 5% of the
+                teacher's tokens, and trained from nothing with as many
+    seeds       two more of the four best
+Of every model the loss, the recall and the needles are measured.
 
 The trainings are those of the run files in `linearization_runs`. Several share the GPU. Writes
 studies/results/linearization-<device>.json after each. What has its rows is not trained again; what was interrupted, or stopped
-at its limit, continues.
+at its limit or when the minutes were over, continues with the next call.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fastweights.checks import check_tokens
 from fastweights.distillation import DistillRun
 from fastweights.distillation.trainer import DistillTrainer
 from fastweights.evaluation import EvaluationSettings
 from fastweights.layers import parse_mixers
 from fastweights.stopping import StopSignals
 from fastweights.training.language import LanguageRun, load_run
-from fastweights.training.language.trainer import LanguageTrainer
 from fastweights.training.pool import Call, Pool, Task, WorkerError, run_tasks
 from fastweights_studies.measure import scaling
 from fastweights_studies.measure.environment import describe, find_gpu, parse_with_mixers
@@ -49,6 +55,14 @@ TEACHER, DISTILLED, NOTHING = "teacher", "distilled", "nothing"  # how a model w
 LOSS = "held_out_nats"
 RUNS = Path(__file__).with_name("linearization_runs")
 OBJECTIVES = ("text", "attention", "logits")  # plain training, stages (a) and (b)
+PARTS = ("teacher", "speed", "students", "seeds")
+SHARE = 0.05  # of the teacher's tokens that a student reads
+ATTENTION_SHARE = 0.25  # of these in stage (a)
+ENOUGH = 90.0  # seconds that must be left for the timing of steps
+
+
+class TimeOver(Exception):
+    """The minutes of the study are over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +95,20 @@ class Plan:
         kind = DistillRun if name == "distill" else LanguageRun
         return load_run(RUNS / f"{name}.py", kind=kind, **{**self.changes.get(name, {}), **changes})
 
+    def with_tokens(self, tokens: int) -> Plan:
+        """The plan with a teacher that reads so many tokens, and students that read 5% of them."""
+        own = int(SHARE * tokens)
+        first = int(ATTENTION_SHARE * own)
+        stages = self.load("distill").stages
+        read: dict[str, dict[str, Any]] = {
+            "teacher": {"max_tokens": tokens},
+            "student": {"max_tokens": own},
+            "distill": {
+                "stages": tuple({**s, "max_tokens": n} for s, n in zip(stages, (first, own - first), strict=True))
+            },
+        }
+        return dataclasses.replace(self, changes={name: {**self.changes.get(name, {}), **read[name]} for name in read})
+
 
 FULL = Plan(
     llama={
@@ -92,7 +120,7 @@ FULL = Plan(
         "softmax": {"window": 128},
     },
     asked=EvaluationSettings(
-        measures=("mqar", "s-niah-1"), lengths=(1024, 2048, 4096), recall_examples=256, needle_examples=20, batch_size=16
+        measures=("mqar", "s-niah-1"), lengths=(512, 1024, 2048), recall_examples=256, needle_examples=20, batch_size=16
     ),
 )  # fmt: skip
 
@@ -106,6 +134,7 @@ class Study:
         device: as rows call it. cuda: whether models are on a GPU.
         workers: trainings at a time; 1 trains in this process.
         limit: seconds of a training, after which it waits for the next call.
+        until: when all of them stop, in seconds since the epoch.
         imports: modules that register mixers.
     """
 
@@ -116,26 +145,43 @@ class Study:
     cuda: bool = True
     workers: int = 1
     limit: float = 600.0
+    until: float = math.inf
     imports: tuple[str, ...] = ()
 
-    def train(self) -> list[str]:
-        """Train and measure the teacher and the students. Returns what has not ended: the same call continues."""
+    def carry_out(self, parts: Iterable[str] = PARTS) -> list[str]:
+        """Carry out parts of the study, in their order. Returns what has not ended: the same call continues."""
+        waiting: list[str] = []
+        for part in parts:
+            if part != "teacher" and not (self.folder / "teacher").exists():
+                return [*waiting, f"{part}, which needs the teacher"]
+            if part == "seeds" and any(self._loss(one) == math.inf for one in self._first_students):
+                return [*waiting, "seeds, which need all students"]
+            waiting += getattr(self, part)()
+        return waiting
+
+    def teacher(self) -> list[str]:
+        """Train and measure the teacher."""
         waiting = self._carry_out([self._teacher()])
-        if waiting:
-            return waiting
-        write_teacher(self.folder / "teacher", self.folder / "teacher-training")
-        students = self._students(self.plan.memories, self.plan.kept, self.plan.seeds[:1])
-        waiting = self._carry_out(self._trainings(students))
-        if waiting:
-            return waiting
-        best = sorted(students, key=lambda one: self._loss(one))[: self.plan.best]
+        if not waiting:
+            write_teacher(self.folder / "teacher", self.folder / "teacher-training")
+        return waiting
+
+    def students(self) -> list[str]:
+        """Train and measure the students, with one seed."""
+        return self._carry_out(self._trainings(self._first_students))
+
+    def seeds(self) -> list[str]:
+        """Train and measure the best of them with the other seeds."""
+        best = sorted(self._first_students, key=lambda one: self._loss(one))[: self.plan.best]
         more = [Student(**{**vars(one), "seed": seed}) for one in best for seed in self.plan.seeds[1:]]
         return self._carry_out(self._trainings(more))
 
-    def time(self) -> list[str]:
+    @property
+    def _first_students(self) -> list[Student]:
+        return self._students(self.plan.memories, self.plan.kept, self.plan.seeds[:1])
+
+    def speed(self) -> list[str]:
         """Time steps of the stages and of plain training."""
-        if not (self.folder / "teacher").exists():
-            return ["the speed of stages, which needs the teacher"]
         tasks = {}
         for student in self._students(self.plan.timed, ("none",), self.plan.seeds[:1]):
             for objective in OBJECTIVES:
@@ -155,26 +201,24 @@ class Study:
         return self._run(calls, ended, workers=1)
 
     def _time_steps(self, student: Student, objective: str) -> dict[str, Any] | None:
+        """All objectives have the same student, trainer and output layer; plain training has no teacher."""
+        if self.until - time.time() < ENOUGH:
+            return None
         place = self.folder / "students" / student.name / DISTILLED
         write_student(place, self.folder / "teacher", student, new=False)
         steps = self.plan.warm + self.plan.steps
         usual = self.plan.load("teacher")
-        fields: dict[str, Any] = {
-            "model": {"path": str(place)}, "max_steps": steps, "checkpoint_every": steps,
-            "max_tokens": None, "log_every": steps, "evaluate_every": 0, "batch_size": usual.batch_size, "compile": usual.compile,
-        }  # fmt: skip
-        if objective == "text":
-            run = self.plan.load("student", **fields)
-        else:
-            teacher = str(self.folder / "teacher")
-            run = self.plan.load("distill", **fields, stages=(), objective=objective, teacher=teacher)
-        trainer = LanguageTrainer if objective == "text" else DistillTrainer
+        run = self.plan.load(
+            "distill", stages=(), objective=objective, teacher=str(self.folder / "teacher"), model={"path": str(place)},
+            cache=self._cache, max_steps=steps, checkpoint_every=steps, max_tokens=None, log_every=steps, evaluate_every=0,
+            batch_size=usual.batch_size, compile=usual.compile,
+        )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             text = Path(folder, "text")
             text.mkdir()
             scaling.write_text(text, usual.tokenizer.vocab_size, 16 * usual.batch_size * (usual.length + 1))
             run = dataclasses.replace(run, output=f"{folder}/run")
-            return scaling.train(run, text, warm=self.plan.warm, trainer=trainer)
+            return scaling.train(run, text, warm=self.plan.warm, trainer=DistillTrainer)
 
     def _students(self, memories: Iterable[str], kept: Iterable[str], seeds: Iterable[int]) -> list[Student]:
         kept, seeds = tuple(kept), tuple(seeds)
@@ -190,7 +234,8 @@ class Study:
         run = self.plan.load("teacher", output=str(output), model={"path": str(start)}, cache=self._cache)
         return Training(
             name=TEACHER, run=run, write=partial(write_start, start, self.plan.llama, run), asked=self.plan.asked,
-            limit=self.limit, subject={"mixer": "softmax", "column": {"kept": "all", "trained": TEACHER}, "seed": run.seed},
+            limit=self.limit, until=self.until,
+            subject={"mixer": "softmax", "column": {"kept": "all", "trained": TEACHER}, "seed": run.seed},
         )  # fmt: skip
 
     def _trainings(self, students: Sequence[Student]) -> list[Training]:
@@ -209,7 +254,7 @@ class Study:
                     Training(
                         name=f"{student.name}, {trained}", run=self.plan.load(file, **fields), asked=self.plan.asked,
                         write=partial(write_student, start, self.folder / "teacher", student, new=trained == NOTHING),
-                        limit=self.limit, near=teacher.value,
+                        limit=self.limit, until=self.until, near=teacher.value,
                         subject={
                             "mixer": student.memory, "options": student.options, "seed": student.seed,
                             "column": {"kept": student.kept, "trained": trained},
@@ -240,44 +285,57 @@ class Study:
         return self._run(list(left.values()), lambda name, found: self._keep(left[name], found), workers=self.workers)
 
     def _keep(self, training: Training, found: Measured) -> None:
-        """Write the rows of a training, and delete what only a continuation needs."""
+        """Write the rows of a training, and delete what only a continuation needs, and the weights of a student."""
         rows, origin = [], describe(self.device)
         for length, values in found.by_length.items():
             column = {**training.subject["column"], "length": length}
             rows += make_rows(TASK, origin, values, **{**training.subject, "column": column}, run=found.run)
         replace_rows(self.path, rows, measured_together)
         shutil.rmtree(training.run.model["path"], ignore_errors=True)
-        for folder in Path(training.run.output).rglob("checkpoints"):
-            shutil.rmtree(folder)
+        for name in ("checkpoints",) if training.name == TEACHER else ("checkpoints", "model"):
+            for folder in list(Path(training.run.output).rglob(name)):
+                shutil.rmtree(folder)
 
     def _run(self, tasks: Sequence[Task], ended: Callable[[str, Any], None], workers: int) -> list[str]:
-        """Carry out tasks; the names of those that failed, or stopped at their limit."""
-        waiting = []
+        """Carry out tasks; the names of those that failed, stopped at their limit, or did not begin before time was over."""
+        waiting = {task.name: task.name for task in tasks}
 
         def end(worker: int, task: Task, result: Any) -> None:
-            if result is None:
-                waiting.append(task.name)
-            else:
+            if result is not None:
+                del waiting[task.name]
                 ended(task.name, result)
-            print(f"{task.name}: {'stopped at the limit' if result is None else 'measured'}", flush=True)
+            print(f"{task.name}: {'stopped' if result is None else 'measured'}", flush=True)
+            if time.time() > self.until:  # else every task left would start a process, which takes seconds
+                raise TimeOver
 
-        if not self.cuda:
-            for task in tasks:
-                end(0, task, task(None))  # type: ignore[arg-type]
-            return waiting
+        def fail(task: Task, error: WorkerError) -> None:
+            waiting[task.name] += f" ({error})"
+
+        with suppress(TimeOver):
+            if self.cuda or workers > 1:
+                self._share_out(tasks, workers, end, fail)
+            else:
+                for task in tasks:
+                    end(0, task, task(None))  # type: ignore[arg-type]
+        return list(waiting.values())
+
+    def _share_out(
+        self,
+        tasks: Sequence[Task],
+        workers: int,
+        end: Callable[[int, Task, Any], None],
+        fail: Callable[[Task, WorkerError], None],
+    ) -> None:
         pool = Pool(
-            workers=workers, devices=("cuda",), imports=self.imports, what="training", one_gpu=True, renewed=True,
-            less_memory="fewer --workers", stop_seconds=120.0,
+            workers=workers, devices=("cuda" if self.cuda else "cpu",), imports=self.imports, what="training", one_gpu=True,
+            renewed=True, less_memory="fewer --workers", stop_seconds=120.0,
         )  # fmt: skip
         with StopSignals():
             try:
-                run_tasks(
-                    tasks, pool, on_end=end, on_failure=lambda task, error: waiting.append(f"{task.name} ({error})")
-                )
+                run_tasks(tasks, pool, on_end=end, on_failure=fail)
             except WorkerError as error:
                 if error.ends_all:
                     raise
-        return waiting
 
 
 def measured_together(row: Row) -> Hashable:
@@ -296,21 +354,28 @@ def choose(plan: Plan, memories: str | None) -> Plan:
 
 
 def main() -> None:
+    began = time.time()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memories", help=f"such as gdn,softmax:window=64; {', '.join(FULL.memories)} if not given")
-    parser.add_argument("--only", choices=("trainings", "speed"), help="trainings and speed if not given")
+    parser.add_argument("--parts", default=",".join(PARTS), help="all if not given")
+    parser.add_argument("--tokens", help="that the teacher reads, such as 32M; students read 5%% of them")
     parser.add_argument("--workers", type=int, default=4, help="trainings that share the GPU")
     parser.add_argument("--limit", type=float, default=600, help="seconds of a training, which the next call continues")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which all trainings stop")
     parser.add_argument("--folder", type=Path, default=Path("runs/linearization"), help="of models and trainings")
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parse_with_mixers(parser)
-    device = find_gpu()
+    parts = tuple(asked.parts.split(","))
+    if not set(parts) <= set(PARTS):
+        parser.error(f"--parts must be of {', '.join(PARTS)}, got {asked.parts}")
+    device, plan = find_gpu(), choose(FULL, asked.memories)
+    if asked.tokens is not None:
+        plan = plan.with_tokens(check_tokens("--tokens", asked.tokens))
     study = Study(
-        plan=choose(FULL, asked.memories), folder=asked.folder.resolve(), path=name_file(asked.results, "linearization", device),
-        device=device, workers=asked.workers, limit=asked.limit, imports=tuple(asked.imports),
+        plan=plan, folder=asked.folder.resolve(), path=name_file(asked.results, "linearization", device),
+        device=device, workers=asked.workers, limit=asked.limit, until=began + 60 * asked.minutes, imports=tuple(asked.imports),
     )  # fmt: skip
-    waiting = [] if asked.only == "speed" else study.train()
-    waiting += [] if asked.only == "trainings" else study.time()
+    waiting = study.carry_out(parts)
     if waiting:
         raise SystemExit("not measured yet; the same command continues: " + "; ".join(waiting))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import math
 import signal
 import statistics
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ from .rows import Value
 __all__ = ["CLOSE", "Measured", "Training", "tokens_until"]
 
 CLOSE = 0.05  # nats
+SHORTEST = 15.0  # seconds that must be left for a training to begin
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,12 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A training and the measurements of its model. Its result is None where it stopped at its limit.
+    """A training and the measurements of its model. Its result is None where it stopped, or time was over before it began.
 
     Attributes:
         run: a `LanguageRun` or a `DistillRun`. write: writes the model that it begins with, where that is missing.
         asked: what is measured.
-        limit: seconds.
+        limit: seconds. until: when it stops before that, in seconds since the epoch.
         near: the held-out loss that it is to come near to; None for none.
         subject: fields of its rows.
     """
@@ -59,14 +62,17 @@ class Training:
     write: Callable[[], None]
     asked: EvaluationSettings
     limit: float
+    until: float = math.inf
     near: float | None = None
     subject: Mapping[str, Any]
 
     def __call__(self, worker: Worker | None) -> Measured | None:
-        over = threading.Event()
+        over, seconds = threading.Event(), min(self.limit, self.until - time.time())
+        if seconds < SHORTEST < self.limit:
+            return None
         with StopSignals() as signals, worker.requests_as_signals() if worker else nullcontext():
             try:
-                with interrupted_after(self.limit, over):
+                with interrupted_after(seconds, over):
                     return self._measure(signals)
             except NonFiniteLoss:
                 return Measured({None: {"held_out_nats": None}})
@@ -123,7 +129,11 @@ def tokens_until(curve: Sequence[tuple[int, float]], loss: float) -> int | None:
 
 def measure_answers(folder: Path, asked: EvaluationSettings) -> dict[int | None, dict[str, Value]]:
     """Recall and needles of a saved model by length: those of all depths together."""
-    model, tokenizer = load_language_model(folder, device="cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = torch.cuda.is_available()
+    chosen: dict[str, Any] = (
+        {"device": "cuda", "dtype": "bfloat16"} if on_gpu else {}
+    )  # the dtype whose kernels training has compiled
+    model, tokenizer = load_language_model(folder, **chosen)
     found: dict[int | None, dict[str, Value]] = {length: {} for length in asked.lengths}
     needles: dict[int, list[Any]] = {}
     for _, rows in evaluate(model, tokenizer, asked):

@@ -132,7 +132,9 @@ def train(
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    with torch.device("cuda" if on_gpu else "cpu"):  # first weights are drawn in no time there
+    with torch.device(
+        "cuda" if on_gpu and "path" not in run.model else "cpu"
+    ):  # first weights are drawn in no time there
         model = build_model(run, model_config(run))
     parameters = sum(p.numel() for p in model.parameters())
     predicted = sum(memory_parts(run, model, world_size()).values())

@@ -16,8 +16,8 @@ run = LanguageRun(
     precision="bf16",
     compile=False,  # several trainings share a GPU, and compiling them takes longer than it saves
     evaluate_every=20,
-    evaluation_rows=64,
-    checkpoint_every=200,
+    evaluation_rows=48,
+    checkpoint_every=10_000,  # at the end, and where it stops
     keep_checkpoints=1,
     context_lengths=(),
 )

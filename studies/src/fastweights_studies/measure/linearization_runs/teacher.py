@@ -19,8 +19,8 @@ run = LanguageRun(
     warmup_fraction=0.05,
     precision="bf16",
     evaluate_every=200,
-    evaluation_rows=64,
-    checkpoint_every=500,
+    evaluation_rows=48,
+    checkpoint_every=250,
     keep_checkpoints=1,
     context_lengths=(),
 )
