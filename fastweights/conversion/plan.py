@@ -227,7 +227,8 @@ def _carry_options(conversion: Conversion, options: Mapping[str, Any]) -> dict[s
                     f"{option} must be {conversion.requires[option]!r}"
                 )
         elif option in known:
-            if value != known[option]:
+            # A source without a part leaves the first values of that part to a target that always has it.
+            if value != known[option] and (value is not None or _takes_none(conversion.target, option)):
                 carried[option] = value
         elif value != defaults[option]:
             raise ValueError(
@@ -235,6 +236,11 @@ def _carry_options(conversion: Conversion, options: Mapping[str, Any]) -> dict[s
                 f"option: {option} must be {defaults[option]!r}"
             )
     return carried
+
+
+def _takes_none(name: str, option: str) -> bool:
+    """Whether None is a value of the option of a named mixer."""
+    return "None" in str(inspect.signature(MIXERS[name].layer).parameters[option].annotation)
 
 
 def _list_options(name: str) -> dict[str, Any]:

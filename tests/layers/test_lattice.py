@@ -42,6 +42,8 @@ def slots(layer, x, options):
             S = S.sign() * (S.abs() - gamma[t, head] * options.get("l1", 0.0)).clamp_min(0)
             S = S / S.norm(dim=1, keepdim=True) if options.get("normalize", True) else S
             o[t, head] = q[t, head] @ S
+    if layer.skip is not None:
+        o = o + layer.skip.D[:, None] * heads(layer, x)[2]  # v as projected
     return answer(layer.output, o, x)
 
 

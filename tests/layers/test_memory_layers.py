@@ -113,6 +113,8 @@ def expected(layer, x):
             if getattr(options, "normalizer", False):
                 z = g[t, h].exp() * z + beta[t, h] * kt
                 o[t, h] = qt @ S / (z @ qt).clamp_min(1e-4)
+    if layer.skip is not None:
+        o = o + layer.skip.D[:, None] * v
     return answer(layer.output, o, x)
 
 
@@ -127,6 +129,8 @@ def test_layer_computes_its_formula(variant):
                 parameter.add_(2 * torch.rand_like(parameter) - 1)  # tells heads apart
         if layer.output.norm is not None:
             layer.output.norm.weight.uniform_(0.5, 2)
+        if layer.skip is not None:
+            layer.skip.D.uniform_(0.5, 2)
         torch.testing.assert_close(layer(x)[0], expected(layer, x[0]), rtol=1e-9, atol=1e-11)
 
 

@@ -63,7 +63,7 @@ def test_a_hybrid_by_its_layers_of_attention(tmp_path):
         (ValueError, {"softmax_layers": [1], "mixer": HYBRID}, "softmax_layers must be empty where mixer lists"),
         (ValueError, {"softmax_options": {"qk_norm": True}}, "softmax_options must be None without softmax_layers"),
         (TypeError, {"softmax_layers": [1], "softmax_options": "qk_norm"}, "softmax_options must be a dict"),
-        (ValueError, {"softmax_layers": [1], "softmax_options": {"conv_size": 2}}, "layer 1: .*no option 'conv_size'"),
+        (ValueError, {"softmax_layers": [1], "softmax_options": {"expand_v": 2}}, "layer 1: .*no option 'expand_v'"),
         (ValueError, {"norm": "batch"}, "norm must be one of 'rms', 'layer', got 'batch'"),
     ],
 )

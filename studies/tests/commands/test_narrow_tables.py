@@ -15,7 +15,8 @@ def board(name, size, tmp_path):
     part = PARTS[name]
     rows = part_rows(part, size, tmp_path, MEASUREMENTS)
     rows = [*part.library(size, rows), *rows]
-    assert rows
+    if not rows:
+        pytest.skip(f"no {size} trainings of the part {name} are kept yet")
     return [make_table(part, *table_of(part, size, rows, list(MIXERS)))]
 
 

@@ -44,7 +44,7 @@ def test_shares_of_the_gap(tmp_path, monkeypatch):
 
         def __init__(self, run):
             self.mixer, self.run = run.mixer.label, {**run.record(), "pairs": run.pairs}
-            self.counted_value = errors[self.mixer] + run.learning_rate  # the lowest rate is the best
+            self.counted_value = self.chosen_by = errors[self.mixer] + run.learning_rate  # the lowest rate is the best
             self.by_token = {"error": [errors[self.mixer]] * run.pairs, "ridge": [0.2] * run.pairs}
 
     def trained(claim, parts, conditions):
