@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fastweights.cli.authoring import check_place, values
+from fastweights_studies.timer import calling_after
 
 __all__ = ["FEWER", "Minutes", "Workers", "check_trainings", "stopping_after"]
 
@@ -32,13 +32,8 @@ def stopping_after(minutes: float | None) -> Iterator[None]:
         yield
         return
     check_positive("--minutes", minutes)
-    timer = threading.Timer(60 * minutes, os.kill, (os.getpid(), signal.SIGUSR1))
-    timer.daemon = True
-    timer.start()
-    try:
+    with calling_after(60 * minutes, os.kill, os.getpid(), signal.SIGUSR1):
         yield
-    finally:
-        timer.cancel()
 
 
 def check_trainings(

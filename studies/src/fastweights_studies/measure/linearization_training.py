@@ -23,6 +23,7 @@ from fastweights.stopping import Stopped, StopSignals
 from fastweights.training.language import LanguageRun, NonFiniteLoss, train_language
 from fastweights.training.pool import Worker
 from fastweights_studies.record import Plain
+from fastweights_studies.timer import calling_after
 
 from .rows import Value
 
@@ -104,13 +105,8 @@ def interrupted_after(seconds: float, over: threading.Event) -> Iterator[None]:
         over.set()
         _thread.interrupt_main(signal.SIGTERM)
 
-    timer = threading.Timer(seconds, interrupt)
-    timer.daemon = True
-    timer.start()
-    try:
+    with calling_after(seconds, interrupt):
         yield
-    finally:
-        timer.cancel()
 
 
 def held_out_curve(results: Sequence[LanguageResult]) -> list[tuple[int, float]]:
