@@ -100,7 +100,7 @@ def largest_difference(curve: list[float], wanted: list[float]) -> float:
 def test_a_divided_model_has_the_loss_curve_of_our_own_trainer(
     rows: dict[str, dict[str, Any]], processes: int, case: str
 ) -> None:
-    """In float32, which torch multiplies as such and our kernels as 3xTF32. On CPUs losses differ by 2e-7, and norms by 4e-6."""
+    """In float32, which torch multiplies as such and our kernels as 3xTF32. On CPUs losses differ by 2e-7, and norms by 8e-6."""
     row = rows[case]
     assert "losses" in row, row["error"]
     assert len(row["losses"]) == (25 if "continued" in case else 50) and rows[OWN]["losses"][-1] < 2.5
