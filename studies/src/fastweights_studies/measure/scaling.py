@@ -171,7 +171,7 @@ def launched(processes: int, fields: Mapping[str, Any], text: Path, gpu: int | N
     That one raises a SubprocessError where the training fails or exceeds the limit. All its processes have then ended.
 
     Args:
-        gpu: the only one that the processes see; all where not given.
+        gpu: the only one that the processes see, of those that this one sees; all where not given.
     """
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run.json")
@@ -181,7 +181,8 @@ def launched(processes: int, fields: Mapping[str, Any], text: Path, gpu: int | N
         # One thread of torch per process, as torchrun itself advises.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         if gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as process:
 
             def wait(limit: float) -> dict[str, Any]:
