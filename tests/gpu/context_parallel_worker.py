@@ -1,7 +1,8 @@
 """What each process of test_context_parallel.py runs: models over all GPUs beside the same ones on this GPU alone.
 
-The command line names a file and models. Writes to the file, for every one of them and way, relative errors of loss and gradients against
-float32: those of one GPU in bfloat16, those of all GPUs in bfloat16, and whether a second run had the same bits.
+The command line names a file and models. Writes to the file, for every one of them and way, relative errors of loss and
+gradients against float32: those of one GPU in bfloat16, those of all GPUs in bfloat16, and whether a second run had the same
+bits.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ GPUS = 4 if torch.cuda.device_count() >= 4 else 2
 CASES = [f"{name} {way}" for name, (_, ways) in MODELS.items() for way in ways]
 
 
+def log_of(path: Path) -> Path:
+    return path.with_suffix(".log")
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of all models. Three groups of processes share the GPUs, since most of their time is that of compiling."""
@@ -28,14 +33,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={GPUS}", worker]
     parts = [list(MODELS)[i::3] for i in range(3)]
     paths = [folder / f"{i}.json" for i in range(3)]
-    started = [
-        subprocess.Popen([*command, path, *names], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for path, names in zip(paths, parts, strict=True)
-    ]
-    for process, path in zip(started, paths, strict=True):
-        _, errors = process.communicate(timeout=500)
-        assert process.returncode == 0, errors
-        rows |= json.loads(path.read_text())
+    with ExitStack() as logs:
+        started = [
+            subprocess.Popen([*command, path, *names], cwd=ROOT, stderr=logs.enter_context(log_of(path).open("w")))
+            for path, names in zip(paths, parts, strict=True)
+        ]
+        for process, path in zip(started, paths, strict=True):
+            assert process.wait(500) == 0, log_of(path).read_text()[-5000:]
+            rows |= json.loads(path.read_text())
     return rows
 
 

@@ -118,7 +118,7 @@ class Passing:
 def _sum_until_end(x: Tensor) -> Tensor:
     """x [R, T, ...]: of each token and those after it the sum.
 
-    By blocks of 32 tokens, then their sums in the same way: torch 2.11 fails to compile longer cumsums of few rows ("split scan").
+    By blocks of 32 tokens, then their sums in the same way: torch 2.11 fails to compile a long cumsum of few rows ("split scan").
     """
     rows, time, *rest = x.shape
     if time <= BLOCK:
