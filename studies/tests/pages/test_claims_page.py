@@ -31,7 +31,7 @@ def test_a_result_is_of_the_declared_claim(name: str) -> None:
     )
     if record.rows:
         assert claim.decide is not None
-        verdict = claim.decide(record.measurement)
+        verdict = claim.verdict(record.measurement)
         assert (verdict.status, list(verdict.statements)) == (record.status, record.statements)
 
 

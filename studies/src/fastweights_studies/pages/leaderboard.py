@@ -14,7 +14,7 @@ from pathlib import Path
 from fastweights.analysis.plot_style import save_figure
 from fastweights.layers import MIXERS
 from fastweights_studies.leaderboard import PARTS, SIZES, Part, part_rows, places, table_of
-from fastweights_studies.leaderboard.cells import LEARNING, MARKS, READ, TIES, UNMARKED
+from fastweights_studies.leaderboard.cells import LEARNING, MARKS, READ, UNMARKED
 from fastweights_studies.leaderboard.effects import block_effects
 from fastweights_studies.leaderboard.entries import EXACT, Entry
 from fastweights_studies.leaderboard.measured import ReadPart
@@ -81,15 +81,6 @@ FAIRNESS = """\
 - **The best mean over all columns stands first.** A mixer that was not run is named under the table; this says nothing
   about its memory.
 """
-
-# What the page adds to a mark: what holds for language models, and for single seeds.
-ADDED = {
-    TIES: [
-        f"Two language models with one seed each tie within {SIZES['full'].language.close:g} nats. In other parts a column has "
-        "no places where a mixer has one seed."
-    ],
-    LEARNING: [UNMARKED],
-}
 
 RUNNING = """## Run it yourself
 
@@ -242,7 +233,7 @@ def section(part: Part, size: str, folder: Path, measurements: Path) -> str:
         if names
     )
     shown = cells([line for line in lines if line[0] not in left_out])
-    visible = describe_visible(part, entries)
+    visible = describe_visible(entries)
     effects = describe_effects(size, folder, measurements) if part.name == BLOCKS_PART else ""
     after = "".join(f"\n{text}\n" for text in (visible, effects) if text)
     return f"{title}\n\n{about}{found}\n{table(head, shown)}{missing}{after}\n{list_origins(rows)}"
@@ -281,7 +272,7 @@ def render(folder: Path = FOLDER, measurements: Path = RESULTS) -> str:
     """The page of the leaderboard."""
     trained = [part for part in PARTS.values() if part.trained]
     read = [part for part in PARTS.values() if isinstance(part, ReadPart)]
-    marks = "".join(f"- {' '.join([mark, *ADDED.get(mark, ())])}\n" for mark in MARKS).replace("*", "\\*")
+    marks = "".join(f"- {mark}{f' {UNMARKED}' * (mark == LEARNING)}\n" for mark in MARKS).replace("*", "\\*")
     parts = [
         f"{INTRODUCTION}{FAIRNESS}{marks}",
         "## Full size\n",

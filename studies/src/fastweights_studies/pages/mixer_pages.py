@@ -138,8 +138,8 @@ def recall(name: str) -> str:
     if found is None:
         return "Recall: not measured yet.\n"
     return (
-        f"Accuracy on 4 key-value pairs after a short training with one seed (guessing has 0.25): {found:.3f}. "
-        "[Its settings](../rules.md#defaults-of-recall) are the defaults of `fastweights recall`.\n"
+        f"Accuracy on 4 key-value pairs after a short training with one seed (guessing has 0.25): {found:.3f}, of the layer as "
+        "published. [Its settings](../rules.md#defaults-of-recall) are those of `fastweights recall --block published`.\n"
     )
 
 
