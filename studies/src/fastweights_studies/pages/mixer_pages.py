@@ -225,7 +225,8 @@ def render(name: str) -> str:
 
 def index() -> str:
     rows = [[f"[`{name}`]({name}.md)", escape_cell(spec.summary), spec.state] for name, spec in MIXERS.items()]
-    text = "# Memories\n\n[Pick a memory](../choosing.md) compares them. State: numbers per sequence and layer.\n"
+    compared = "[The leaderboard](../leaderboard.md#all-memories) compares them."
+    text = f"# Memories\n\n{compared} State: numbers per sequence and layer.\n"
     return f"{text}\n{table(['name', 'what it is', 'state'], rows)}"
 
 

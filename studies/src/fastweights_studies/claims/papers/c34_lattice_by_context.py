@@ -6,16 +6,17 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, pairwise
+from typing import TypeAlias
 
 from fastweights.layers import MixerChoice
 
-from ...paired import Difference
 from ..claim import Claim
 from ..measurement import Measurement
 from ..trained import LANGUAGE_NUMBERS, language_models, list_lost, small_model
 from ..verdict import INTERVALS, Status, Verdict, compare_seeds, decide_lost, settle
 from ..words import Words
 
+Pairs: TypeAlias = dict[tuple[str, str | int], tuple[Mapping[int, float], Mapping[int, float]]]
 CONTEXTS = (256, 1024, 4096)
 EQUAL = math.log(1.005)  # nats between objectives
 GDN = MixerChoice("gdn", {"output_gate": "gelu"}, "gdn")
@@ -49,9 +50,9 @@ def decide(found: Measurement) -> Verdict:
     gains = {(one.label, n): gain_over_gdn(found, one, n) for one in OBJECTIVES for n in CONTEXTS}
     losses = {one.label: found.by_seed("loss", one) for one in OBJECTIVES}
     steps = [(name, shorter, longer) for name in losses for shorter, longer in pairwise(CONTEXTS)]
-    rises = {(name, longer): (gains[name, longer], gains[name, shorter]) for name, shorter, longer in steps}
-    apart = {pair: (losses[pair[0]], losses[pair[1]]) for pair in combinations(losses, 2)}
-    compared: dict[tuple[str, str | int], Difference] = compare_seeds({**rises, **apart})
+    rises: Pairs = {(name, longer): (gains[name, longer], gains[name, shorter]) for name, shorter, longer in steps}
+    apart: Pairs = {pair: (losses[pair[0]], losses[pair[1]]) for pair in combinations(losses, 2)}
+    compared = compare_seeds({**rises, **apart})
     equal = min((compared[pair].within(EQUAL) for pair in apart), key=(-1, 0, 1).index)
     ends = [statistics.fmean(gains[name, CONTEXTS[-1]].values()) for name in losses]
     rising = min(-1 if min(ends) <= 0 else 1, *(compared[which].sign for which in rises))
