@@ -15,7 +15,7 @@ from fastweights_studies.claims.papers.c28_gka_in_small_models import CELLS, OTH
 from fastweights_studies.claims.papers.c30_metaplasticity_in_a_curriculum import RAMPS, make_mixers
 from fastweights_studies.claims.papers.c34_lattice_by_context import CHOICES, GDN, OBJECTIVES
 from fastweights_studies.claims.readings import FIRST_WEIGHTS, SECOND_WEIGHTS
-from fastweights_studies.claims.verdict import clear_sign, compare_seeds, pair_seeds, settle
+from fastweights_studies.claims.verdict import compare_seeds, settle
 
 from .made import change_values, make_numbers, take_first_seed
 
@@ -257,7 +257,7 @@ def test_a_first_value_is_held_against_what_the_memory_adds(neutral, share, expe
         ((0.01, 0.02, 0.03), 2.9, "holds"),
         ((0.01, 0.02, 0.03), 3.0, "holds weakly"),
         ((0.03, 0.02, 0.01), 2.9, "holds weakly"),
-        ((0.02, 0.02, 0.02), 2.9, "not resolved"),
+        ((0.02, 0.02, 0.02), 2.9, "holds weakly"),  # the objectives are equal
         ((0.02, 0.02, 0.02), 3.0, "not resolved"),  # the gains may rise
         ((-0.03, -0.02, -0.01), 2.9, "holds weakly"),  # the objectives are equal
         ((-0.03, -0.02, -0.01), 3.0, "does not hold"),
@@ -341,6 +341,7 @@ def test_a_claim_of_parts_is_open_where_an_open_part_matters():
 
     assert [settle(outcome, 1, x) for x in (1, 0, -1)] == ["holds", "not resolved", "does not hold"]
     assert settle(outcome, -1, 0) == "does not hold"
+    assert settle(lambda part: "holds" if part else "holds weakly", 0) == "holds weakly"
 
 
 def test_a_setting_that_cannot_decide_leaves_a_claim_open():
@@ -353,13 +354,5 @@ def test_a_setting_that_cannot_decide_leaves_a_claim_open():
     assert claim.verdict(found).statements[-1] == "outcome of the rule: holds" and "trained Mamba-2" in claim.to_decide
 
 
-def test_signs_beyond_the_error():
-    assert (clear_sign(0.3, 0.1), clear_sign(-0.3, 0.1), clear_sign(0.1, 0.1), clear_sign(9.0, math.nan)) == (
-        1,
-        -1,
-        0,
-        0,
-    )
-    assert pair_seeds([3.0, 4.0, 5.0], [2.0, 3.0, 4.0]) == (1.0, 0.0)
-    assert math.isnan(pair_seeds([3.0], [2.0])[1])
+def test_an_error_with_a_value_that_is_not_finite_is_none():
     assert math.isnan(Measurement(tuple(make_numbers("x", [1.0, math.nan]))).error("x"))

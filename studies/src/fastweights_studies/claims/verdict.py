@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
@@ -12,18 +11,15 @@ from typing import Literal, TypeVar, get_args
 from fastweights.kinds import checked
 
 from ..paired import Difference, compare_family
-from .measurement import standard_error
 
 __all__ = [
     "INTERVALS",
     "STATUSES",
     "Status",
     "Verdict",
-    "clear_sign",
     "compare_seeds",
     "decide_lost",
     "decided",
-    "pair_seeds",
     "settle",
 ]
 
@@ -92,7 +88,8 @@ def _of_one_seed(differences: Mapping[int, float]) -> Difference:
 
 
 def settle(outcome: Callable[..., Status], *parts: int) -> Status:
-    """What a claim of several parts comes to: "not resolved" where that depends on a part that is open.
+    """What a claim of several parts comes to: "not resolved" where that depends on a part that is open, unless it holds at least
+    weakly either way.
 
     Args:
         outcome: the status, given whether each part is so.
@@ -100,15 +97,6 @@ def settle(outcome: Callable[..., Status], *parts: int) -> Status:
     """
     ways = itertools.product(*((True, False) if part == 0 else (part > 0,) for part in parts))
     found = {outcome(*way) for way in ways}
+    if found == {"holds", "holds weakly"}:
+        return "holds weakly"
     return found.pop() if len(found) == 1 else "not resolved"
-
-
-def pair_seeds(left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:
-    """Mean of left - right over the seeds that both share, and its standard error."""
-    differences = [x - y for x, y in zip(left, right, strict=True)]
-    return statistics.fmean(differences), standard_error(differences)
-
-
-def clear_sign(difference: float, error: float, errors: float = 2.0) -> int:
-    """1 or -1 where a difference exceeds this many standard errors; 0 for a tie, and where the error is NaN."""
-    return int(difference > errors * error) - int(difference < -errors * error)

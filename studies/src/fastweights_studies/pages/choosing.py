@@ -53,17 +53,17 @@ def lines(results: Path) -> list[str]:
     tied = [name for name in ("gdn", "deltanet") if better[name].tied]
     page = "leaderboard.md#speed-and-memory"
     return [
-        "**If nothing below applies, then [`gdn`](mixers/gdn.md).** For 64 sequences it generates "
+        "**If nothing below applies, then `gdn`.** For 64 sequences it generates "
         f"{ours:,.0f} tokens per second at any context, softmax attention {theirs:,.0f} at {CONTEXT:,} tokens "
         f"([one H200]({page})). It overwrites, and it forgets.",
         "**If your model of transformers has a gated delta rule already, then keep it.** "
         "[`accelerate()`](transformers.md) makes it faster, and [conversion](commands.md#convert) goes on from its weights.",
-        "**If every earlier token must stay within reach, then [`softmax`](mixers/softmax.md) in some layers.** A memory of "
+        "**If every earlier token must stay within reach, then `softmax` in some layers.** A memory of "
         f"constant size cannot keep them all. After 2,048 tokens softmax attention holds {grows} MB per sequence and grows, "
         f"`gdn` holds {constant} ([24 layers]({page})).",
-        "**If the speed of training decides, then [`linear`](mixers/linear.md).** It reads "
+        "**If the speed of training decides, then `linear`.** It reads "
         f"{linear} tokens per second, `gdn` {gdn} ([one run on one GPU]({page})). It does not forget.",
-        "**If values are a regression on keys, then [`rls`](mixers/rls.md).** Its squared error in context is below that of "
+        "**If values are a regression on keys, then `rls`.** Its squared error in context is below that of "
         f"`linear` by {gained.mean:.3f} [{gained.low:.3f}, {gained.high:.3f}] ({gained.seeds} seeds, corrected for all "
         f"comparisons with `rls`); with {' and '.join(f'`{name}`' for name in tied)} it ties "
         "([regression](leaderboard.md#regression-full-size)). Its answers have [a variance](own-confidence.md).",
