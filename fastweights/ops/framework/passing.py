@@ -17,6 +17,7 @@ from torch import Tensor
 __all__ = ["Passing", "Sum", "Summary", "Transition"]
 
 Named = Mapping[str, Any]
+BLOCK = 32
 
 
 class Summary(NamedTuple):
@@ -62,7 +63,7 @@ class Sum:
         g = None if self.decay is None else inputs[self.decay]
         if g is not None:
             g = _fill_before(g, begin)
-            until_end = g.flip(1).cumsum(1).flip(1)
+            until_end = _sum_until_end(g)
             kept = until_end[:, 0].exp()
             # The sum of the tokens after each, not a difference of two sums, which may both be -inf.
             after = F.pad(until_end[:, 1:], (0, 0) * (g.ndim - 2) + (0, 1)).exp()
@@ -112,6 +113,20 @@ class Passing:
     @property
     def sums(self) -> dict[str, Sum]:
         return {name: way for name, way in self.states.items() if isinstance(way, Sum)}
+
+
+def _sum_until_end(x: Tensor) -> Tensor:
+    """x [R, T, ...]: of each token and those after it the sum.
+
+    By blocks of 32 tokens, then their sums in the same way: torch 2.11 fails to compile a long cumsum of few rows ("split scan").
+    """
+    rows, time, *rest = x.shape
+    if time <= BLOCK:
+        return x.flip(1).cumsum(1).flip(1)
+    blocks = F.pad(x, (0, 0) * len(rest) + (0, -time % BLOCK)).view(rows, -1, BLOCK, *rest)
+    own = blocks.flip(2).cumsum(2).flip(2)
+    after = F.pad(_sum_until_end(own[:, :, 0])[:, 1:], (0, 0) * len(rest) + (0, 1))
+    return (own + after[:, :, None]).flatten(1, 2)[:, :time]
 
 
 def _fill_before(x: Tensor, begin: Tensor | None) -> Tensor:

@@ -6,7 +6,8 @@ import dataclasses
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,8 @@ def test_the_first_step_may_be_the_only_one_that_does_not_count(tmp_path: Path, 
 
 @pytest.mark.slow
 def test_two_processes_train_when_they_are_told_to(text: Path) -> None:
-    with scaling.launched(2, TINY, text) as train:
-        row = train(120)
+    with scaling.launched(2, TINY, text) as start:
+        row = start()(120)
     assert row["tokens_per_step"] == 64 and row["tokens_per_second"] > 0
 
 
@@ -63,14 +64,14 @@ def test_a_training_that_fails_or_exceeds_its_limit_costs_no_other(
     replace_rows(file, scaling.make_training_rows("gdn-340m", None, 2, "DDP", 8, 16, earlier, describe("a GPU")))
 
     @contextmanager
-    def launched(processes: int, fields: dict[str, Any], text: Path) -> Iterator[Callable[[float], dict[str, Any]]]:
-        def train(limit: float) -> dict[str, Any]:
+    def launched(processes: int, fields: dict[str, Any], text: Path, gpu: int | None) -> Iterator[scaling.Start]:
+        def wait(limit: float) -> dict[str, Any]:
             if processes > 1 and "fsdp" not in fields:
-                raise subprocess.TimeoutExpired("torchrun", limit)
+                raise subprocess.TimeoutExpired("torchrun", round(limit))
             found = {"step_ms": 1.0, "memory_bytes": 1, "predicted_memory_bytes": 1, "first_step_s": 1.0, "lanes": {}}
             return {**found, "tokens_per_step": 16 * processes, "tokens_per_second": 3.0 * processes}
 
-        yield train
+        yield lambda: wait
 
     monkeypatch.setattr(scaling, "launched", launched)
     monkeypatch.setattr(scaling, "find_gpu", lambda: "a GPU")
@@ -92,7 +93,7 @@ def test_a_training_that_fails_or_exceeds_its_limit_costs_no_other(
         SystemExit, match="2 of 5 trainings failed: gdn-340m, 2 GPUs, DDP; gdn-340m, 2 GPUs, context-heads"
     ):
         scaling.main()
-    assert "timed out after 7.0 seconds" in capsys.readouterr().out
+    assert "timed out after 7 seconds" in capsys.readouterr().out
     speeds = select(read_rows(file), measure="tokens_per_second")
     by_way = {row.column["way"]: row for row in speeds}
     assert len(speeds) == 4 and by_way["DDP"].value == 1.0
@@ -103,10 +104,30 @@ def test_a_training_that_fails_or_exceeds_its_limit_costs_no_other(
     scaling.main()
     (row,) = select(read_rows(file), measure="tokens_per_second", column={"batch": 4})
     assert scaling.share_of_one_gpu(read_rows(file), row.column) is None  # one GPU had another batch
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--mixers", "gka,pgdn"])
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--mixers", "own,gka,pgdn"])
     scaling.main()
     rows = select(read_rows(file), measure="tokens_per_second", column={"batch": 4})
     assert [row.mixer for row in rows] == [None, "gka", "pgdn"]
+
+
+def test_trainings_of_one_gpu_go_side_by_side() -> None:
+    assert scaling.turns([1, 4, 4, 1, 1, 4], 2) == [[0, 3], [4], [1], [2], [5]]
+
+
+def test_a_turn_has_its_seconds_together() -> None:
+    """All its trainings start before the first is waited for."""
+    calls: list[Any] = []
+
+    def start(place: int) -> scaling.Wait:
+        calls.append(place)
+        return lambda limit: calls.append(limit) or {}  # type: ignore[func-returns-value]
+
+    waits = scaling.begin([3, 5], {3: lambda: start(3), 5: lambda: start(5)}, 0.2)
+    assert calls == [3, 5] and [place for place, _ in waits] == [3, 5]
+    waits[0][1]()
+    time.sleep(0.3)
+    waits[1][1]()
+    assert 0 < calls[2] <= 0.2 and calls[3] == 0
 
 
 def test_rows_replace_those_of_the_same_training(tmp_path: Path) -> None:
@@ -159,9 +180,9 @@ def test_processes_that_do_not_listen_end(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @pytest.mark.slow
 def test_a_training_beyond_its_limit_ends_with_all_its_processes(text: Path) -> None:
-    with scaling.launched(2, {**TINY, "max_steps": 10**7, "checkpoint_every": 10**7}, text) as train:
+    with scaling.launched(2, {**TINY, "max_steps": 10**7, "checkpoint_every": 10**7}, text) as start:
         with pytest.raises(subprocess.TimeoutExpired):
-            train(25)
+            start()(25)
         ours = [one for one in psutil.process_iter(["cmdline"]) if str(text) in (one.info["cmdline"] or ())]
         assert all(map(has_ended, ours))
 

@@ -12,7 +12,6 @@ from fastweights_studies.claims.measurement import UNDERTRAINED
 from fastweights_studies.leaderboard import PARTS, SIZES
 from fastweights_studies.measure.first_values import SLOW
 from fastweights_studies.measure.gpu_tests import read_tests
-from fastweights_studies.measure.scaling import share_of_one_gpu
 from fastweights_studies.measure.training_start import MODEL
 from fastweights_studies.own.o1_least_squares_as_layers import CONTRASTS
 from fastweights_studies.own.o1b_the_ridge_of_the_exact_recursion import RIDGES
@@ -65,7 +64,7 @@ def test_recall_and_language_models_on_cpus() -> None:
     assert all(softmax[pairs]["accuracy"] == pytest.approx(1 / pairs, abs=0.01) for pairs in (8, 16))
 
 
-def test_starts_and_several_gpus() -> None:
+def test_starts() -> None:
     train = words("docs/train.md")
     starts = rows_of("training-start", "training_start", "H100")
     first, second = (value_of(starts, "start_s", column={"warm": warm, "step": 1}) for warm in (False, True))
@@ -74,43 +73,6 @@ def test_starts_and_several_gpus() -> None:
         f"{vocabulary:,} tokens in the vocabulary" in text for text in (train, words("studies/notes/kernels.md"))
     )
     assert f"ends {first:.0f} s after the command was given" in train and f"it ends after {second:.0f} s" in train
-    rows = rows_of("scaling", "scaling", "H100")
-    column = {"preset": "gdn-1b", "gpus": 2, "batch": 8, "length": 2048}
-
-    def memory(way: str) -> str:
-        return f"{value_of(rows, 'memory_bytes', column={**column, 'way': way}) / 2**30:.0f}"
-
-    def step_ms(way: str) -> float:
-        return value_of(rows, "step_ms", column={**column, "way": way})
-
-    ways = ("DDP", "FSDP2", "FSDP2-kept")
-    shares = [share(share_of_one_gpu(rows, {**column, "way": way})) for way in ways]
-    assert f"the host launches: {shares[0]} with DDP, {shares[1]} with FSDP2, and {shares[2]} with" in train
-    assert f"FSDP2 takes {memory('FSDP2')} GiB per GPU, DDP {memory('DDP')}." in train
-    for way, same in (("FSDP2-prefetch", "FSDP2"), ("FSDP2-kept-prefetch", "FSDP2-kept")):
-        assert step_ms(way) == pytest.approx(step_ms(same), rel=0.01)
-
-
-def test_steps_of_four_gpus() -> None:
-    train, rows = words("docs/train.md"), rows_of("scaling", "scaling", "H200")
-
-    def ms(way: str | None, gpus: int = 4, **column: int) -> str:
-        wanted = {"preset": "gdn-340m", "gpus": gpus, "way": way, "batch": 8, "length": 2048, **column}
-        return f"{value_of(rows, 'step_ms', column=wanted):.0f} ms"
-
-    assert f"one GPU alone takes {ms(None, 1)} per step" in train
-    column = {"preset": "gdn-340m", "gpus": 4, "batch": 8, "length": 2048}
-    for way in ("DDP", "FSDP2"):
-        of_one = share(share_of_one_gpu(rows, {**column, "way": way}))
-        assert f"| {way} | {ms(f'{way}-launched')} | {ms(way)} | {of_one} |" in train
-    part = {"batch": 1, "length": 32768}
-    assert f"trains 32,768 tokens in {ms(None, 1, **part)}" in train
-    for way, sentence in (("heads", "heads are exchanged"), ("state", "states are passed on")):
-        of_one = share(share_of_one_gpu(rows, {**column, **part, "way": f"context-{way}"}))
-        assert (
-            f"{of_one} {'of the tokens per second ' * (way == 'heads')}where {sentence} ({ms(f'context-{way}', **part)})"
-            in train
-        )
 
 
 def test_times_of_ops_among_the_limits() -> None:

@@ -53,10 +53,13 @@ class MadeUpRows(BaseDataLoader):
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         while True:
             first = (self.read * self.size + self.rank) * self.batch
-            rows = [made_up_row(number, self.length) for number in range(first, first + self.batch)]
+            batch = self.batch_of(range(first, first + self.batch))
             self.read += 1
-            tokens, labels, positions = (torch.stack(x) for x in zip(*rows))
-            yield {"input": tokens, **({"positions": positions} if self.config.documents else {})}, labels
+            yield batch
+
+    def batch_of(self, numbers: range) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        tokens, labels, positions = (torch.stack(x) for x in zip(*(made_up_row(row, self.length) for row in numbers)))
+        return {"input": tokens, **({"positions": positions} if self.config.documents else {})}, labels
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.read * self.size * self.batch}

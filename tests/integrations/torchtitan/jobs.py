@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from functools import cache
 from typing import Any
+from unittest.mock import Mock, patch
 
 import torch
 import torch.distributed as dist
@@ -47,7 +49,8 @@ def train(
         losses and norms of gradients by step, tokens read, losses of validation; with `weights` the parameters after the last
         step, and the logits of row 0.
     """
-    os.environ["LOCAL_RANK"] = str(dist.get_rank())
+    if dist.is_initialized():  # otherwise torchrun has set it
+        os.environ["LOCAL_RANK"] = str(dist.get_rank())
     config = configs.small(**(model or {}))
     config.training.steps = steps
     for name, value in settings.items():
@@ -68,7 +71,10 @@ def train(
     trainer.metrics_processor.log = record
     trainer.metrics_processor.log_validation = lambda loss, step, **extra: validated.append(loss)
     try:
-        trainer.train()
+        with patch(
+            "torchtitan.trainer.time", Mock(wraps=time, sleep=lambda seconds: None)
+        ):  # 2 seconds, after the last step
+            trainer.train()
         found = {"losses": losses, "norms": norms, "read": trainer.ntokens_seen, "validated": validated}
         if weights:
             whole = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -6,11 +6,11 @@
 
 Each training runs in processes of its own, which torchrun starts. They use the trainer of `fastweights train`, in bfloat16, with
 blocks compiled and steps replayed as CUDA graphs, on documents of random tokens packed into rows; checkpoints are left out. The
-processes of all trainings import at the same time, then train one after another. The first steps, which compile, in which DDP
-waits for the GPU and after which graphs are captured, do not count. Writes studies/results/scaling-<device>.json after each
-training. Earlier rows stay in the file where a training is not run again, fails or exceeds the limit, which ends all its
-processes. --timeline draws one step
-of each training, and measures what it consists of.
+processes of all trainings import at the same time. Those of one GPU then train side by side, on as many GPUs as there are, and
+those of several one after another. The first steps, which compile, in which DDP waits for the GPU and after which graphs are
+captured, do not count. Writes studies/results/scaling-<device>.json after each training. Earlier rows stay in the file where a
+training is not run again, fails or exceeds the limit, which ends all its processes. --timeline draws one step of each training,
+and measures what it consists of.
 
 Ways to train on several GPUs:
     DDP                   parameters are copied to every GPU
@@ -37,6 +37,7 @@ import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,9 @@ WAYS: dict[str, dict[str, Any]] = {
 WARM = 14  # steps: two after the last one that captures a graph
 FOUND = "found.json"  # in the folder of a training: what was measured
 GRACE = 10.0  # seconds for a launcher to end its processes
+
+Wait = Callable[[float], dict[str, Any]]
+Start = Callable[[], Wait]
 
 
 class StepTimes(TrainerCallback):
@@ -160,11 +164,14 @@ def train(
 
 
 @contextmanager
-def launched(processes: int, fields: Mapping[str, Any], text: Path) -> Iterator[Callable[[float], dict[str, Any]]]:
-    """Start the processes of a training, with one GPU each. Called with a limit in seconds, the function that comes back has them
-    train, and returns the row.
+def launched(processes: int, fields: Mapping[str, Any], text: Path, gpu: int | None = None) -> Iterator[Start]:
+    """Start the processes of a training, with one GPU each. The function that comes back has them train, and returns another one,
+    which waits for as many seconds as it is given and returns the row.
 
-    That function raises a SubprocessError where the training fails or exceeds the limit. All its processes have then ended.
+    That one raises a SubprocessError where the training fails or exceeds the limit. All its processes have then ended.
+
+    Args:
+        gpu: the only one that the processes see, of those that this one sees; all where not given.
     """
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run.json")
@@ -173,19 +180,27 @@ def launched(processes: int, fields: Mapping[str, Any], text: Path) -> Iterator[
         command = [sys.executable, *launcher, "--worker", str(run), str(text)]
         # One thread of torch per process, as torchrun itself advises.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        if gpu is not None:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as process:
 
-            def row(limit: float) -> dict[str, Any]:
+            def wait(limit: float) -> dict[str, Any]:
                 try:
-                    process.communicate(b"." * processes, timeout=limit)
+                    process.wait(limit)
                 finally:
                     end(process)
                 if process.returncode:
                     raise subprocess.CalledProcessError(process.returncode, command)
                 return json.loads(Path(folder, FOUND).read_text())
 
+            def start() -> Wait:
+                with suppress(BrokenPipeError), process.stdin as pipe:  # type: ignore[union-attr]
+                    pipe.write(b"." * processes)
+                return wait
+
             try:
-                yield row
+                yield start
             finally:
                 end(process)
 
@@ -225,6 +240,26 @@ def work(path: Path, text: Path) -> None:
 def trainings(gpus: Sequence[int], ways: Sequence[str]) -> list[tuple[int, str | None]]:
     """GPUs of every training, and the way of several."""
     return [one for count in gpus for one in ([(1, None)] if count == 1 else [(count, way) for way in ways])]
+
+
+def turns(gpus: Sequence[int], there: int) -> list[list[int]]:
+    """Which trainings go side by side, by their places: those of one GPU on the GPUs that are there, then each of the others."""
+    alone = [place for place, count in enumerate(gpus) if count == 1]
+    several = [[place] for place, count in enumerate(gpus) if count > 1]
+    return [alone[i : i + there] for i in range(0, len(alone), there)] + several
+
+
+def begin(
+    turn: Sequence[int], starts: Mapping[int, Start], limit: float
+) -> list[tuple[int, Callable[[], dict[str, Any]]]]:
+    """Start the trainings of a turn, which have as many seconds together. Each one's place, and what waits for its row."""
+    waits = [starts[place]() for place in turn]
+    ends = time.monotonic() + limit
+
+    def rest(wait: Wait) -> dict[str, Any]:
+        return wait(max(0.0, ends - time.monotonic()))
+
+    return [(place, partial(rest, wait)) for place, wait in zip(turn, waits, strict=True)]
 
 
 def model_options(mixer: str | None) -> dict[str, Any]:
@@ -282,7 +317,7 @@ def check_gpus(gpus: Sequence[int], there: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", default="gdn-1b")
-    parser.add_argument("--mixers", help="trained in every preset in place of its own")
+    parser.add_argument("--mixers", help="trained in every preset in place of its own, which is called own")
     parser.add_argument("--gpus", default="1,2", help="how many GPUs, one training for each number and way")
     parser.add_argument("--ways", default="DDP,FSDP2", help="how several GPUs train, of " + ", ".join(WAYS))
     parser.add_argument("--batch", type=int, default=8, help="rows per GPU and step")
@@ -302,7 +337,7 @@ def main() -> None:
         parser.error(f"--steps and --warm must be at least 1, got {arguments.steps} and {arguments.warm}")
     if not set(ways) <= set(WAYS):
         raise SystemExit(f"--ways must name some of {', '.join(WAYS)}, got {arguments.ways}")
-    mixers = arguments.mixers.split(",") if arguments.mixers else [None]
+    mixers = [None if name == "own" else name for name in (arguments.mixers or "own").split(",")]
     models = [(name, mixer) for name in arguments.presets.split(",") for mixer in mixers]
     try:
         vocabulary = min(preset(name, **model_options(mixer)).vocab_size for name, mixer in models)
@@ -322,15 +357,19 @@ def main() -> None:
             "log_every": steps, "precision": "bf16", "warm": arguments.warm, "timeline": arguments.timeline is not None,
         }  # fmt: skip
         chosen = [(*model, *one) for model in models for one in trainings(gpus, ways)]
-        begun = []
-        for name, mixer, count, way in chosen:
+        in_turns = turns([count for *_, count, _ in chosen], torch.cuda.device_count())
+        starts = {}
+        for place, gpu in ((place, gpu) for turn in in_turns for gpu, place in enumerate(turn)):
+            name, mixer, count, way = chosen[place]
             model = {"preset": name, **model_options(mixer)}
             given = {**fields, "model": model, **settings(count, way, arguments.length)}
-            begun.append(trained.enter_context(launched(count, given, Path(text))))
-        for train_now, (name, mixer, count, way) in zip(begun, chosen, strict=True):
+            process = launched(count, given, Path(text), gpu if count == 1 else None)
+            starts[place] = trained.enter_context(process)
+        for place, wait in ((place, wait) for turn in in_turns for place, wait in begin(turn, starts, arguments.limit)):
+            name, mixer, count, way = chosen[place]
             title = f"{name}{f' with {mixer}' if mixer else ''}, {f'{count} GPUs, {way}' if way else '1 GPU'}"
             try:
-                found = train_now(arguments.limit)
+                found = wait()
             except subprocess.SubprocessError as error:
                 print(f"{title:40} failed: {error}", flush=True)
                 failed.append(title)

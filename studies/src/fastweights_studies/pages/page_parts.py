@@ -23,7 +23,7 @@ from fastweights_studies.leaderboard import part_rows
 from fastweights_studies.measure import ops_cpu
 from fastweights_studies.measure.models import FLA, Model, Step, read_steps
 from fastweights_studies.measure.scaling import share_of_one_gpu
-from fastweights_studies.pages import linearization
+from fastweights_studies.pages import linearization, scaling
 from fastweights_studies.pages.evidence import recall_defaults, speed
 from fastweights_studies.pages.rendering import Page, list_item, replace_part, share, table
 from fastweights_studies.pages.results import read_measured, value_of
@@ -32,7 +32,7 @@ from fastweights_studies.record import Plain, Row, select
 
 README, LAYERS, TASK_PAGE = ROOT / "README.md", ROOT / "docs" / "layers.md", ROOT / "docs" / "tasks.md"
 CPU, RULES = ROOT / "docs" / "cpu.md", ROOT / "docs" / "rules.md"
-LINEARIZE = ROOT / "docs" / "linearize.md"
+LINEARIZE, TRAIN = ROOT / "docs" / "linearize.md", ROOT / "docs" / "train.md"
 COMMAND = "fastweights_studies.pages.page_parts"
 # Models of the training steps that the README compares with gdn, as it names them.
 COMPARED = {
@@ -363,6 +363,7 @@ PARTS: dict[Path, dict[str, Part]] = {
     CPU: {"recall": recall, "language models": language, "ops": ops},
     RULES: {"first values": first_values, "attention": attention},
     LINEARIZE: {"students": linearization.measured},
+    TRAIN: {"several gpus": scaling.copied, "divided rows": scaling.divided},
 }
 
 
