@@ -142,6 +142,7 @@ def test_without_a_file_the_block_is_the_matched_one_and_with_one_the_published(
     assert load_recall_file(None, block="published", pairs=(4, 16)).parts == {"": RecallExperiment()}
     stages = load_recall_file(None, overrides=["curriculum=[{pairs = 2, steps = 3}]"]).parts[""]
     assert (stages.pairs, stages.block) == ((2,), "matched")
+    assert load_recall_file(None, curriculum=[Stage(pairs=2, steps=3)]).parts == {"": stages}
     assert load_recall_file(write(tmp_path, FILE)).parts[""].block == "published"
     assert load_recall_file(write(tmp_path, FILE), block="matched").parts[""].block == "matched"
 

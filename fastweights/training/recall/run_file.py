@@ -72,10 +72,10 @@ def load_recall_file(path: str | Path | None, *, overrides: Sequence[str] = (), 
     """
     replaced = parse_overrides(overrides)
     if path is None:
-        staged = any(key[0] in ("curriculum", "mixture") for key, _ in replaced)  # the stages then decide the pairs
-        return _make_file(
-            {name: x for name, x in WITHOUT_FILE.items() if name != "pairs" or not staged}, changes, replaced
-        )
+        values = dict(WITHOUT_FILE)
+        if {"curriculum", "mixture"} & {*changes, *(key[0] for key, _ in replaced)}:
+            del values["pairs"]  # the stages decide them
+        return _make_file(values, changes, replaced)
     file = check_run_file(path, ".toml")
     values = read_toml(file)
     try:
