@@ -13,7 +13,6 @@ import torch
 
 from fastweights.layers import MIXERS, DeltaNet, Lattice, SoftmaxAttention, register_mixer, registry
 from fastweights.serving.vllm.pool import PooledMixer
-from fastweights.serving.vllm.versions import has_copies_on_cpus
 
 from ..models.hybrid.small import hybrid
 from .engine import (
@@ -31,6 +30,8 @@ from .engine import (
     largest_error,
     largest_loss,
     model,
+    needs_copies,
+    of_mixer,
     prompts,
     small_pool,
     vllm,
@@ -54,7 +55,7 @@ def check_same(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MIXERS]
 )
 def test_every_mixer(name, tmp_path):
-    own = model(name)
+    own = model(of_mixer(name))
     own.save_pretrained(tmp_path)
     with engine(tmp_path) as llm, counted_preemptions(llm) as given_way:
         check_same(own, llm, prompts(), CLOSE_OF.get(name, CLOSE), in_pieces(llm, 10), failing_pool(llm))
@@ -171,7 +172,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "enable_prefix_caching must be False on a CPU",
     ),
     "states of little range": ({"mamba_ssm_cache_dtype": "float16"}, "mamba_ssm_cache_dtype must be"),
-    "adapters": ({"enable_lora": True}, "lora_config must be None"),
+    "divided adapters": (
+        {"enable_lora": True, "fully_sharded_loras": True, "tensor_parallel_size": 2},
+        "fully_sharded_loras must be False",
+    ),
     "a pipeline": ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be 1"),
     "parts of a prompt": ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size must be 1"),
     "parts of a cache": (
@@ -282,9 +286,6 @@ def test_states_in_16_bits(tmp_path):
         with failing_pool(llm), counted_preemptions(llm) as given_way:
             assert largest_error(own, asked, written(llm, asked)) < 0.1
     assert len(set(given_way)) > 1
-
-
-needs_copies = pytest.mark.skipif(not has_copies_on_cpus(), reason="vLLM before 0.31 copies no states on a CPU")
 
 
 @needs_copies

@@ -28,6 +28,7 @@ class Limits(VerifyAndUpdateConfig):
     def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
         cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
         model, speculative = vllm_config.model_config, vllm_config.speculative_config
+        lora = vllm_config.lora_config
         if not isinstance(model.hf_config, FastWeightsConfig):
             raise ValueError(
                 f"a model of fastweights in vLLM must be of type 'fastweights', got {model.hf_config.model_type!r}: hybrids of "
@@ -43,7 +44,7 @@ class Limits(VerifyAndUpdateConfig):
             "enable_prefix_caching must be False on a CPU with speculative_config": (
                 cache.enable_prefix_caching and speculative is not None and current_platform.is_cpu()
             ),
-            "lora_config must be None; merge the adapter into the weights first": vllm_config.lora_config is not None,
+            "fully_sharded_loras must be False": lora is not None and lora.fully_sharded_loras,
             # vLLM fills vllm_config.quant_config and, for an offloading size, kv_transfer_config after this call.
             "quantization must be None": model.quantization is not None,
             "kv_transfer_config must be None": vllm_config.kv_transfer_config is not None,
