@@ -182,7 +182,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
         "decode_context_parallel_size must be 1",
     ),
-    "quantised weights": ({"quantization": "fp8", "dtype": "bfloat16"}, "quantization must be None"),
+    "another quantisation": (
+        {"quantization": "experts_int8", "dtype": "bfloat16"},
+        "quantization must be None or one of fp8, fp8_per_tensor",
+    ),
+    "divided quantised weights": (
+        {"quantization": "fp8", "dtype": "bfloat16", "tensor_parallel_size": 2},
+        "tensor_parallel_size must be 1 with quantization",
+    ),
     "transfer of caches": (
         {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
         "kv_transfer_config must be None",
@@ -205,13 +212,26 @@ def test_what_is_not_supported_is_refused_at_the_start(what, tmp_path):
         pass
 
 
-def test_sleep_is_refused(tmp_path, monkeypatch):
+def test_the_pool_is_given_back_in_sleep(tmp_path, monkeypatch):
+    """On a GPU sleep gives back all that vLLM allocates while it makes the pool. Here nothing sleeps, and the pool is filled with
+    NaN in its place: nothing else that was made with it may be needed."""
     from vllm.platforms import current_platform
 
-    monkeypatch.setattr(type(current_platform), "is_sleep_mode_available", lambda platform: True)  # as on a GPU
-    model("gdn").save_pretrained(tmp_path)
-    with pytest.raises(Exception, match="enable_sleep_mode must be False"), engine(tmp_path, enable_sleep_mode=True):
-        pass
+    held = []
+    rehearse = PooledMixer.rehearse
+    monkeypatch.setattr(PooledMixer, "rehearse", lambda pooled, *given: (rehearse(pooled, *given), held.append(pooled)))
+    monkeypatch.setattr(type(current_platform), "is_sleep_mode_available", lambda platform: True)
+    own = model(["gdn", "lattice", "softmax"])  # Lattice has first states
+    own.save_pretrained(tmp_path)
+    with engine(tmp_path, enable_sleep_mode=True) as llm:
+        tensors = {id(x) for pooled in held for x in vars(pooled).values() if isinstance(x, torch.Tensor)}
+        assert tensors == {id(pooled.blocks) for pooled in held}
+        check_same(own, llm, prompts())
+        llm.sleep()
+        for pooled in held:
+            pooled.blocks.view(torch.uint8).fill_(255)
+        llm.wake_up()
+        check_same(own, llm, prompts())
 
 
 class Louder(SoftmaxAttention):

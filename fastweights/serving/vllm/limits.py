@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Limits"]
 
 DRAFTS = ("ngram", "ngram_gpu", "suffix", "draft_model")  # the methods that need nothing of the model
+QUANTIZED = ("fp8", "fp8_per_tensor", "fp8_per_block", "compressed-tensors", "torchao")  # what vLLM's linear layers do alone
 
 
 class Limits(VerifyAndUpdateConfig):
@@ -46,12 +47,13 @@ class Limits(VerifyAndUpdateConfig):
             ),
             "fully_sharded_loras must be False": lora is not None and lora.fully_sharded_loras,
             # vLLM fills vllm_config.quant_config and, for an offloading size, kv_transfer_config after this call.
-            "quantization must be None": model.quantization is not None,
+            f"quantization must be None or one of {', '.join(QUANTIZED)}": model.quantization not in (None, *QUANTIZED),
+            "tensor_parallel_size must be 1 with quantization": (
+                model.quantization is not None and parallel.tensor_parallel_size > 1
+            ),
             "kv_transfer_config must be None": vllm_config.kv_transfer_config is not None,
             "kv_offloading_size must be None": cache.kv_offloading_size is not None,
             "use_replayssm must be False": getattr(cache, "use_replayssm", False),
-            # It would drop what layers allocate while the pool is made, first states among it.
-            "enable_sleep_mode must be False": model.enable_sleep_mode,
             "kv_cache_dtype must be 'auto': softmax layers keep keys and values in the dtype of the weights": (
                 cache.cache_dtype != "auto"
             ),

@@ -19,6 +19,8 @@ from .versions import adapter_slots, register_adapted
 
 __all__ = ["Rows", "replace_projections"]
 
+SMALLEST = 64  # channels: narrower projections are those of gates and decays, which quantised weights would change most
+
 
 class Rows:
     """Which tokens of a step the layers of a model read. Memory layers read a step in several calls, drafted tokens repeatedly.
@@ -54,7 +56,7 @@ class ServedLinear(ReplicatedLinear):
             given.in_features,
             given.out_features,
             bias=given.bias is not None,
-            quant_config=config.quant_config,
+            quant_config=config.quant_config if is_quantized(given, config) else None,
             prefix=name,
             return_bias=False,
             disable_tp=True,
@@ -99,6 +101,14 @@ class AdaptedLinear(ReplicatedLinearWithLoRA):
     @classmethod
     def can_replace_layer(cls, source_layer: nn.Module, *given: Any, **named: Any) -> bool:
         return isinstance(source_layer, ServedLinear)
+
+
+def is_quantized(given: nn.Linear, config: VllmConfig) -> bool:
+    """Whether the layer's weight is quantised: in a file as the file says, by vLLM itself where the weight is large."""
+    if getattr(config.model_config.hf_config, "quantization_config", None) is not None:
+        return True
+    sizes = given.in_features, given.out_features
+    return min(sizes) >= SMALLEST and all(size % 16 == 0 for size in sizes)
 
 
 def replace_projections(
