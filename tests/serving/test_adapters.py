@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {"enable_lora": True, "max_loras": 3, "max_lora_rank"
 ADAPTERS: dict[str, dict[str, Any]] = {
     "all": {"target_modules": "all-linear", "r": 4},
     "usual": {"r": 2, "lora_alpha": 6, "use_rslora": True},  # our default targets
-    "ends": {"target_modules": ["embed_tokens", "lm_head", "down_proj"], "r": 3},
+    "some": {"target_modules": ["o_proj", "out_proj", "down_proj"], "r": 3},
 }
 
 
@@ -114,6 +114,7 @@ def test_forms_of_the_engine(settings, tmp_path):
         ({"r": 16}, "LoRA rank 16 is greater than max_lora_rank 8"),
         ({"modules_to_save": ["norm"]}, "modules_to_save"),
         ({"use_dora": True}, "does not yet support DoRA"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "lm_head"),  # on a CPU
         ({"target_parameters": ["mixer.qkv.q_conv.weight"]}, "q_conv"),
     ],
     ids=str,

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["Limits"]
 
 DRAFTS = ("ngram", "ngram_gpu", "suffix", "draft_model")  # the methods that need nothing of the model
-QUANTIZED = ("fp8", "fp8_per_tensor", "fp8_per_block", "compressed-tensors", "torchao")  # what vLLM's linear layers do alone
+QUANTIZED = (
+    "fp8",
+    "fp8_per_tensor",
+    "fp8_per_block",
+    "compressed-tensors",
+    "torchao",
+)  # what vLLM's linear layers do alone
 
 
 class Limits(VerifyAndUpdateConfig):

@@ -74,6 +74,8 @@ class AdaptedLinear(ReplicatedLinearWithLoRA):
     The adapters' matrices are multiplied as one, with zeros between for the adapters that are not the token's.
     """
 
+    lora_b_stacked: tuple[Tensor, ...]
+
     def create_lora_weights(self, max_loras: int, lora_config: Any, model_config: Any = None) -> None:
         super().create_lora_weights(max_loras, lora_config, model_config)
         (b_L1ER,) = self.lora_b_stacked

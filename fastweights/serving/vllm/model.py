@@ -25,6 +25,7 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid, SupportsLoRA
 from vllm.model_executor.models.utils import AutoWeightsLoader, maybe_prefix
+from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
 from ...layers import SoftmaxAttention
@@ -135,9 +136,12 @@ class ServedModel(nn.Module):
 class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsLoRA):
     """`fastweights.models.FastWeightsForCausalLM` in vLLM, with the same names of weights."""
 
-    # For adapters: no projections are joined, and the layers beside them that take some.
+    # For adapters: no projections are joined, and which layers beside them take some. On a CPU none: vLLM's kernels there give
+    # requests without an adapter one of the others'.
     packed_modules_mapping: dict[str, list[str]] = {}
-    embedding_modules = {"embed_tokens": "input_embeddings", "lm_head": "output_embeddings"}
+    embedding_modules: dict[str, str] = (
+        {} if current_platform.is_cpu() else {"embed_tokens": "input_embeddings", "lm_head": "output_embeddings"}
+    )
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()

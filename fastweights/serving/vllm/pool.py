@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -79,7 +79,7 @@ class PooledMixer:
         state_dtype: in which the memory is kept, that of the layer's own states when None. The layer computes in its own: other
             numbers are converted on the way from the pool and back.
         spec: the layer's `Mixer.state_spec`; asked of the layer when None.
-        reading: called with the places in the step of the tokens that the layer reads next, where these are not the first ones.
+        reading: called with the places in the step, a tensor or slice, of the tokens that the layer reads next, where these are not the first ones.
             One place may stand for all.
     """
 
@@ -89,7 +89,7 @@ class PooledMixer:
         blocks: Tensor,
         state_dtype: torch.dtype | None = None,
         spec: LayerCache | None = None,
-        reading: Callable[[Tensor | slice], AbstractContextManager[None]] = nullcontext,
+        reading: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.mixer, self.reading = mixer, reading
         self.blocks = blocks.view(torch.int64)  # for copies of whole blocks

