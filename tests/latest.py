@@ -2,8 +2,8 @@
 
     python tests/latest.py FOLDER [arguments of pytest]
 
-Upper bounds of pyproject.toml are left out. Prints which versions lie outside the bounds, and which tests failed. Ends with 1 where
-one did, and with 2 where the package index cannot be reached or the packages do not go together.
+Upper bounds of pyproject.toml are left out. Prints which versions lie outside the bounds, and which tests failed. Ends with
+the code of pytest, and with 2 where the package index cannot be reached or the packages do not go together.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 import venv
 from pathlib import Path
 from xml.etree import ElementTree
+
+import tomllib
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("viz", "train", "eval", "test")
@@ -61,7 +62,7 @@ def report_versions(python: Path, asked: dict[str, str]) -> None:
 
 def failed_tests(report: Path) -> list[str]:
     return [
-        f"{case.get('classname')}::{case.get('name')}: {found.get('message', '').splitlines()[0][:200]}"
+        f"{case.get('classname')}::{case.get('name')}: {found.get('message', '').partition(chr(10))[0][:200]}"
         for case in ElementTree.parse(report).iter("testcase")
         for found in (*case.findall("failure"), *case.findall("error"))
     ]

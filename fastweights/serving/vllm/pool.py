@@ -79,8 +79,8 @@ class PooledMixer:
         state_dtype: in which the memory is kept, that of the layer's own states when None. The layer computes in its own: other
             numbers are converted on the way from the pool and back.
         spec: the layer's `Mixer.state_spec`; asked of the layer when None.
-        reading: called with the places in the step, a tensor or slice, of the tokens that the layer reads next, where these are not the first ones.
-            One place may stand for all.
+        reading: called with the places in the step, a tensor or slice, of the tokens that the layer reads next, where these are
+            not the first ones. One place may stand for all.
     """
 
     def __init__(
