@@ -25,8 +25,8 @@ from ._options import (
 )
 from ._output import one_document, show_plan, show_plots
 
-# The defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
-MIXERS, PAIRS = ["linear,gla,deltanet,gdn"], ["4,16"]
+# The defaults are those of load_recall_file(None) (a test compares them), written out because help must not import torch.
+MIXERS, PAIRS = ["linear,gla,deltanet,gdn"], ["4,8"]
 LEARNING_RATES, SEEDS = ["0.003,0.01"], ["0"]
 LESS_MEMORY = "a smaller --batch-size, or a smaller --workers,"
 
@@ -51,8 +51,20 @@ def recall(
     ] = MIXERS,
     task: Annotated[str, typer.Option(help="Task to train on; `fastweights tasks` lists them.")] = "mqar-shuffled",
     pairs: Annotated[
-        list[str], typer.Option(metavar="N,...", help="Difficulties: key-value pairs in a sequence.")
+        list[str],
+        typer.Option(
+            metavar="N,...",
+            help="Difficulties: key-value pairs in a sequence. A run file that does not set them has 4,16.",
+        ),
     ] = PAIRS,
+    block: Annotated[
+        str | None,
+        typer.Option(
+            help="What every memory has around its rule: matched, the same convolutions, gates and first windows for all; "
+            "published, the options of its own layer; or a key of fastweights.layers.BLOCKS. Options of a mixer go first.",
+            show_default="matched, or with a run file what it says, else published",
+        ),
+    ] = None,
     length: Annotated[int | None, typer.Option(help="Tokens in a sequence; the task's shortest if not given.")] = None,
     vocab_size: Annotated[int, typer.Option(help="Number of different tokens.")] = 64,
     width: Annotated[int, typer.Option(help="Width of the model.")] = 32,
@@ -115,6 +127,7 @@ def recall(
                 "mixers": tuple(choice for text in mixers for choice in parse_mixers(text)),
                 "task": task,
                 "pairs": values("--pairs", pairs, int),
+                "block": block,
                 "length": length,
                 "vocab_size": vocab_size,
                 "width": width,

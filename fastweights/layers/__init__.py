@@ -7,6 +7,8 @@ import inspect as _inspect
 import typing as _typing
 
 from ..plugins import import_mixers as import_mixers
+from .blocks import BLOCKS as BLOCKS
+from .blocks import in_block as in_block
 from .cache import LayerCache as LayerCache
 from .choice import MixerChoice as MixerChoice
 from .choice import parse_mixers as parse_mixers

@@ -155,11 +155,11 @@ def describe_experiment(results: Sequence[RecallResult]) -> str:
     options = ", ".join(f"{name}={value}" for name, value in run.get("task_options", {}).items())
     task = f"{run['task']} ({options})" if options else run["task"]
     length = "" if run["length"] is None else f", length {run['length']}"
-    rates, seeds = _values(results, "learning_rate"), _values(results, "seed")
+    rates, seeds, block = _values(results, "learning_rate"), _values(results, "seed"), run.get("block", "published")
     tokens = "" if results[0].measure == "error" else f", {run['vocab_size']:,} tokens"
     return (
         f"{task}{length}{tokens}; {_count_noun(run['layers'], 'layer')} of width {run['width']}, "
-        f"{_count_noun(run['heads'], 'head')}; {run['steps']:,} steps of {run['batch_size']}, "
+        f"{_count_noun(run['heads'], 'head')}, {block} block; {run['steps']:,} steps of {run['batch_size']}, "
         f"lr {', '.join(f'{rate:g}' for rate in rates)}; {_count_noun(len(seeds), 'seed')}"
     )
 

@@ -186,6 +186,9 @@ def test_the_plan_of_recall_as_a_document(folder, capsys):
     assert main([*RECALL.split(), "--json", "--dry-run"]) == 0
     (part,) = json.loads(capsys.readouterr().out)["parts"]
     assert [(model["pairs"], model["runs"]) for model in part["models"]] == [(2, 2), (4, 2)]
+    assert part["settings"]["block"] == "matched"
+    assert main([*RECALL.split(), "--block", "published", "--json", "--dry-run"]) == 0
+    assert json.loads(capsys.readouterr().out)["parts"][0]["settings"]["block"] == "published"
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])

@@ -72,10 +72,11 @@ def wait_until(condition: Callable[[], object], process: subprocess.Popen) -> No
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Accuracy and loss curves of the same experiment, run after run in this process."""
+    """Accuracy and loss curves of the same experiment, run after run in this process. The command is in the matched block."""
     folder, threads = tmp_path_factory.mktemp("uninterrupted"), torch.get_num_threads()
+    experiment = RecallExperiment(block="matched", **SETTINGS)
     torch.set_num_threads(1)
-    yield [numbers(vars(train_run(run, folder / run.name))) for run in RecallExperiment(**SETTINGS).runs()]
+    yield [numbers(vars(train_run(run, folder / run.name))) for run in experiment.runs()]
     torch.set_num_threads(threads)
 
 
@@ -197,8 +198,8 @@ def test_results_hold_configuration_versions_machine_times_and_sizes(killed_and_
 
 def test_the_table_and_the_plots(killed_and_continued):
     output, printed, _ = killed_and_continued
-    for word in ("linear", "deltanet", "accuracy", "results.json"):
-        assert word in printed
+    for word in ("linear", "deltanet", "accuracy", "results.json", "matched block"):
+        assert word in " ".join(printed.split())
     for name in ("accuracy-by-pairs.png", "accuracy-by-state-size.png", "loss-curves.png"):
         content = (output / name).read_bytes()
         assert content.startswith(b"\x89PNG\r\n\x1a\n")
@@ -222,6 +223,8 @@ def test_another_configuration_is_refused_and_nothing_overwritten(killed_and_con
     assert main(command(output, steps=61)) == 2
     error = capsys.readouterr().err
     assert "steps is 60 there and 61 here" in error and error.count("\n") == 1
+    assert main([*command(output), "--block", "published"]) == 2
+    assert 'block is "matched" there and not set here' in capsys.readouterr().err
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 

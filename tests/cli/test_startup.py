@@ -14,7 +14,7 @@ from fastweights.data import TASKS
 from fastweights.data.registry import ORDER
 from fastweights.evaluation import MEASURES, EvaluationSettings
 from fastweights.evaluation.suites import SUITES
-from fastweights.training import RecallExperiment, WorkerError
+from fastweights.training import WorkerError, load_recall_file
 
 HELP = """
 import sys
@@ -44,7 +44,10 @@ def test_help_needs_no_torch_and_ops_need_no_compiler():
 
 @pytest.mark.parametrize(
     ("command", "settings", "renamed"),
-    [("recall", RecallExperiment(), {}), ("evaluate", EvaluationSettings(), {"measures": "on"})],
+    [
+        ("recall", load_recall_file(None).parts[""], {"block": "block"}),
+        ("evaluate", EvaluationSettings(), {"measures": "on"}),
+    ],
 )
 def test_defaults_are_those_of_the_library(command, settings, renamed):
     options = {option.name: option.default for option in typer.main.get_command(app).commands[command].params}

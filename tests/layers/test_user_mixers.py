@@ -170,7 +170,7 @@ def test_recall_in_workers_and_after_an_interruption(folder, forget, capsys):
     import_mixers(["my_mixers.py"])
     experiment = RecallExperiment(
         mixers=("average",), pairs=(2,), vocab_size=16, width=8, heads=2, steps=3, batch_size=2, test_examples=2,
-        learning_rates=(0.01,),
+        learning_rates=(0.01,), block="matched",
     )  # fmt: skip
     output, (run,) = ExperimentFolder(folder / "recall"), experiment.runs()
     with output.opened(experiment, overwrite=False):

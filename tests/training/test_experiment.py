@@ -162,3 +162,19 @@ def test_the_defaults_compare_memories_of_one_size():
     assert len(experiment.mixers) >= 4
     assert min(experiment.pairs) < channels <= max(experiment.pairs)
     assert isinstance(experiment.runs()[0], RecallRun)
+
+
+def test_a_block_is_part_of_the_run_and_an_own_option_goes_before_it():
+    run = small_run(mixer="gdn:output_gate=sigmoid", block="matched", layers=2, softmax_layers=(1,))
+    memory, attention = (options for _, options in run.model_config().mixers())
+    assert (memory["output_gate"], memory["long_memory"], memory["conv_size"]) == ("sigmoid", "windows", 4)
+    assert (attention["conv_size"], attention["activation"]) == (4, "silu")
+    assert run.record()["block"] == "matched" and run.record()["mixer"]["options"] == {"output_gate": "sigmoid"}
+
+
+def test_records_from_before_there_were_blocks_are_of_the_published_one():
+    run = small_run(layers=2, softmax_layers=(1,))
+    assert run.block == "published" and "block" not in run.record()
+    assert run.model_config().mixers() == [("gdn", {}), ("softmax", {})]
+    with pytest.raises(ValueError, match="block must be one of 'matched', 'published'"):
+        small_run(block="equal")

@@ -96,7 +96,7 @@ WRITTEN: dict[str, str] = {
     "evaluations": "3", "device": '"cpu:0"', "mixers": '["gdn", { name = "gdn", options = { conv_size = 2 }, label = "small" }]',
     "pairs": "[2, 8]", "learning_rates": "[0.1, 0.01]", "seeds": "[3, 4]", "watch_every": "30", "save_models": "true",
     "mixture": "[{ pairs = 2, steps = 3 }, { pairs = 4, steps = 5, length = 40 }]", "validation_examples": "16", "stop_at": "0.9",
-    "seed_by_name": "true",
+    "seed_by_name": "true", "block": '"matched"',
 }  # fmt: skip
 
 
@@ -135,6 +135,16 @@ def test_a_curriculum_decides_pairs_length_and_steps(tmp_path):
     (experiment,) = load_recall_file(write(tmp_path, text)).parts.values()
     assert experiment.curriculum == (Stage(pairs=2, steps=3), Stage(pairs=4, steps=5, length=40))
     assert (experiment.pairs, experiment.length, experiment.steps) == ((4,), 40, 8)
+
+
+def test_without_a_file_the_block_is_the_matched_one_and_with_one_the_published(tmp_path):
+    assert load_recall_file(None).parts == {"": RecallExperiment(block="matched", pairs=(4, 8))}
+    assert load_recall_file(None, block="published", pairs=(4, 16)).parts == {"": RecallExperiment()}
+    stages = load_recall_file(None, overrides=["curriculum=[{pairs = 2, steps = 3}]"]).parts[""]
+    assert (stages.pairs, stages.block) == ((2,), "matched")
+    assert load_recall_file(None, curriculum=[Stage(pairs=2, steps=3)]).parts == {"": stages}
+    assert load_recall_file(write(tmp_path, FILE)).parts[""].block == "published"
+    assert load_recall_file(write(tmp_path, FILE), block="matched").parts[""].block == "matched"
 
 
 def test_changes_go_over_file_and_parts(tmp_path):

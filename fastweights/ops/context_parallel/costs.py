@@ -32,7 +32,15 @@ from ..framework.spec import OpSpec
 from .by_kernels import part_kernels
 from .heads import choose_units
 
-__all__ = ["H100_LINK", "estimate_seconds", "exchanged_bytes", "extra_macs", "link_speed", "most_columns"]
+__all__ = [
+    "H100_LINK",
+    "estimate_seconds",
+    "exchanged_bytes",
+    "extra_macs",
+    "link_speed",
+    "most_columns",
+    "summed_bytes",
+]
 
 Named = Mapping[str, Any]
 HOST = 8  # GPUs that one host usually has
@@ -105,6 +113,18 @@ def exchanged_bytes(spec: OpSpec, inputs: Named, sizes: Sizes, ranks: int, way: 
             kept = sizes.G * (sizes.K if g is not None and g.ndim == 4 else 1)
             sent += (numbers + kept) * (passed.dtype or compute_dtype(first)).itemsize
     return (ranks - 1) * (1 if packed else sizes.B) * sent
+
+
+def summed_bytes(spec: OpSpec, inputs: Named, sizes: Sizes) -> float:
+    """What a process holds in the backward of one call in way "state" to form the sums again: weighted x and y of each, and
+    their gradients."""
+    assert spec.passing is not None
+    operands = {}
+    for passed in spec.passing.sums.values():
+        itemsize = (passed.dtype or compute_dtype(first_input(inputs))).itemsize
+        for operand in ((passed.x, passed.gain, passed.decay), (passed.y,)):
+            operands[operand] = sizes.G * math.prod(inputs[operand[0]].shape[3:]) * itemsize
+    return 2 * sizes.B * sizes.T * sum(operands.values())
 
 
 def extra_macs(spec: OpSpec, sizes: Sizes, x: Tensor, backend: str) -> float:

@@ -13,12 +13,14 @@ class PlannedGroup:
 
     Attributes:
         sent: bytes, by the way of an op, or by the collective where no op exchanges them.
+        held: bytes that the process holds during the backward of one call for it, the most of all calls.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
         self.group_name = f"planned {size}"
         self.sent: Counter[str] = Counter()
+        self.held = 0.0
 
     def rank(self) -> int:
         return 0
@@ -28,3 +30,6 @@ class PlannedGroup:
 
     def note(self, what: str, sent: float) -> None:
         self.sent[what] += round(sent)
+
+    def note_held(self, held: float) -> None:
+        self.held = max(self.held, held)

@@ -40,6 +40,7 @@ class Exchange:
         way: "heads", "state", or both where a layer calls several ops.
         sent: bytes that a process sends per layer in the forward of a pass. The backward sends as many.
         tokens: of a process in a pass.
+        held: bytes that a process holds for it in the backward of one layer.
     """
 
     mixer: str
@@ -47,6 +48,7 @@ class Exchange:
     way: str
     sent: int
     tokens: int
+    held: float
 
 
 def exchanges(run: LanguageRun, model: Any) -> list[Exchange]:
@@ -75,7 +77,7 @@ def _exchange(run: LanguageRun, name: str, mixer: Any, layers: int) -> Exchange:
         context_parallel(planned, group)
         planned(torch.empty(1, tokens, mixer.hidden_size, dtype=dtype, device="meta"))
     ways = [way for way, names in NOTED.items() if any(group.sent[name] for name in names)]
-    return Exchange(name, layers, " and ".join(ways), group.sent.total(), tokens)
+    return Exchange(name, layers, " and ".join(ways), group.sent.total(), tokens, group.held)
 
 
 def tokens_of_process(run: LanguageRun, rows: int | None = None) -> int:

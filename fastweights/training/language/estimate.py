@@ -16,7 +16,7 @@ from torch import nn
 from ...checks import check_choice, check_size
 from ...layers import Mixer, SoftmaxAttention
 from ...ops.context_parallel.costs import H100_LINK, link_speed
-from .communication import exchanged_bytes, gradient_bytes, tokens_of_process
+from .communication import exchanged_bytes, exchanges, gradient_bytes, tokens_of_process
 from .optimizers import muon_matrices
 from .run import UNSHARDED, LanguageRun
 from .schedule import StepPlan
@@ -209,7 +209,8 @@ def activation_bytes(run: LanguageRun, model: Any) -> float:
     tokens. Per token and block: the output of every linear layer and
     what is computed of it, in the precision of the matrix products; the residual stream twice in float32; and the state of the
     memory every 64 tokens. Weights are kept once more in 16 bits where products are in that precision. 79 measured trainings
-    on an H200 took between .73 and 1.53 times as much, the most with Lattice's rules.
+    on an H200 took between .73 and 1.53 times as much, the most with Lattice's rules. Processes that pass states on hold the
+    operands of the sums that they form again, of one block at a time.
 
     With gradient_checkpointing, the residual stream of every block, and all of one block.
     """
@@ -221,7 +222,8 @@ def activation_bytes(run: LanguageRun, model: Any) -> float:
     if run.gradient_checkpointing:
         per_token = 4 * model.config.hidden_size * len(kept) + max(kept)
     copies = size * model.num_parameters() if size == 2 else 0
-    return tokens * per_token + copies
+    held = max((one.held for one in exchanges(run, model)), default=0.0) if run.context_parallel > 1 else 0.0
+    return tokens * per_token + copies + held
 
 
 def _mixer(block: Any) -> Any:

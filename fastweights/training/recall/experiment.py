@@ -9,7 +9,7 @@ from typing import Any
 from ...checks import check_list, check_positive, check_size, check_whole_number
 from ...data import Task, make_task
 from ...files import file_name
-from ...layers import MixerChoice
+from ...layers import MixerChoice, in_block
 from ...models import FastWeightsConfig
 from .settings import Settings, Stage
 
@@ -91,13 +91,15 @@ class RecallRun(Settings):
 
     def model_config(self) -> FastWeightsConfig:
         """The configuration of the model that the run trains."""
+        mixer, attention = (in_block(x, self.block, self.heads) for x in (self.choice, MixerChoice("softmax")))
         return FastWeightsConfig(
             vocab_size=self.vocab_size,
             hidden_size=self.width,
             num_hidden_layers=self.layers,
             num_heads=self.heads,
-            mixer=self.choice.entry,
+            mixer=mixer.entry,
             softmax_layers=self.softmax_layers,
+            softmax_options=dict(attention.options) if self.softmax_layers and attention.options else None,
             intermediate_size=self.intermediate_size,
             tie_word_embeddings=self.tie_word_embeddings,
             scale_residuals=self.scale_residuals,

@@ -211,7 +211,8 @@ def plan_recall(
         for run in experiment.runs():
             groups.setdefault((run.choice.label, run.pairs), []).append(run)
         models = [_plan_models(runs, folder, overwrite) for runs in groups.values()]
-        plan.append({"part": name, "output": str(folder.path), "settings": experiment.record(), "models": models})
+        settings = {**experiment.record(), "block": experiment.block}
+        plan.append({"part": name, "output": str(folder.path), "settings": settings, "models": models})
     return plan
 
 
@@ -246,5 +247,6 @@ def check_models(runs: Sequence[RecallRun]) -> None:
 
 def _build_without_weights(run: RecallRun) -> Any:
     """The model that a run trains, without memory for its weights."""
-    with torch.device("meta"), error_prefix(f"mixer {run.choice.label}"):
+    block = "" if run.block == "published" else f" in the {run.block} block"
+    with torch.device("meta"), error_prefix(f"mixer {run.choice.label}{block}"):
         return make_objective(run.make_task()).build(run.model_config())

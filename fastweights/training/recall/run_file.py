@@ -17,6 +17,9 @@ from .settings import Stage
 __all__ = ["RecallFile", "load_recall_file"]
 
 OF_THE_FILE = ("output", "workers")  # keys that are no fields of an experiment
+# What differs from the defaults of `RecallExperiment` without a file: every memory then learns in minutes on a laptop. The
+# defaults stay, so that folders of files that do not set these continue.
+WITHOUT_FILE: Mapping[str, Any] = {"block": "matched", "pairs": [4, 8]}
 
 
 @checked
@@ -52,7 +55,7 @@ class RecallFile:
 
 
 def load_recall_file(path: str | Path | None, *, overrides: Sequence[str] = (), **changes: Any) -> RecallFile:
-    """The experiments that a .toml file describes; without a file the default one.
+    """The experiments that a .toml file describes; without a file one with the default settings but for `WITHOUT_FILE`.
 
     Its keys are the fields of `RecallExperiment`, and output and workers. mixers holds names, texts such as
     "gka:ridge=0.01@a", or tables with name, options and label; [task_options] the task's own options; [[curriculum]] or
@@ -69,7 +72,10 @@ def load_recall_file(path: str | Path | None, *, overrides: Sequence[str] = (), 
     """
     replaced = parse_overrides(overrides)
     if path is None:
-        return _make_file({}, changes, replaced)
+        values = dict(WITHOUT_FILE)
+        if {"curriculum", "mixture"} & {*changes, *(key[0] for key, _ in replaced)}:
+            del values["pairs"]  # the stages decide them
+        return _make_file(values, changes, replaced)
     file = check_run_file(path, ".toml")
     values = read_toml(file)
     try:

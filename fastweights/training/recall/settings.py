@@ -22,6 +22,7 @@ from ...checks import (
 )
 from ...data import RecallTask
 from ...data.registry import task_class
+from ...layers import BLOCKS
 from ..optimization import SCHEDULES, check_optimization
 
 __all__ = ["Settings", "Stage"]
@@ -70,7 +71,7 @@ _LATER: dict[str, Any] = {
     "task_options": {}, "warmup_start": 0.0, "initializer_range": 0.02, "intermediate_size": None, "tie_word_embeddings": False,
     "scale_residuals": True, "softmax_layers": [], "train_examples": None, "curriculum": [], "beta1": 0.9, "beta2": 0.999,
     "schedule": "cosine", "watch_every": None, "save_models": False, "mixture": [], "validation_examples": None,
-    "stop_at": None, "seed_by_name": False,
+    "stop_at": None, "seed_by_name": False, "block": "published",
 }  # fmt: skip
 
 
@@ -83,6 +84,9 @@ class Settings:
         task_options: the task's own options by name, such as {"random_non_queries": False}; see the task's class.
         length: tokens in a sequence; None takes the task's own length for the number of pairs.
         vocab_size: number of different tokens; tasks of vectors have none.
+        block: what every mixer has around its rule, a key of `fastweights.layers.BLOCKS`: "published" for the options of its
+            layer, "matched" for the same convolutions, gates and first windows in all. Options of a mixer go before those of
+            the block.
         width: size of the residual stream (hidden_size of the model).
         heads: heads of every mixer; must divide `width`.
         layers: number of blocks (mixer and MLP).
@@ -125,6 +129,7 @@ class Settings:
     task_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     length: int | None = None
     vocab_size: int = 64
+    block: str = "published"
     width: int = 32
     heads: int = 2
     layers: int = 2
@@ -180,6 +185,7 @@ class Settings:
                     f"{name} must be left out for task {self.task!r}, whose models read vectors and not tokens"
                 )
         check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("block", self.block, BLOCKS)
         check_positive("initializer_range", self.initializer_range)
         if self.width % self.heads:
             raise ValueError(

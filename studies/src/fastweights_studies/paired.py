@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Literal, TypeVar
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from fastweights.checks import check_choice, check_number
 from fastweights.kinds import checked
@@ -24,6 +24,7 @@ from fastweights.kinds import checked
 __all__ = ["Difference", "adjust_holm", "compare", "compare_family", "smallest_visible"]
 
 CONFIDENCE, POWER = 0.95, 0.8
+ONE_SEED = "one seed"
 RESAMPLES = 9999
 Name = TypeVar("Name")
 Method = Literal["t", "bootstrap"]
@@ -35,9 +36,9 @@ class Difference:
     """left - right over the seeds of both.
 
     Attributes:
-        mean: m. low, high: the limits of its interval. confidence: that of the interval.
+        mean: m. low, high: the limits of its interval, infinite for one seed. confidence: that of the interval.
         p: two-sided probability of a mean this far from zero if there were no difference; after Holm's correction in a family.
-        seeds: n. deviation: s.
+        seeds: n. deviation: s, infinite for one seed.
     """
 
     mean: float
@@ -51,6 +52,8 @@ class Difference:
     @property
     def visible(self) -> float:
         """The smallest difference that n seeds with this s show in four of five repetitions (`smallest_visible`)."""
+        if self.seeds < 2:
+            return math.inf
         return smallest_visible(self.deviation, self.seeds, confidence=self.confidence)
 
     @property
@@ -63,7 +66,15 @@ class Difference:
         """1 or -1 where left is above or below right, 0 for a tie."""
         return 0 if self.tied else int(math.copysign(1, self.mean))
 
+    def within(self, limit: float) -> int:
+        """1 where the interval lies within +-limit, -1 where it lies beyond, 0 where it tells neither."""
+        if -limit <= self.low and self.high <= limit:
+            return 1
+        return -int(self.low > limit or self.high < -limit)
+
     def __str__(self) -> str:
+        if self.seeds < 2:
+            return f"{self.mean:+.3g} ({ONE_SEED})"
         text = f"{self.mean:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
         return f"{text}, a tie (visible from {self.visible:.2g})" if self.tied else text
 
@@ -168,8 +179,8 @@ def _t_interval(differences: np.ndarray, confidence: float) -> tuple[float, floa
     if s == 0:
         return m, m, float(m == 0)
     error = s / math.sqrt(n)
-    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * error
-    return m - half, m + half, float(2 * stats.t.sf(abs(m) / error, n - 1))
+    half = float(special.stdtrit(n - 1, (1 + confidence) / 2)) * error
+    return m - half, m + half, float(2 * special.stdtr(n - 1, -abs(m) / error))
 
 
 def _bootstrap_interval(differences: np.ndarray, confidence: float) -> tuple[float, float, float]:

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from fastweights_studies.leaderboard.blocks import BLOCKS, LACKS, in_block
+from fastweights_studies.leaderboard.blocks import LACKS
 from torch import nn
 
-from fastweights.layers import MIXERS, MixerChoice, build_mixer
+from fastweights.layers import MIXERS, MixerChoice, build_mixer, in_block
 from fastweights.layers.decay import FixedDecay, GLADecay, SoftplusDecay
 from fastweights.layers.norms import GatedRMSNorm, GroupedRMSNorm
 from fastweights.layers.projections import ShortConvolution, ValueSkip
@@ -91,14 +91,3 @@ def test_each_part_is_added_by_its_block_alone(name):
     base = parts(matched)
     for layer, part in ((gate, "gate"), (skip, "skip"), (bare, "convolution"), (own, "windows")):
         assert {one for one, value in parts(layer).items() if value != base[one]} == ({part} - set(lacks))
-
-
-def test_options_that_were_chosen_stay_and_the_published_block_is_the_layers_own():
-    choice = in_block(MixerChoice("gdn", {"conv_size": 2, "output_gate": "sigmoid"}, "mine"), "matched", HEADS)
-    assert (choice.label, choice.options["conv_size"], choice.options["output_gate"]) == ("mine", 2, "sigmoid")
-    assert in_block(MixerChoice("gdn"), "published", HEADS) == MixerChoice("gdn")
-    assert in_block(MixerChoice("deltanet", {"decay": "head"}), "matched", HEADS).options["long_memory"] == "windows"
-    assert "long_memory" not in in_block(MixerChoice("pdn", {"tie_preconditioner": True}), "matched", HEADS).options
-    with pytest.raises(ValueError, match="block must be one of"):
-        in_block(MixerChoice("gdn"), "equal", HEADS)
-    assert list(BLOCKS)[:2] == ["matched", "published"]

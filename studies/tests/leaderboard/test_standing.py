@@ -1,11 +1,10 @@
-"""Places: ties inside the spread of seeds, single seeds, both directions."""
+"""Places: ties by paired differences, single seeds, both directions."""
 
 from dataclasses import replace
 
-import pytest
 from fastweights_studies.leaderboard import PARTS, places
 from fastweights_studies.leaderboard.cells import LEARNING, UNMARKED
-from fastweights_studies.leaderboard.standing import compare_entries, paired_places, visible_difference
+from fastweights_studies.leaderboard.standing import compare_entries, visible_difference
 from fastweights_studies.leaderboard.tables import NOT_RUN, part_table
 
 from .toy import make_row
@@ -26,45 +25,16 @@ def shown(found):
     return {one.entry.label: (one.place, one.tied) for one in found}
 
 
-def test_a_difference_inside_the_spread_is_a_tie():
-    found = places(entries(a=(0.90, 0.94), b=(0.91, 0.92), c=(0.50, 0.51), d=(0.525, 0.54)), "higher")
-    assert [one.entry.label for one in found] == ["a", "b", "d", "c"]
-    assert shown(found) == {"a": (1, True), "b": (1, True), "d": (3, False), "c": (4, False)}
-
-
-def test_ranges_nearer_than_the_smaller_one_are_tied():
-    assert shown(places(entries(a=(0.60, 0.62), b=(0.63, 0.65)), "higher")) == {"b": (1, True), "a": (1, True)}
-    assert shown(places(entries(a=(0.60, 0.62), b=(0.65, 0.67)), "higher")) == {"b": (1, False), "a": (2, False)}
-
-
-def test_a_wild_mixer_is_not_tied_with_the_best():
-    assert shown(places(entries(good=(0.0, 0.0), wild=(0.9, 1600.0)), "lower")) == {
-        "good": (1, False),
-        "wild": (2, False),
-    }
-
-
 def test_lower_is_better_where_the_part_says_so():
     assert [one.entry.label for one in places(entries(a=(2.0, 2.1), b=(1.0, 1.1)), "lower")] == ["b", "a"]
 
 
-def test_a_single_seed_tells_nothing_without_a_resolution():
-    assert shown(places(entries(a=(0.9,), b=(0.1, 0.2)), "higher")) == {"a": (None, False), "b": (None, False)}
-
-
-@pytest.mark.parametrize(("difference", "place"), [(0.019, 1), (0.021, 2)])
-def test_single_seeds_tie_within_the_resolution(difference, place):
-    found = places(entries(a=(3.0,), b=(3.0 + difference,)), "lower", 0.02)
-    assert shown(found) == {"a": (1, place == 1), "b": (place, place == 1)}
-
-
-def test_paired_places_see_what_the_spread_of_seeds_hides():
+def test_places_see_what_the_spread_of_seeds_hides():
     """All seeds of a are as far ahead of b as of one another: the ranges overlap, the differences do not hold zero."""
     found = entries(a=(0.60, 0.70, 0.80, 0.90), b=(0.55, 0.652, 0.751, 0.849), c=(0.9, 0.5, 0.6, 0.8))
-    assert shown(places(found, "higher"))["b"] == (1, True)
-    assert shown(paired_places(found, "higher")) == {"a": (1, True), "b": (2, True), "c": (1, True)}
-    assert [one.entry.label for one in paired_places(found, "lower")] == ["c", "b", "a"]
-    assert shown(paired_places(found, "lower"))["a"] == (2, True)
+    assert shown(places(found, "higher")) == {"a": (1, True), "b": (2, True), "c": (1, True)}
+    assert [one.entry.label for one in places(found, "lower")] == ["c", "b", "a"]
+    assert shown(places(found, "lower"))["a"] == (2, True)
     assert not compare_entries(found)[0, 1].tied and len(compare_entries(found)) == 3
 
 
@@ -77,13 +47,15 @@ def test_holms_correction_is_over_all_pairs_of_the_column():
 
 def test_single_seeds_have_no_paired_place():
     found = entries(a=(0.9,), b=(0.1, 0.2), c=(0.1, 0.2))
-    assert shown(paired_places(found, "higher")) == {"a": (None, False), "b": (1, True), "c": (1, True)}
+    assert shown(places(found, "higher")) == {"a": (None, False), "b": (1, True), "c": (1, True)}
     assert visible_difference(entries(a=(0.9,), b=(0.1, 0.2))) is None
+    found = entries(a=(0.9,), b=(0.8,), c=(0.7,), d=(0.1, 0.2), e=(0.1, 0.2))
+    assert {place for place, _ in shown(places(found, "higher")).values()} == {None}  # d is compared with one of four
 
 
 def test_the_table_marks_ties_undertrained_and_diverged_runs_and_what_was_not_run():
     found = [
-        *rows("gdn", [0.9, 0.94], undertrained=True), *rows("softmax", [0.91, 0.93]), *rows("kda", [0.5, 0.5], diverged=1),
+        *rows("gdn", [0.9, 0.94], undertrained=True), *rows("softmax", [0.91, 0.93]), *rows("kda", [0.5, 0.54], diverged=1),
         *rows("gdn", [0.6, 0.6], column=1, state=1024),
     ]  # fmt: skip
     head, lines = part_table(PARTS["mqar"], PARTS["mqar"].entries(found), ["softmax", "gdn", "kda", "vla"])
@@ -91,7 +63,7 @@ def test_the_table_marks_ties_undertrained_and_diverged_runs_and_what_was_not_ru
     assert {line[0]: line[3:] for line in lines} == {
         "gdn": ["0.920 ±0.020 (1=)*", "0.600 ±0.000 (1)"],
         "softmax (keeps every token)": ["0.920 ±0.010 (1=)", NOT_RUN],
-        "kda": ["0.500 ±0.000 (3)!", NOT_RUN],
+        "kda": ["0.520 ±0.020 (3)!", NOT_RUN],
         "vla": [NOT_RUN, NOT_RUN],
     }
     assert {line[0]: line[1:3] for line in lines}["gdn"] == ["9 to 1,024", "1,234"]
@@ -104,19 +76,19 @@ def test_the_table_has_the_exact_regression_and_perplexities():
     ]
     _, lines = part_table(PARTS["regression"], PARTS["regression"].entries(found), [])
     assert lines[0] == ["*exact ridge regression*", "", "", "0.250"] and lines[1][3] == "0.550 ±0.050 (1)"
-    _, lines = part_table(PARTS["language"], entries("language", gdn=[2.0]), [], 0.02)
-    assert lines[0][-1] == "7.389 (1)"
-    _, lines = part_table(PARTS["language"], entries("language", gdn=[1.9, 2.1]), [], 0.02)
+    _, lines = part_table(PARTS["language"], entries("language", gdn=[2.0]), [])
+    assert lines[0][-1] == "7.389"
+    _, lines = part_table(PARTS["language"], entries("language", gdn=[1.9, 2.1]), [])
     assert lines[0][-1] == "7.389 ±0.777 (1)"
 
 
 def test_language_models_are_not_marked_as_still_learning():
-    for part, best in (("language", "7.389 (1)"), ("needle", "2.000")):
+    for part, best in (("language", "7.389"), ("needle", "2.000")):
         found = [
             *rows("gdn", [2.0], part=part, undertrained=True), *rows("kda", [3.0], part=part, undertrained=True, diverged=1),
         ]  # fmt: skip
         found += [replace(row, measure="found", value=1.0) for row in found]
-        _, lines = part_table(PARTS[part], PARTS[part].entries(found), [], PARTS[part].resolution("full"))
+        _, lines = part_table(PARTS[part], PARTS[part].entries(found), [])
         assert lines[0][-1] == best and lines[1][-1].endswith("!") and "*" not in lines[1][-1]
         assert UNMARKED in PARTS[part].explanation() and LEARNING not in PARTS[part].explanation()
     assert LEARNING in PARTS["mqar"].explanation() and UNMARKED not in PARTS["mqar"].explanation()

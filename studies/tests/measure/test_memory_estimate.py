@@ -3,6 +3,7 @@
 import json
 
 import torch
+from fastweights_studies.measure.scaling import model_options, settings
 from fastweights_studies.places import RESULTS
 
 from fastweights.models import FastWeightsForCausalLM, preset
@@ -27,6 +28,18 @@ def test_activations_of_measured_presets():
             run = LanguageRun(precision="bf16", batch_size=column["batch"], length=column["length"])
             ratios.append(row["value"] / activation_bytes(run, on_meta(preset(column["preset"]))))
     assert len(ratios) > 15 and min(ratios) > LEAST_ACTIVATIONS and max(ratios) < 1.54
+
+
+def test_all_memory_of_four_processes():
+    """Of one row that is divided over them too: every training that was measured."""
+    ratios = []
+    for row in rows("scaling-nvidia-h200.json", "memory_bytes"):
+        column, mixer = row["column"], row.get("mixer")
+        fields = settings(column["gpus"], column["way"], column["length"])
+        run = LanguageRun(**{"precision": "bf16", "batch_size": column["batch"], "length": column["length"], **fields})
+        model = on_meta(preset(column["preset"], **model_options(mixer)))
+        ratios.append(row["value"] / sum(memory_parts(run, model, column["gpus"]).values()))
+    assert len(ratios) > 15 and min(ratios) > 0.75 and max(ratios) < 1.1, sorted(ratios)
 
 
 def test_all_memory_of_two_processes():

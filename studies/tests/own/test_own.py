@@ -96,7 +96,7 @@ def test_the_ridge_of_the_exact_recursion(tmp_path, monkeypatch):
     half = (0.45, 0.55, 0.45)
     assert status(rls_1=(0.6, 0.7, 0.6), unequal=half) == status(rls_1=half, unequal=(0.6, 0.7, 0.6)) == "holds weakly"
     assert status(rls_1=half) == "does not hold"  # less than half in both
-    assert status(rls_1=(0.9, 0.5, 0.4)) == "does not hold"
+    assert status(rls_1=(0.9, 0.5, 0.4)) == "not resolved"  # a tie with the ridge of 1
 
 
 def test_a_ridge_that_learns_later():
@@ -115,21 +115,22 @@ def test_a_ridge_that_learns_later():
     assert status((learned, half, nothing), (half, half, half)) == "holds weakly"  # as good, but not learned
     assert status(((0.9,) * 3, half, (0.1,) * 3), ((0.9,) * 3, half, (0.5,) * 3)) == "holds weakly"  # exactly halved
     assert status((learned, half, nothing), (learned, learned, nothing)) == "does not hold"
-    assert status((half, half, half), (learned, learned, learned)) == "does not hold"
+    assert status((half, half, half), (learned, learned, learned)) == "not resolved"
+    assert status((nothing, half, learned), (learned, learned, learned)) == "does not hold"
 
 
 def test_half_of_a_share_that_differs_between_seeds_is_a_tie():
     """Without the one training of gka that did not learn, the committed shares hold."""
     record, claim = load_record(RESULTS / "own-1.json"), find_claim("own-1")
     assert record.status == claim.decide(record.measurement).status == "holds weakly"
-    assert record.reason.count("not resolved") == 1 and "(+27%, +14%, -466% by seed), not resolved" in record.reason
+    assert record.reason.count("not resolved") == 1 and "), not resolved; unequal" in record.reason
     found = record.measurement
     neither = change_values(found, [0.3] * 3, "share_closed", "pdn", variances="unequal")
     assert claim.decide(neither).status == "not resolved"
     steady = change_values(found, [0.66, 0.56, 0.6], "share_closed", "gka", variances="equal")
     assert claim.decide(steady).status == "holds"
     apart = change_values(steady, [-0.12, 0.37, 0.36], "share_closed", "rls", variances="unequal")
-    assert claim.decide(apart).status == "holds weakly"
+    assert claim.decide(apart).status == "not resolved"
 
 
 def test_the_exact_posterior_is_calibrated_and_the_diagonal_is_not():

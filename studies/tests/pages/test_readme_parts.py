@@ -53,9 +53,13 @@ def test_other_results_are_other_words(tmp_path: Path) -> None:
     change(steps, 7.65 * plain.value, measure="step_ms", column={"preset": "palimpsa-d-170m"})
     scaled = "scaling-nvidia-h200"
     (alone,) = select(
-        read_rows(tmp_path / f"{scaled}.json"), measure="tokens_per_second", column={"gpus": 1, "batch": 8}
+        read_rows(tmp_path / f"{scaled}.json"),
+        measure="tokens_per_second",
+        mixer=None,
+        column={"preset": "gdn-340m", "gpus": 1, "batch": 8},
     )
-    change(scaled, 0.123 * 4 * alone.value, measure="tokens_per_second", column={"way": "DDP"})
+    ddp = {"preset": "gdn-340m", "way": "DDP"}
+    change(scaled, 0.123 * 4 * alone.value, measure="tokens_per_second", mixer=None, column=ddp)
     phase = {"model": "qwen3_next", "phase": "training_step"}
     for accelerated, ms in ((True, 4.0), (False, 5.0)):
         column = {**phase, "accelerated": accelerated}

@@ -43,6 +43,9 @@ def test_bytes_by_hand():
     (linear,) = exchanges(run_of(131072, 4), planned("mamba2", num_hidden_layers=1))
     halo = 3 * 3 * 1024 * 2
     assert linear.way == "state" and abs(linear.sent - 3 * 8 * (128 * 128 + 1) * 4) <= halo
+    assert linear.held == 2 * tokens * 8 * (128 + 128) * 4 and ttt.held == 0
+    (gka,) = exchanges(run_of(131072, 4), planned("gka", num_hidden_layers=1))
+    assert gka.held == 2 * tokens * 8 * 3 * 128 * 4  # k with decay, k and v
     hybrid = exchanges(run_of(131072, 4), planned("gdn", num_hidden_layers=3, softmax_layers=[1]))
     assert [(one.mixer, one.layers, one.way) for one in hybrid] == [("gdn", 2, "state"), ("softmax", 1, "heads")]
 
@@ -98,7 +101,7 @@ def test_the_predictions_of_the_guide():
 
 
 def test_the_memory_of_the_guide():
-    run = run_of(1048576, 4, gradient_checkpointing=True)
-    sizes = [sum(memory_parts(run, planned(name, vocab_size=8192), 4).values()) / 2**30 for name in ("gdn", "gka")]
+    run = run_of(1048576, 4, gradient_checkpointing=True, fsdp=True)
+    sizes = [sum(memory_parts(run, planned(name), 4).values()) / 2**30 for name in ("gdn", "gka")]
     (found,) = re.findall(r"dry run predicts ([\d.]+) GiB per GPU for `gdn-340m` and ([\d.]+) for", GUIDE.read_text())
     assert [f"{size:.1f}" for size in sizes] == list(found)

@@ -50,8 +50,12 @@ class Claim:
         cost: time on that device, in words.
         needs: what is missing where it cannot be measured yet.
         note: what a reader must know beside the outcome. It may be written after the run.
+        to_decide: the setting that would decide the claim, where its authors could rightly say that this one cannot. The verdict
+            is then `until_then`, and the outcome of the rule stands beside it (`verdict`).
         seen: which numbers had been seen before the claim or its rule had its present form, so that `expected` is no forecast of
             the outcome. Empty where it is one.
+        safe: why the expectation risked nothing: its numbers had been "computed before", when the claims were listed, or the
+            claim is an "identity", which only an error of ours can break. Empty where it risked something.
     """
 
     name: str
@@ -73,12 +77,23 @@ class Claim:
     needs: str | None = None
     larger: str = ""
     note: str = ""
+    to_decide: str = ""
+    until_then: Status = "not resolved"
     seen: str = ""
+    safe: Literal["", "computed before", "identity"] = ""
     declared: tuple[str, ...] = field(
         default=("paper", "source", "says", "printed", "setting", "expected", "forecast", "rule"),
         init=False,
         repr=False,
     )
+
+    def verdict(self, found: Measurement) -> Verdict:
+        """What the rule comes to, or that another setting must decide."""
+        assert self.decide is not None
+        by_rule = self.decide(found)
+        if not self.to_decide or by_rule.status == self.until_then:
+            return by_rule
+        return Verdict(self.until_then, (*by_rule.statements, f"outcome of the rule: {by_rule.status}"))
 
     @property
     def has_forecast(self) -> bool:

@@ -119,6 +119,11 @@ class Measurement:
             raise KeyError(f"{'one' if found else 'a'} number of {measure} with {asked}")
         return [number.value for number in found]
 
+    def by_seed(self, measure: str, mixer: str | MixerChoice | None = None, **fields: Any) -> dict[int, float]:
+        """`values` by their seeds."""
+        self.values(measure, mixer, **fields)
+        return {number.seed or 0: number.value for number in self.select(measure, mixer, **fields)}
+
     def mean(self, measure: str, mixer: str | MixerChoice | None = None, **fields: Any) -> float:
         """Over the seeds of one number; arguments as of `select`."""
         return statistics.fmean(self.values(measure, mixer, **fields))

@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from fastweights.ops.shared.ridge.iterations import iterate
+from fastweights.ops.shared.ridge import iterations as solvers
 
 from .draws import Draws
 
-__all__ = ["RidgeSystems", "growing_systems"]
+__all__ = ["GUARDED", "RidgeSystems", "growing_systems", "guarded_solver"]
+
+GUARD = 1e-6  # added to the divisors of conjugate gradients
+PLAIN, GUARDED = "conjugate_gradient", "guarded_conjugate_gradient"  # of our ops, and with the guard
+
+
+def solve_guarded(apply: Callable[[Tensor], Tensor], b: Tensor, iterations: int) -> Tensor:
+    """Conjugate gradients from zero with `GUARD` in both divisors, and b as it is. Once the squared residual is no larger than
+    the guard, steps are too short."""
+    x, residual = torch.zeros_like(b), b
+    direction, energy = residual, residual.square().sum(-1, keepdim=True)
+    for _ in range(iterations):
+        image = apply(direction)
+        step = energy / ((direction * image).sum(-1, keepdim=True) + GUARD)
+        x, residual = x + step * direction, residual - step * image
+        left = residual.square().sum(-1, keepdim=True)
+        direction, energy = residual + left / (energy + GUARD) * direction, left
+    return x
+
+
+@contextmanager
+def guarded_solver(solver: str) -> Iterator[str]:
+    """The name of a solver for our ops, which take guarded conjugate gradients for theirs within the block if it is `GUARDED`."""
+    if solver != GUARDED:
+        yield solver
+        return
+    with patch.object(solvers, PLAIN, solve_guarded):
+        yield PLAIN
 
 
 class RidgeSystems(NamedTuple):
@@ -33,7 +63,8 @@ class RidgeSystems(NamedTuple):
 
         b = self.q.to(dtype).to(working)
         low = torch.full_like(b[..., :1], self.ridge)
-        x = iterate(solver, apply, b, low, torch.ones_like(low), iterations).double()
+        with guarded_solver(solver) as name:
+            x = solvers.iterate(name, apply, b, low, torch.ones_like(low), iterations).double()
         return ((self.q - (A @ x[..., None])[..., 0]).norm(dim=-1) / self.q.norm(dim=-1)).max().item()
 
 

@@ -53,4 +53,4 @@ def _measured(claim: Claim, conditions: Conditions) -> tuple[Measurement, Verdic
             found = claim.measure(conditions)
     except Unmeasured as missing:
         return Measurement(), Verdict("not testable here", str(missing))
-    return found, claim.decide(found)
+    return found, claim.verdict(found)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fastweights.layers import BLOCKS
+
 from ..paired import Difference, compare_family
-from .blocks import BLOCKS
 from .entries import Entry
 
 __all__ = ["MATCHED", "block_effects"]

@@ -50,10 +50,6 @@ class LanguagePart(BoardPart):
     def cost(self, size: str) -> str:
         return SIZES[size].cost[self.name]
 
-    def resolution(self, size: str) -> float:
-        """The nats below which language models take all seeds."""
-        return SIZES[size].language.close
-
     def trainings(self, request: Request) -> int:
         language = SIZES[request.size].language
         return len(language.rates) + len(request.seeds or language.seeds) - 1

@@ -15,7 +15,7 @@ from fastweights.training.folder import as_stored
 from ..record import Plain, Row
 from ..trained_folders import remove_trainings
 from .board import Board, board_path, library_rows, load_board
-from .cells import LEARNING, MARKS, PAIRED, TIES, UNMARKED, format_number
+from .cells import LEARNING, MARKS, UNMARKED, format_number
 from .entries import Entry, label_of
 from .request import Request
 from .standing import Standing
@@ -54,11 +54,9 @@ class Part(ABC):
     measure: str
     better: Literal["higher", "lower"]
 
-    # Whether models of equal state are trained for it, whether tables mark those that were still learning, and whether places
-    # come from paired differences instead of ranges of seeds.
+    # Whether models of equal state are trained for it, and whether tables mark those that were still learning.
     trained: ClassVar[bool] = False
     marks_learning: ClassVar[bool] = False
-    paired: ClassVar[bool] = False
     # Other measures of its rows that have columns of their own, and what their titles say.
     beside: ClassVar[Mapping[str, str]] = {}
 
@@ -134,14 +132,8 @@ class Part(ABC):
 
     def how_to_read(self) -> str:
         """What numbers and marks of the table mean."""
-        other = {TIES: PAIRED} if self.paired else {}
-        if not self.marks_learning:
-            other[LEARNING] = UNMARKED
+        other = {} if self.marks_learning else {LEARNING: UNMARKED}
         return " ".join(other.get(mark, mark) for mark in MARKS)
-
-    def resolution(self, size: str) -> float | None:
-        """The spread that a single seed counts as; None where single seeds tell nothing."""
-        return None
 
     def entries(self, rows: Iterable[Row]) -> list[Entry]:
         """The rows by column and mixer, in the order in which these appear."""

@@ -48,12 +48,12 @@ def part_rows(part: Part, size: str, folder: Path, measurements: Path) -> list[R
 @checked
 def table_of(part: Part, size: str, rows: Sequence[Row], mixers: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Head and lines of the table of a part, with a line for each of `mixers`."""
-    return part_table(part, part.entries(rows), part.listed(mixers), part.resolution(size))
+    return part_table(part, part.entries(rows), part.listed(mixers))
 
 
 def cells_of(part: Part, size: str, rows: Sequence[Row]) -> dict[str, dict[str, Cell]]:
     """The cells of that table by column and line, the best first."""
-    return part_cells(part, part.entries(rows), part.resolution(size))
+    return part_cells(part, part.entries(rows))
 
 
 def plan_part(part: Part, request: Request) -> dict[str, Any]:

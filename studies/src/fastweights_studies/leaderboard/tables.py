@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .cells import format_number
 from .entries import EXACT, Entry, columns_of
 from .part import Part
-from .standing import Standing, paired_places, places, visible_difference
+from .standing import Standing, places, visible_difference
 
 __all__ = ["NOT_RUN", "Cell", "describe_visible", "part_cells", "part_table"]
 
@@ -36,31 +36,22 @@ class Cell:
     has_learned: bool = False
 
 
-def part_cells(part: Part, entries: Sequence[Entry], resolution: float | None = None) -> dict[str, dict[str, Cell]]:
-    """The cells by column and by what the first cell of a line says, the best first and those without a number last.
-
-    resolution: the spread that a single seed counts as.
-    """
+def part_cells(part: Part, entries: Sequence[Entry]) -> dict[str, dict[str, Cell]]:
+    """The cells by column and by what the first cell of a line says, the best first and those without a number last."""
     cells: dict[str, dict[str, Cell]] = {}
     for column in columns_of(entries):
         own = [entry for entry in entries if entry.column == column]
         counted = [entry for entry in own if entry.values]
-        standings = paired_places(counted, part.better) if part.paired else places(counted, part.better, resolution)
-        cells[column] = {_name(one.entry): _cell(part, one) for one in standings}
+        cells[column] = {_name(one.entry): _cell(part, one) for one in places(counted, part.better)}
         cells[column] |= {_name(entry): Cell(label=entry.label, text=DIVERGED) for entry in own if not entry.values}
     return cells
 
 
-def part_table(
-    part: Part, entries: Iterable[Entry], mixers: Sequence[str], resolution: float | None = None
-) -> tuple[list[str], list[list[str]]]:
+def part_table(part: Part, entries: Iterable[Entry], mixers: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Head and lines: one line per mixer, the best mean over all columns first, then those that lack columns, then those whose
-    trainings all diverged (entries without values), then those of `mixers` that were not run.
-
-    resolution: as for `part_cells`.
-    """
+    trainings all diverged (entries without values), then those of `mixers` that were not run."""
     entries = list(entries)
-    cells = part_cells(part, entries, resolution)
+    cells = part_cells(part, entries)
     columns = list(cells)
     values = {
         name: [entry.mean for entry in entries if _name(entry) == name and entry.values] for name in map(_name, entries)
@@ -98,16 +89,17 @@ def part_table(
     return head, lines
 
 
-def describe_visible(part: Part, entries: Sequence[Entry]) -> str:
-    """The smallest differences that the seeds could have shown, in a line; "" for a part whose places are not paired."""
+def describe_visible(entries: Sequence[Entry]) -> str:
+    """The smallest differences that the seeds could have shown, in a line; "" where no two mixers have two seeds."""
     own = {column: [entry for entry in entries if entry.column == column] for column in columns_of(entries)}
-    found = {name: visible_difference(column) for name, column in own.items()} if part.paired else {}
+    found = {name: visible_difference(column) for name, column in own.items()}
     sizes = [f"{name}: {format_number(size)}" for name, size in found.items() if size is not None]
     if not sizes:
         return ""
     return (
         "Smallest difference that the seeds could have shown in four of five repetitions, the median of the comparisons of a "
-        f"column: {'; '.join(sizes)}."
+        f"column (of language models in nats): {'; '.join(sizes)}. Where it is larger than any two mixers can differ, the seeds "
+        "are too few to rank them."
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastweights.files import file_name
-from fastweights.layers import MixerChoice
+from fastweights.layers import MixerChoice, in_block
 from fastweights.results import RecallResult
 from fastweights.training import RecallExperiment
 from fastweights.training.recall.objectives import make_objective
@@ -17,7 +17,6 @@ from fastweights.training.recall.objectives import make_objective
 from ..origin import find_origin
 from ..rate_search import RateSearch, search_rates
 from ..record import Plain, Row
-from .blocks import in_block
 from .board import Board
 from .entries import EXACT, Entry
 from .matching import Matched, Matching
@@ -158,7 +157,6 @@ class RecallPart(TaskPart):
     of each, and the steps to an accuracy of 90%, as other measures.
     """
 
-    paired = True
     beside = {STEPS: "steps to 90%"}
 
 

@@ -22,7 +22,7 @@ from ..claims.claim import OWN, Claim
 from ..claims.conditions import Conditions
 from ..claims.measurement import UNDERTRAINED, Measurement, Number, mark_undertrained
 from ..claims.trained import rate_field
-from ..claims.verdict import Verdict, pair_seeds
+from ..claims.verdict import INTERVALS, Status, Verdict, compare_seeds, settle
 from ..claims.watched import in_processes, largest_spike, train_watched
 from ..claims.words import Quantity, Words
 from ..inspection.reading import read_layers
@@ -221,23 +221,35 @@ def count_setting(setting: Setting, by_rate: dict[float, list[Trained]]) -> Iter
         yield mark_undertrained(setting.column, **mixer)
 
 
+OUTCOMES = {1: " (harmed)", 0: " (perhaps harmed)", -1: ""}
+
+
 def decide(found: Measurement) -> Verdict:
     rows, harmed = [], []
+    accuracies: dict[str, tuple[dict[int, float], dict[int, float]]] = {
+        name: (found.by_seed("accuracy", **family.inside.column), found.by_seed("accuracy", **family.outside.column))
+        for name, family in FAMILIES.items()
+    }
+    losses = compare_seeds(accuracies)
     for name, family in FAMILIES.items():
-        accuracies = [found.values("accuracy", **setting.column) for setting in family]
-        inside, outside = map(statistics.fmean, accuracies)
+        inside, outside = (statistics.fmean(own.values()) for own in accuracies[name])
         lost, lost_outside = (found.mean("troubled_share", **setting.column) for setting in family)
-        loss, error = pair_seeds(*accuracies)
-        harmed.append(lost_outside >= TROUBLED or loss > max(LEAST_LOSS, 2 * error))
+        less = losses[name]
+        learns_less = 1 if less.sign > 0 and less.mean > LEAST_LOSS else -int(less.high < LEAST_LOSS)
+        harmed.append(1 if lost_outside >= TROUBLED else learns_less)
         spikes = [found.largest("largest_spike", **setting.column) for setting in family]
         rows.append(
-            f"{name}: accuracy {inside:.2f} inside, {outside:.2f} outside, troubled {lost:.0%} and {lost_outside:.0%}, largest "
-            f"spike {spikes[0]:.1f} and {spikes[1]:.1f}" + " (harmed)" * harmed[-1]
+            f"{name}: accuracy {inside:.2f} inside, {outside:.2f} outside, inside - outside {less}, troubled {lost:.0%} and "
+            f"{lost_outside:.0%}, largest spike {spikes[0]:.1f} and {spikes[1]:.1f}{OUTCOMES[harmed[-1]]}"
         )
     safe = all(found.largest("troubled_share", **family.inside.column) == 0 for family in FAMILIES.values())
-    if not safe or not any(harmed):
-        return Verdict("does not hold", rows)
-    return Verdict("holds" if all(harmed) else "holds weakly", rows)
+
+    def outcome(*harmed: bool) -> Status:
+        if not safe or not any(harmed):
+            return "does not hold"
+        return "holds" if all(harmed) else "holds weakly"
+
+    return Verdict(settle(outcome, *harmed), rows)
 
 
 CLAIM = Claim(
@@ -266,8 +278,9 @@ CLAIM = Claim(
     ),
     rule=(
         "a family is harmed if outside at least a third of its trainings are troubled, or its accuracy at the best "
-        "rate is lower than inside by more than 0.05 and two standard errors of the paired differences; holds if no training "
-        "inside is troubled and all four families are harmed; weakly if none inside is troubled and one family is harmed."
+        "rate is lower than inside by more than 0.05 and clearly so; holds if no training "
+        "inside is troubled and all four families are harmed; weakly if none inside is troubled and one family is harmed. "
+        f"{INTERVALS}"
     ),
     measure=measure,
     decide=decide,

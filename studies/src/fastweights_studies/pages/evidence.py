@@ -126,12 +126,12 @@ def ratio_of(step: Step, base: Step) -> float:
 
 @cache
 def recall_defaults() -> dict[str, Plain]:
-    """The setting of `fastweights recall` with 4 pairs, as columns have it."""
+    """The setting of `fastweights recall --block published` with 4 pairs, as columns have it."""
     return setting_column(RecallExperiment(mixers=("linear",), pairs=(4,)).runs()[0])
 
 
 def first_recall(name: str, results: Path = RESULTS) -> float | None:
-    """Accuracy on 4 pairs at the defaults of recall, seed 0, at the better rate."""
+    """Accuracy on 4 pairs at the defaults of recall, of the layer as published, seed 0, at the better rate."""
     rows = read_measured("first_values", "first_values", results)
     found = select(rows, mixer=name, options={}, seed=0, column=recall_defaults())
     return max((row.value for row in found if row.value is not None), default=None)

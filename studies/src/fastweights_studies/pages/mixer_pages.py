@@ -138,8 +138,8 @@ def recall(name: str) -> str:
     if found is None:
         return "Recall: not measured yet.\n"
     return (
-        f"Accuracy on 4 key-value pairs after a short training with one seed (guessing has 0.25): {found:.3f}. "
-        "[Its settings](../rules.md#defaults-of-recall) are the defaults of `fastweights recall`.\n"
+        f"Accuracy on 4 key-value pairs after a short training with one seed (guessing has 0.25): {found:.3f}, of the layer as "
+        "published. [Its settings](../rules.md#defaults-of-recall) are those of `fastweights recall --block published`.\n"
     )
 
 
@@ -225,7 +225,8 @@ def render(name: str) -> str:
 
 def index() -> str:
     rows = [[f"[`{name}`]({name}.md)", escape_cell(spec.summary), spec.state] for name, spec in MIXERS.items()]
-    text = "# Memories\n\n[Pick a memory](../choosing.md) compares them. State: numbers per sequence and layer.\n"
+    compared = "[The leaderboard](../leaderboard.md#all-memories) compares them."
+    text = f"# Memories\n\n{compared} State: numbers per sequence and layer.\n"
     return f"{text}\n{table(['name', 'what it is', 'state'], rows)}"
 
 

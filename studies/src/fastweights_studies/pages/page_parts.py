@@ -259,10 +259,9 @@ def recall_at_equal_state(results: Path) -> str:
 
 
 def recall(results: Path) -> str:
-    """Accuracy of the defaults of `make recall`, pairs by mixers."""
-    found = {
-        (row.pairs, row.mixer): row for row in summarize(load_results(results / "commands" / "recall_default.json"))
-    }
+    """Accuracy of the defaults of `make recall` and of more pairs, pairs by mixers."""
+    files = [results / "commands" / f"{name}.json" for name in ("recall_default", "recall_16_pairs")]
+    found = {(row.pairs, row.mixer): row for file in files for row in summarize(load_results(file))}
     mixers = list(dict.fromkeys(mixer for _, mixer in found))
     lines = [
         [

@@ -1,7 +1,7 @@
 """Draws docs/images/recall.png, accuracy of recall against the size of the state, from results of heads of several sizes.
 
 LIST is linear:head_dim=4@linear-4,linear:head_dim=8@linear-8 and so on, for linear, deltanet and rls, each with 4, 8 and 16:
-fastweights recall --mixers LIST --pairs 16 --output runs/recall-states
+fastweights recall --mixers LIST --pairs 16 --block published --output runs/recall-states
 cp runs/recall-states/results.json studies/results/commands/recall_states.json
 python -m fastweights_studies.pages.recall_figure
 """

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fastweights_studies.measure.scaling import WAYS, share_of_one_gpu
@@ -35,15 +35,15 @@ def copied(results: Path) -> str:
     lines = [
         [
             _device(row), _model(row), _way(row), f"{row.value:.0f}", _alone(rows, row, "step_ms"), _share(rows, row),
-            _memory(rows, row, "memory_bytes"), _memory(rows, row, "predicted_memory_bytes"),
+            _memory(rows, row, "memory_bytes"), _memory(rows, row, "predicted_memory_bytes"), row.origin.date[:10],
         ]
         for row in select(rows, measure="step_ms") if row.column["way"]
     ]  # fmt: skip
     head = [
         "GPUs", "model", "way", "step, ms", "one GPU alone, ms", "tokens per second of each GPU / of one alone",
-        "GiB per GPU", "predicted",
+        "GiB per GPU", "predicted", "measured",
     ]  # fmt: skip
-    return f"{table(head, sorted(lines))}\n{describe_origins(rows, _training, _title)}\n"
+    return f"{table(head, sorted(lines))}\n{_newest(rows)}\n"
 
 
 def divided(results: Path) -> str:
@@ -54,14 +54,15 @@ def divided(results: Path) -> str:
         [
             _device(row), _model(row), f"{_count(row, 'gpus') * _count(row, 'length'):,}", _way(row), f"{row.value:,.0f}",
             _share(every, row), _memory(rows, row, "memory_bytes"), _memory(rows, row, "predicted_memory_bytes"),
+            row.origin.date[:10],
         ]
         for row in select(rows, measure="step_ms")
     ]  # fmt: skip
     head = [
         "GPUs", "model", "tokens of the row", "way", "step, ms",
-        "tokens per second of each GPU / of one alone with its part", "GiB per GPU", "predicted",
+        "tokens per second of each GPU / of one alone with its part", "GiB per GPU", "predicted", "measured",
     ]  # fmt: skip
-    return f"{table(head, sorted(lines))}\n{describe_origins(rows, _training, _title)}\n"
+    return f"{table(head, sorted(lines))}\n{_newest(rows)}\n"
 
 
 def _read(results: Path) -> list[Row]:
@@ -72,12 +73,10 @@ def _is_divided(row: Row) -> bool:
     return "context_way" in WAYS.get(str(row.column["way"]), {})
 
 
-def _training(row: Row) -> Hashable:
-    return row.origin.device, row.mixer, *sorted(map(repr, row.column.items()))
-
-
-def _title(row: Row) -> str:
-    return f"{_model(row)} on {_device(row)}" + (f", {_way(row)}" if row.column["way"] else "")
+def _newest(rows: Sequence[Row]) -> str:
+    """Commit and versions of the newest run."""
+    files = max(rows, key=lambda row: row.origin.date).origin.versions["files"]
+    return describe_origins([row for row in rows if row.origin.versions["files"] == files], lambda row: None)
 
 
 def _count(row: Row, name: str) -> int:

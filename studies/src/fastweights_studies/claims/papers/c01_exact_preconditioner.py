@@ -59,4 +59,5 @@ CLAIM = Claim(
         "plain_difference": Quantity("the same without a preconditioner"),
     },
     seeds=(0, 1, 2),
+    safe="identity",
 )

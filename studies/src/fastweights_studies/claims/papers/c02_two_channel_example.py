@@ -60,4 +60,5 @@ CLAIM = Claim(
         "query_side_difference": Quantity("query side, largest difference from 1/2"),
         "key_side_difference": Quantity("key side, largest difference from 1/3"),
     },
+    safe="identity",
 )

@@ -74,4 +74,5 @@ CLAIM = Claim(
     decide=decide,
     numbers={"difference": Quantity("{solver}, {iterations} iterations")},
     seeds=(0, 1, 2),
+    safe="identity",
 )

@@ -68,4 +68,5 @@ CLAIM = Claim(
     numbers={"condition_over_bound": Quantity("{keys}, ridge {ridge}: condition number over its bound")},
     words=Words(terms={"keys": {"random": "random keys", "equal": "equal keys", "rank_2": "keys of rank 2"}}),
     seeds=(0, 1, 2),
+    safe="identity",
 )

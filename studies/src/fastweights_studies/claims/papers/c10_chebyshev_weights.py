@@ -93,4 +93,5 @@ CLAIM = Claim(
     },
     words=Words(terms={"spectrum": {"both_ends": "both ends"}}),
     seeds=(0, 1, 2),
+    safe="computed before",
 )

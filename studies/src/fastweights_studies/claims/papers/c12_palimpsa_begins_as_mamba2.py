@@ -103,6 +103,7 @@ CLAIM = Claim(
     ),
     measure=measure_by_seed(measure),
     decide=decide,
+    to_decide=("a trained Mamba-2: with random weights its skip connection outweighs its memory"),
     numbers={
         "neutral_difference": Quantity("at b_scale -inf"),
         "difference": Quantity("at b_scale {b_scale}"),

@@ -90,4 +90,5 @@ CLAIM = Claim(
         "normalisation_difference": Quantity("{objective}, difference from the closed normalisation"),
     },
     seeds=(0, 1, 2),
+    safe="identity",
 )

@@ -68,4 +68,5 @@ CLAIM = Claim(
     numbers=CHUNK_NUMBERS,
     words=Words(subject="{objective}"),
     seeds=(0, 1, 2),
+    safe="identity",
 )

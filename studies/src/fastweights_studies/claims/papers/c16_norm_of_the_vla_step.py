@@ -85,4 +85,5 @@ CLAIM = Claim(
     words=Words(subject="d = {channels}, {scale}", terms=SCALE_TERMS),
     seeds=(0, 1, 2),
     cost="10 seconds",
+    safe="computed before",
 )

@@ -71,4 +71,5 @@ CLAIM = Claim(
         "slope": Quantity("slope of log |S| over log T, values of mean {mean_value}"),
     },
     seeds=(0, 1, 2),
+    safe="computed before",
 )

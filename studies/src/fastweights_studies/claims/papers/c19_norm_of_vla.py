@@ -13,10 +13,11 @@ from fastweights.ops import delta_rule, linear_attention, variational_linear_att
 from ..claim import Claim
 from ..draws import RIDGE, SCALE_TERMS, SCALES, Draws, penalty_stream
 from ..measurement import Measurement, Number, measure_by_seed
-from ..verdict import Verdict
+from ..verdict import Verdict, compare_seeds
 from ..words import Quantity, Words
 
 CHANNELS, LENGTH, EVERY, HEADS = 32, 1000, 50, 8
+PRINTED = 110.0  # times below linear attention
 NAMES = {"linear": "linear attention", "deltanet": "delta rule", "vla": "VLA"}
 
 
@@ -50,13 +51,27 @@ def decide(found: Measurement) -> Verdict:
     largest = {scale: found.largest("largest_norm", scale=scale) for scale in SCALES}
     linear, delta = found.mean("norm", "linear"), found.mean("norm", "deltanet")
     last = {scale: found.mean("norm", "vla", scale=scale) for scale in SCALES}
+    by_linear = found.by_seed("norm", "linear")
     share = (linear - delta) / (linear - min(last.values()))
     vla = ", ".join(f"{last[one]:.1f} ({SCALE_TERMS['scale'][one]}; at most {largest[one]:.1f})" for one in SCALES)
     statements = (
         f"|S_1000|: {vla}, delta rule {delta:.1f}, linear {linear:.0f}: {linear / min(last.values()):.0f} times below",
         f"the delta rule alone gives {share:.0%} of the reduction",
     )
-    return Verdict("holds" if min(largest.values()) < 15 else "does not hold", statements)
+    ratios = {
+        scale: {seed: by_linear[seed] / norm for seed, norm in found.by_seed("norm", "vla", scale=scale).items()}
+        for scale in SCALES
+    }
+    below = compare_seeds({scale: (ratio, dict.fromkeys(ratio, PRINTED)) for scale, ratio in ratios.items()})
+    shown = ", ".join(
+        f"{PRINTED + one.mean:.0f} [{PRINTED + one.low:.0f}, {PRINTED + one.high:.0f}] ({SCALE_TERMS['scale'][scale]})"
+        for scale, one in below.items()
+    )
+    best = max(one.sign for one in below.values())
+    return Verdict(
+        "does not hold" if best < 0 else "not resolved" if best == 0 else "holds",
+        (f"times below linear attention: {shown}", *statements),
+    )
 
 
 CLAIM = Claim(
@@ -70,7 +85,12 @@ CLAIM = Claim(
     ),
     expected="does not hold",
     forecast="26 (at most 31), 60 times; 32 for the delta rule alone",
-    rule="holds if the norm stays below 15 with one of the two lengths of u; the share of the delta rule is reported.",
+    rule=(
+        "holds if the norm of linear attention's memory is clearly more than 110 times VLA's with one of the two lengths of u, "
+        "not resolved if it may be 110 times; the share of the delta rule is reported. (Changed after the run: the ratio, which "
+        "does not depend on the scale of the values, with 95% intervals by t over the seeds and Holm's correction over both "
+        "lengths, in place of a norm below 15.)"
+    ),
     measure=measure_by_seed(measure),
     decide=decide,
     numbers={"norm": Quantity("{subject}"), "largest_norm": Quantity("{subject}, largest over time")},
@@ -79,4 +99,5 @@ CLAIM = Claim(
         terms={**SCALE_TERMS, "mixer": {"linear": "linear attention", "deltanet": "delta rule", "vla": "VLA"}},
     ),
     seeds=(0, 1, 2),
+    safe="computed before",
 )

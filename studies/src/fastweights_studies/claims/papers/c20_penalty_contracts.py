@@ -56,4 +56,5 @@ CLAIM = Claim(
     },
     words=Words(terms=SCALE_TERMS),
     seeds=(0, 1, 2),
+    safe="computed before",
 )

@@ -115,4 +115,5 @@ CLAIM = Claim(
     },
     words=Words(subject="{mixer}, {scale}, {pairs} pairs", terms={**SCALE_TERMS, "mixer": NAMES}),
     seeds=(0, 1, 2),
+    safe="computed before",
 )

@@ -42,6 +42,10 @@ CLAIM = Claim(
         ),
     ),
     decide=decide_readings(decide, WORDS),
+    to_decide=(
+        "the first weights of the paper, which it does not print; or three rates, five seeds, and trainings that end where the "
+        "validation accuracy no longer rises"
+    ),
     numbers=RECALL_NUMBERS,
     words=WORDS,
     seeds=(42, 123, 999),

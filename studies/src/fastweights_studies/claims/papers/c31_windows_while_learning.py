@@ -125,6 +125,7 @@ CLAIM = Claim(
     ),
     measure=measure,
     decide=decide,
+    to_decide=("10,000 steps a stage, eight seeds"),
     numbers={
         "last_ratio": Quantity("{subject}: last ratio"),
         "early_ratio": Quantity(f"{{subject}}: largest ratio in the first {EARLY} steps"),

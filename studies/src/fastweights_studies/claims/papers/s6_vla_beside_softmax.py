@@ -94,6 +94,7 @@ CLAIM = Claim(
     ),
     measure=measure,
     decide=decide,
+    to_decide=("4 heads of 32, as in the paper"),
     numbers={
         REFRESHED: Quantity("VLA over softmax at {length} tokens"),
         PLAIN: Quantity("without refresh: VLA over softmax at {length} tokens"),
