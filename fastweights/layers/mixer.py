@@ -19,7 +19,7 @@ from .cache import LayerCache
 from .options import MixerOptions
 from .parts import HeadPart
 
-__all__ = ["ConfiguredMixer", "Mixer", "check_input"]
+__all__ = ["ConfiguredMixer", "Mixer", "check_input", "token_of"]
 
 LONG = 2**40  # tokens: longer than any sequence
 
@@ -127,7 +127,7 @@ class Mixer(nn.Module):
         layer.cp_group = None
         layer.take_part(HeadPart())  # nothing is gathered
         with torch.no_grad():
-            layer(_token(layer), cache)
+            layer(token_of(layer), cache)
         return cache
 
     def initial_state(self, count: int) -> LayerCache:
@@ -138,7 +138,7 @@ class Mixer(nn.Module):
             ValueError: count is not positive, or the layer has no attribute `hidden_size`.
         """
         check_size("count", count)
-        cache, x_11D = LayerCache(), _token(self)
+        cache, x_11D = LayerCache(), token_of(self)
         with torch.no_grad():
             self(x_11D, cache, torch.tensor([0, 0, 1], device=x_11D.device))  # the first of two sequences is empty
         cache.apply(lambda x: x[:1].repeat(count, *[1] * (x.ndim - 1)))
@@ -190,9 +190,10 @@ class ConfiguredMixer(Mixer):
         self.hidden_size = self.options.hidden_size
 
 
-def _token(layer: Mixer) -> Tensor:
-    """An input [1, 1, D] of zeros."""
-    width, first = getattr(layer, "hidden_size", None), next(layer.parameters(), torch.zeros(()))
+def token_of(layer: Mixer) -> Tensor:
+    """An input [1, 1, D] of zeros, in the dtype of the layer."""
+    numbers = (x for x in layer.parameters() if x.is_floating_point() and x.itemsize > 1)  # not quantised weights
+    width, first = getattr(layer, "hidden_size", None), next(numbers, torch.zeros(()))
     if width is None:
         raise ValueError(f"{type(layer).__name__} must have the attribute hidden_size, the width of its input; set it")
     return first.new_zeros(1, 1, check_size("hidden_size", width), device=execution_device(layer))

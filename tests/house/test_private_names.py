@@ -42,7 +42,8 @@ IN_CONFIGURATIONS = {"_attn_implementation", "_commit_hash", "_name_or_path"}  #
 OF_METACLASSES = {"_abc_impl", "_backward_cls", "_is_protocol"}
 # Of Python, where multiprocessing and typing have no public way, and of vLLM, in the versions that serving/vllm admits.
 # `_thread` and `os._exit` are documented in spite of their names.
-ELSEWHERE = {"_args_from_interpreter_flags", "_attention_ops", "_exit", "_inheriting", "_is_protocol", "_thread"}
+OF_VLLM = {"_all_lora_classes", "_attention_ops", "_token_lora_indices"}
+ELSEWHERE = {"_args_from_interpreter_flags", "_exit", "_inheriting", "_is_protocol", "_thread", *OF_VLLM}
 
 
 def is_private(name: str) -> bool:

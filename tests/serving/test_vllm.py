@@ -13,7 +13,6 @@ import torch
 
 from fastweights.layers import MIXERS, DeltaNet, Lattice, SoftmaxAttention, register_mixer, registry
 from fastweights.serving.vllm.pool import PooledMixer
-from fastweights.serving.vllm.versions import has_copies_on_cpus
 
 from ..models.hybrid.small import hybrid
 from .engine import (
@@ -31,6 +30,8 @@ from .engine import (
     largest_error,
     largest_loss,
     model,
+    needs_copies,
+    of_mixer,
     prompts,
     small_pool,
     vllm,
@@ -54,7 +55,7 @@ def check_same(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MIXERS]
 )
 def test_every_mixer(name, tmp_path):
-    own = model(name)
+    own = model(of_mixer(name))
     own.save_pretrained(tmp_path)
     with engine(tmp_path) as llm, counted_preemptions(llm) as given_way:
         check_same(own, llm, prompts(), CLOSE_OF.get(name, CLOSE), in_pieces(llm, 10), failing_pool(llm))
@@ -171,14 +172,24 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "enable_prefix_caching must be False on a CPU",
     ),
     "states of little range": ({"mamba_ssm_cache_dtype": "float16"}, "mamba_ssm_cache_dtype must be"),
-    "adapters": ({"enable_lora": True}, "lora_config must be None"),
+    "divided adapters": (
+        {"enable_lora": True, "fully_sharded_loras": True, "tensor_parallel_size": 2},
+        "fully_sharded_loras must be False",
+    ),
     "a pipeline": ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be 1"),
     "parts of a prompt": ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size must be 1"),
     "parts of a cache": (
         {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
         "decode_context_parallel_size must be 1",
     ),
-    "quantised weights": ({"quantization": "fp8", "dtype": "bfloat16"}, "quantization must be None"),
+    "another quantisation": (
+        {"quantization": "experts_int8", "dtype": "bfloat16"},
+        "quantization must be None or one of fp8, fp8_per_tensor",
+    ),
+    "divided quantised weights": (
+        {"quantization": "fp8", "dtype": "bfloat16", "tensor_parallel_size": 2},
+        "tensor_parallel_size must be 1 with quantization",
+    ),
     "transfer of caches": (
         {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
         "kv_transfer_config must be None",
@@ -201,13 +212,26 @@ def test_what_is_not_supported_is_refused_at_the_start(what, tmp_path):
         pass
 
 
-def test_sleep_is_refused(tmp_path, monkeypatch):
+def test_the_pool_is_given_back_in_sleep(tmp_path, monkeypatch):
+    """On a GPU sleep gives back all that vLLM allocates while it makes the pool. Here nothing sleeps, and the pool is filled with
+    NaN in its place: nothing else that was made with it may be needed."""
     from vllm.platforms import current_platform
 
-    monkeypatch.setattr(type(current_platform), "is_sleep_mode_available", lambda platform: True)  # as on a GPU
-    model("gdn").save_pretrained(tmp_path)
-    with pytest.raises(Exception, match="enable_sleep_mode must be False"), engine(tmp_path, enable_sleep_mode=True):
-        pass
+    held = []
+    rehearse = PooledMixer.rehearse
+    monkeypatch.setattr(PooledMixer, "rehearse", lambda pooled, *given: (rehearse(pooled, *given), held.append(pooled)))
+    monkeypatch.setattr(type(current_platform), "is_sleep_mode_available", lambda platform: True)
+    own = model(["gdn", "lattice", "softmax"])  # Lattice has first states
+    own.save_pretrained(tmp_path)
+    with engine(tmp_path, enable_sleep_mode=True) as llm:
+        tensors = {id(x) for pooled in held for x in vars(pooled).values() if isinstance(x, torch.Tensor)}
+        assert tensors == {id(pooled.blocks) for pooled in held}
+        check_same(own, llm, prompts())
+        llm.sleep()
+        for pooled in held:
+            pooled.blocks.view(torch.uint8).fill_(255)
+        llm.wake_up()
+        check_same(own, llm, prompts())
 
 
 class Louder(SoftmaxAttention):
@@ -282,9 +306,6 @@ def test_states_in_16_bits(tmp_path):
         with failing_pool(llm), counted_preemptions(llm) as given_way:
             assert largest_error(own, asked, written(llm, asked)) < 0.1
     assert len(set(given_way)) > 1
-
-
-needs_copies = pytest.mark.skipif(not has_copies_on_cpus(), reason="vLLM before 0.31 copies no states on a CPU")
 
 
 @needs_copies

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["Limits"]
 
 DRAFTS = ("ngram", "ngram_gpu", "suffix", "draft_model")  # the methods that need nothing of the model
+QUANTIZED = (
+    "fp8",
+    "fp8_per_tensor",
+    "fp8_per_block",
+    "compressed-tensors",
+    "torchao",
+)  # what vLLM's linear layers do alone
 
 
 class Limits(VerifyAndUpdateConfig):
@@ -28,6 +35,7 @@ class Limits(VerifyAndUpdateConfig):
     def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
         cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
         model, speculative = vllm_config.model_config, vllm_config.speculative_config
+        lora = vllm_config.lora_config
         if not isinstance(model.hf_config, FastWeightsConfig):
             raise ValueError(
                 f"a model of fastweights in vLLM must be of type 'fastweights', got {model.hf_config.model_type!r}: hybrids of "
@@ -43,14 +51,15 @@ class Limits(VerifyAndUpdateConfig):
             "enable_prefix_caching must be False on a CPU with speculative_config": (
                 cache.enable_prefix_caching and speculative is not None and current_platform.is_cpu()
             ),
-            "lora_config must be None; merge the adapter into the weights first": vllm_config.lora_config is not None,
+            "fully_sharded_loras must be False": lora is not None and lora.fully_sharded_loras,
             # vLLM fills vllm_config.quant_config and, for an offloading size, kv_transfer_config after this call.
-            "quantization must be None": model.quantization is not None,
+            f"quantization must be None or one of {', '.join(QUANTIZED)}": model.quantization not in (None, *QUANTIZED),
+            "tensor_parallel_size must be 1 with quantization": (
+                model.quantization is not None and parallel.tensor_parallel_size > 1
+            ),
             "kv_transfer_config must be None": vllm_config.kv_transfer_config is not None,
             "kv_offloading_size must be None": cache.kv_offloading_size is not None,
             "use_replayssm must be False": getattr(cache, "use_replayssm", False),
-            # It would drop what layers allocate while the pool is made, first states among it.
-            "enable_sleep_mode must be False": model.enable_sleep_mode,
             "kv_cache_dtype must be 'auto': softmax layers keep keys and values in the dtype of the weights": (
                 cache.cache_dtype != "auto"
             ),

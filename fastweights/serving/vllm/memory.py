@@ -21,6 +21,7 @@ from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata
 
 from ...layers import LayerCache, Mixer
 from . import BACKEND, OP
+from .linear import Rows
 from .pool import PooledMixer, StateBlock
 from .versions import counting_builder, our_backend, pages_of
 
@@ -59,11 +60,13 @@ class ServedMemory(MambaBase):
     Args:
         mixer: the layer, which stays a module of its block.
         block: what a sequence's states take, the same for all layers of a model.
+        rows: shared by the layers of a model.
         name: of the layer in vLLM.
     """
 
-    def __init__(self, mixer: Mixer, block: StateBlock, name: str) -> None:
-        self.mixer, self.block, self.name = mixer, block, name
+    def __init__(self, mixer: Mixer, block: StateBlock, rows: Rows, name: str) -> None:
+        self.mixer, self.block, self.rows, self.name = mixer, block, rows, name
+        self.spec = mixer.state_spec()  # before vLLM's linear layers are in the mixer
         self.pages = torch.empty(0)
         self.pooled: PooledMixer | None = None  # vLLM measures memory before it binds the pool
         config = get_current_vllm_config()
@@ -107,7 +110,7 @@ class ServedMemory(MambaBase):
     def bind_kv_cache(self, kv_cache: Tensor) -> None:
         """kv_cache [B, 1, 1, C]: the pages of B blocks, in which the mixer has tensors of its own."""
         self.pages = kv_cache.squeeze(dim=(1, 2))[:, : self.block.size].view(torch.uint8)
-        self.pooled = PooledMixer(self.mixer, self.pages, self.block.dtype)
+        self.pooled = PooledMixer(self.mixer, self.pages, self.block.dtype, self.spec, self.rows.read)
         self.pooled.rehearse(self.drafted)
 
     def weights_changed(self) -> None:
@@ -135,7 +138,8 @@ class ServedMemory(MambaBase):
         if prefilled:
             tokens = slice(decoded, decoded + prefilled)
             rows, started = step.state_indices_tensor_p, step.has_initial_states_p
-            y_TD[tokens] = self.pooled.prefill(x_TD[tokens], rows, started, step.query_start_loc_p)
+            with self.rows.read(tokens):
+                y_TD[tokens] = self.pooled.prefill(x_TD[tokens], rows, started, step.query_start_loc_p)
 
 
 @eager_break_during_capture

@@ -23,8 +23,9 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
+from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid, SupportsLoRA
 from vllm.model_executor.models.utils import AutoWeightsLoader, maybe_prefix
+from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
 from ...layers import SoftmaxAttention
@@ -32,6 +33,7 @@ from ...layers.attention import rotate, rotation
 from ...models import FastWeightsConfig
 from ...models.modeling import FastWeightsBlock, make_norm
 from ...models.parts import find_divisions, part_of_config, take_parts
+from .linear import Rows, replace_projections
 from .memory import ServedMemory
 from .pool import StateBlock
 
@@ -82,13 +84,13 @@ class ServedAttention(Attention):
 class ServedBlock(FastWeightsBlock):
     """A block of our models for the tokens [T, D] of one step of all sequences."""
 
-    def __init__(self, config: FastWeightsConfig, layer: int, block: StateBlock, name: str) -> None:
+    def __init__(self, config: FastWeightsConfig, layer: int, block: StateBlock, rows: Rows, name: str) -> None:
         super().__init__(config, layer)
         self.served: ServedAttention | ServedMemory
         if isinstance(self.mixer, SoftmaxAttention):
             self.served = ServedAttention(self.mixer, f"{name}.attention")
         else:
-            self.served = ServedMemory(self.mixer, block, f"{name}.memory")
+            self.served = ServedMemory(self.mixer, block, rows, f"{name}.memory")
 
     def forward(self, x_TD: Tensor, position_T: Tensor) -> Tensor:  # type: ignore[override]
         # Over the processes, each of which has some heads and part of the MLP.
@@ -103,14 +105,19 @@ class ServedModel(nn.Module):
         super().__init__()
         config, block = vllm_config.model_config.hf_config, StateBlock.largest(vllm_config)
         parts = vllm_config.parallel_config.tensor_parallel_size
-        part = part_of_config(config, parts)
+        part, rows = part_of_config(config, parts), Rows()
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            ServedBlock(part, layer, block, f"{prefix}.layers.{layer}") for layer in range(config.num_hidden_layers)
+            ServedBlock(part, layer, block, rows, f"{prefix}.layers.{layer}")
+            for layer in range(config.num_hidden_layers)
         )
         mixers = [cast(ServedBlock, one).mixer for one in self.layers]
         take_parts(mixers, config, get_tensor_model_parallel_rank(), parts, tensor_model_parallel_all_gather)
         self.norm = make_norm(config)
+        if vllm_config.lora_config is not None or vllm_config.quant_config is not None:
+            divisions = find_divisions(config, parts)
+            for layer, one in enumerate(self.layers):
+                replace_projections(one, vllm_config, f"{prefix}.layers.{layer}", rows, divisions)
 
     # vLLM's compiler looks at the types of these arguments.
     def forward(
@@ -126,8 +133,15 @@ class ServedModel(nn.Module):
         return self.norm(x_TD)
 
 
-class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid):
+class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsLoRA):
     """`fastweights.models.FastWeightsForCausalLM` in vLLM, with the same names of weights."""
+
+    # For adapters: no projections are joined, and which layers beside them take some. On a CPU none: vLLM's kernels there give
+    # requests without an adapter one of the others'.
+    packed_modules_mapping: dict[str, list[str]] = {}
+    embedding_modules: dict[str, str] = (
+        {} if current_platform.is_cpu() else {"embed_tokens": "input_embeddings", "lm_head": "output_embeddings"}
+    )
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -171,14 +185,12 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        own, rank = dict(self.named_parameters()), get_tensor_model_parallel_rank()
+        rank = get_tensor_model_parallel_rank()
         divisions = find_divisions(self.config, get_tensor_model_parallel_world_size())
 
         def part(name: str, weight: Tensor) -> Tensor:
-            # vLLM's own layers take their part by themselves.
-            if name not in own or hasattr(own[name], "weight_loader"):
-                return weight
-            return divisions[name].take(weight, rank)
+            # Embeddings are not divided here: vLLM's own layers take their part by themselves.
+            return divisions[name].take(weight, rank) if name in divisions else weight
 
         loaded = AutoWeightsLoader(self).load_weights((name, part(name, weight)) for name, weight in weights)
         for block in self.model.layers:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...layers import LayerCache, Mixer, SoftmaxAttention, build_mixer
+from ...layers.mixer import token_of
 from ...models.parts import part_of_config
 from ...ops.framework.checks import FEW_TOKENS
 
@@ -77,21 +78,34 @@ class PooledMixer:
         blocks: [P, size] bytes, see `Layout`.
         state_dtype: in which the memory is kept, that of the layer's own states when None. The layer computes in its own: other
             numbers are converted on the way from the pool and back.
+        spec: the layer's `Mixer.state_spec`; asked of the layer when None.
+        reading: called with the places in the step, a tensor or slice, of the tokens that the layer reads next, where these are
+            not the first ones. One place may stand for all.
     """
 
-    def __init__(self, mixer: Mixer, blocks: Tensor, state_dtype: torch.dtype | None = None) -> None:
-        self.mixer = mixer
+    def __init__(
+        self,
+        mixer: Mixer,
+        blocks: Tensor,
+        state_dtype: torch.dtype | None = None,
+        spec: LayerCache | None = None,
+        reading: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.mixer, self.reading = mixer, reading
         self.blocks = blocks.view(torch.int64)  # for copies of whole blocks
-        self.pools = Layout(mixer.state_spec(), state_dtype).pools(blocks)
+        spec = mixer.state_spec() if spec is None else spec
+        self.dtypes = {name: x.dtype for name, x in spec.memory.items()}
+        self.pools = Layout(spec, state_dtype).pools(blocks)
         self.owned = LayerCache(dict(self.pools.memory), dict(self.pools.context))  # without row 0
         self.owned.apply(lambda pool: pool[1:])
-        kept = all(pool.dtype == self.first.memory[name].dtype for name, pool in self.pools.memory.items())
+        kept = all(pool.dtype == self.dtypes[name] for name, pool in self.pools.memory.items())
         self.decodes_in_pool = mixer.decodes_in_pool and kept
 
     @cached_property
     def first(self) -> LayerCache:
         """What one sequence begins with, which a layer may have learned."""
-        return self.mixer.initial_state(1)
+        with self.reading(slice(1)):
+            return self.mixer.initial_state(1)
 
     def weights_changed(self) -> None:
         self.__dict__.pop("first", None)
@@ -118,14 +132,15 @@ class PooledMixer:
         reads_NS = token_NS < edges[1:, None]
         source_N1 = rows_NS.gather(1, accepted_N[:, None].long() - 1)
         rows_NS, source_NS = (rows.where(reads_NS, 0).long() for rows in (rows_NS, source_N1))
-        x_NSD = x_TD[token_NS.clamp_max(tokens - 1)]
+        own_NS = token_NS.clamp_max(tokens - 1)
         together = self.decodes_in_pool and steps <= FEW_TOKENS
-        y_NSD = (self._read_prefixes if together else self._read_one_by_one)(x_NSD, rows_NS, source_NS)
+        read = self._read_prefixes if together else self._read_one_by_one
+        y_NSD = read(x_TD[own_NS], own_NS, rows_NS, source_NS)
         y_TD = torch.zeros_like(x_TD[:1]).repeat(tokens + 1, 1)
         y_TD[token_NS.where(reads_NS, tokens)] = y_NSD
         return y_TD[:tokens]
 
-    def _read_prefixes(self, x_NSD: Tensor, rows_NS: Tensor, source_NS: Tensor) -> Tensor:
+    def _read_prefixes(self, x_NSD: Tensor, token_NS: Tensor, rows_NS: Tensor, source_NS: Tensor) -> Tensor:
         """One call of the layer for all states: a sequence is read S times, up to each of its tokens. That is more to compute,
         but the weights are read once, as for one token."""
         count, steps, _ = x_NSD.shape
@@ -134,15 +149,17 @@ class PooledMixer:
         ends_S = torch.arange(1, steps + 1, device=x_NSD.device).cumsum(0)
         ends = (torch.arange(count, device=x_NSD.device)[:, None] * len(prefixes) + ends_S).flatten()
         owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=rows_NS.flatten() - 1)
-        y_PD = self.mixer(x_NSD[:, prefixes].flatten(0, 1)[None], owned, F.pad(ends, (1, 0)).int())[0]
+        with self.reading(token_NS[:, prefixes].flatten()):
+            y_PD = self.mixer(x_NSD[:, prefixes].flatten(0, 1)[None], owned, F.pad(ends, (1, 0)).int())[0]
         return y_PD[ends - 1].view_as(x_NSD)
 
-    def _read_one_by_one(self, x_NSD: Tensor, rows_NS: Tensor, source_NS: Tensor) -> Tensor:
+    def _read_one_by_one(self, x_NSD: Tensor, token_NS: Tensor, rows_NS: Tensor, source_NS: Tensor) -> Tensor:
         read = []
         for t, x_ND in enumerate(x_NSD.unbind(1)):
             rows = rows_NS[:, t]
             self.blocks[rows] = self.blocks[source_NS[:, 0] if t == 0 else rows_NS[:, t - 1].where(rows > 0, 0)]
-            read.append(self.decode(x_ND, rows))
+            with self.reading(token_NS[:, t]):
+                read.append(self.decode(x_ND, rows))
         return torch.stack(read, 1)
 
     def prefill(self, x_TD: Tensor, rows: Tensor, started: Tensor, edges: Tensor) -> Tensor:
@@ -157,15 +174,16 @@ class PooledMixer:
     def rehearse(self, drafted: int = 0) -> None:
         """Each kind of call on padding, so that its kernels are compiled before the first request. drafted: tokens at most that
         a call of `verify` has beside one."""
-        width: Any = self.mixer.hidden_size
-        x_TD = next(self.mixer.parameters()).new_zeros(REHEARSED, width)
+        x_TD = token_of(self.mixer)[0].repeat(REHEARSED, 1)
         rows = torch.zeros(2, dtype=torch.int32, device=x_TD.device)
         edges = torch.tensor([0, 1, REHEARSED], dtype=torch.int32, device=x_TD.device)
         self.decode(x_TD[:2], rows)
-        self.prefill(x_TD, rows, rows > 0, edges)
+        with self.reading(slice(1)):
+            self.prefill(x_TD, rows, rows > 0, edges)
         if drafted:
             rows_NS = rows[:, None].repeat(1, 1 + drafted)
             self.verify(x_TD, rows_NS, torch.ones_like(rows), edges)
+        self.weights_changed()  # a sleeping engine gives back what is allocated while it makes the pool
 
     @contextmanager
     def take(self, rows: Tensor) -> Iterator[LayerCache]:
@@ -173,7 +191,7 @@ class PooledMixer:
         receives its own numbers, which needs no wait for the device."""
         places, real = rows.long(), rows > 0  # once for all tensors
         cache = LayerCache(
-            {name: pool[places].to(self.first.memory[name].dtype) for name, pool in self.pools.memory.items()},
+            {name: pool[places].to(self.dtypes[name]) for name, pool in self.pools.memory.items()},
             {name: pool[places] for name, pool in self.pools.context.items()},
         )
         yield cache

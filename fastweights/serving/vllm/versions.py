@@ -11,11 +11,13 @@ from ... import environment
 
 __all__ = [
     "TESTED",
+    "adapter_slots",
     "counting_builder",
     "find_installed",
     "has_copies_on_cpus",
     "our_backend",
     "pages_of",
+    "register_adapted",
     "register_backend",
     "server_module",
 ]
@@ -98,3 +100,16 @@ def counting_builder() -> Any:
 def has_copies_on_cpus() -> bool:
     """Whether vLLM copies states between blocks on a CPU, for prefix caching. Before 0.31 only Triton's kernel does."""
     return not environment.is_version(find_installed(), "0.24 to 0.30")
+
+
+def register_adapted(layer: type) -> None:
+    """Have vLLM put `layer` around the layers that its `can_replace_layer` names, for adapters."""
+    from vllm.lora import utils
+
+    if layer not in utils._all_lora_classes:
+        utils._all_lora_classes = (layer, *utils._all_lora_classes)
+
+
+def adapter_slots(punica: Any) -> Tensor:
+    """The number of each token's adapter among those that vLLM holds, -1 for none, then what is left of larger steps."""
+    return punica._token_lora_indices

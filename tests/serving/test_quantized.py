@@ -1,0 +1,60 @@
+"""Weights in 8 bits, as llm-compressor saves them (compressed-tensors), in vLLM's own linear layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from .engine import CLOSE, engine, largest_error, model, prompts, written
+
+LARGEST = {"float": (torch.float8_e4m3fn, 448.0), "int": (torch.int8, 127.0)}
+
+
+def round_rows(x: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row in 8 bits, and the number that it is to be multiplied with."""
+    dtype, largest = LARGEST[kind]
+    scale = x.float().abs().amax(-1, keepdim=True).clamp_min(1e-8) / largest
+    return ((x / scale).round() if kind == "int" else x / scale).to(dtype), scale
+
+
+def save_quantized(own: Any, folder: Path, kind: str) -> None:
+    """The model with weights in 8 bits, one scale per row. The model itself then computes with these numbers, and its
+    projections with inputs that are rounded per token."""
+    own.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    for name, layer in own.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name != "lm_head":
+            rounded, scale = round_rows(layer.weight.detach(), kind)
+            weights |= {f"{name}.weight": rounded, f"{name}.weight_scale": scale}
+            layer.weight.data.copy_(rounded.float() * scale)
+            layer.register_forward_pre_hook(
+                lambda layer, given: torch.mul(*(x.float() for x in round_rows(given[0], kind)))
+            )
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    settings = {"num_bits": 8, "type": kind, "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**settings, "strategy": "channel", "dynamic": False},
+        "input_activations": {**settings, "strategy": "token", "dynamic": True},
+    }
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors", "format": f"{kind}-quantized", "quantization_status": "compressed",
+        "ignore": ["lm_head"], "config_groups": {"all": group},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(("kind", "close"), [("float", CLOSE), ("int", 0.02)])
+def test_weights_in_8_bits(kind, close, tmp_path):
+    """An integer next to a tie may be rounded the other way."""
+    own, plain = (model(["gdn", "softmax", "lattice"], initializer_range=0.1) for _ in range(2))
+    save_quantized(own, tmp_path, kind)
+    with engine(tmp_path) as llm:
+        outputs = written(llm, prompts())
+    assert largest_error(own, prompts(), outputs) < close < largest_error(plain, prompts(), outputs)
