@@ -267,6 +267,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "layers.MixerChoice": lambda: {"name": "gdn", "options": {"conv_size": 2}, "label": "small"},
     "layers.MixerSpec": lambda: fields(MIXERS["gdn"]),
     "layers.build_mixer": lambda: {"name": "gdn", **SIZES},
+    "layers.in_block": lambda: {"choice": MixerChoice("gdn"), "block": "matched", "heads": 2},
     "layers.import_mixers": lambda: {"modules": ["math"]},
     "layers.parse_mixers": lambda: {"text": "gdn"},
     "layers.register_mixer": lambda: {
