@@ -118,13 +118,20 @@ NAMED = {
 # Values that fit and cannot be refused: what they lead to, a caller's own code or a long text says.
 UNTRIED = {("evaluation.regression_errors", "model", "a module"), ("evaluation.continue_text", "prompt", "long text")}
 # Values that a function takes beside those of its annotation.
-TAKEN = {
-    ("data.text.TextCorpus", name): {"text", "long text", "half a character"}
-    for name in ("paths", "held_out", "excluded")
-} | {
-    ("layers.DecayOptions", "long_memory"): {"True"},
-    ("training.ParameterGroup", "parameters"): {"text", "long text", "half a character"},
-}
+TAKEN = (
+    {
+        ("data.text.TextCorpus", name): {"text", "long text", "half a character"}
+        for name in ("paths", "held_out", "excluded")
+    }
+    | {
+        ("data.text.TextSource", name): {"text", "long text", "half a character"}
+        for name in ("paths", "held_out", "excluded")
+    }
+    | {
+        ("layers.DecayOptions", "long_memory"): {"True"},
+        ("training.ParameterGroup", "parameters"): {"text", "long text", "half a character"},
+    }
+)
 
 
 def public(top: Any = fastweights, inside: Collection[str] = INSIDE) -> dict[str, Any]:

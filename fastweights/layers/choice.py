@@ -85,10 +85,10 @@ class MixerChoice:
             for key in given:
                 if key not in known:
                     raise ValueError(
-                        f"a table of mixers has no key {key!r}{closest(key, known)}; it has {', '.join(known)}"
+                        f"mixer as a table has no key {describe_value(key)}{closest(key, known)}; it has {', '.join(known)}"
                     )
             if "name" not in given:
-                raise ValueError("a table of mixers must have the key 'name'; add it")
+                raise ValueError("mixer as a table must have the key 'name'; add it")
             return cls(**given)
         choices = parse_mixers(check_text("mixer", given, what="the name of a mixer"))
         if len(choices) != 1:

@@ -124,7 +124,7 @@ def register_mixer(
         check_choice("a description", key, (*DESCRIPTION, "state", "cost"))
     for key in dict.fromkeys((*DESCRIPTION, *description)):
         check_text(key, description.get(key), what="one line of text", empty=False)
-    if options is not None and not isinstance(options, Mapping):
+    if options is not None and not (isinstance(options, Mapping) and all(isinstance(key, str) for key in options)):
         raise TypeError(f"options must be a mapping of option names to values, got {describe_value(options)}")
     if layer is None:
         return lambda decorated: register_mixer(name, layer=decorated, options=options, **description)

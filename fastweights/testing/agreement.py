@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,14 @@ def check_agreement(
     asked = [_check_prompt(index, prompt, vocabulary) for index, prompt in enumerate(prompts)]
     if not asked:
         raise ValueError("prompts must hold at least one prompt, got none")
-    answers = list(_ask(server, name, asked, timeout) if isinstance(server, str) else server(asked))
+    if isinstance(server, str) and not server.startswith(("http://", "https://")):
+        raise ValueError(
+            f"server must be an address that begins with http:// or https://, got {describe_value(server)}"
+        )
+    given = _ask(server, name, asked, timeout) if isinstance(server, str) else server(asked)
+    if not isinstance(given, Iterable):
+        raise TypeError(f"server must return lists of log probabilities, got {describe_value(given)}")
+    answers = list(given)
     if len(answers) != len(asked):
         raise ValueError(f"server must answer each of {len(asked)} prompts, got {len(answers)} answers")
     found = []

@@ -60,7 +60,7 @@ def test_a_choice_is_given_as_text_as_table_or_itself():
     ("given", "error", "message"),
     [
         ("gdn,pgdn", ValueError, "must be one NAME.*got 'gdn,pgdn'; list them one by one"),
-        ({"name": "gdn", "lable": "a"}, ValueError, r"table of mixers has no key 'lable' \(did you mean 'label'\?\)"),
+        ({"name": "gdn", "lable": "a"}, ValueError, r"mixer as a table has no key 'lable' \(did you mean 'label'\?\)"),
         ({"label": "a"}, ValueError, "must have the key 'name'"),
         (3, TypeError, "mixer must be the name of a mixer"),
     ],

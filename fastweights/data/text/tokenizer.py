@@ -70,7 +70,9 @@ class TextTokenizer:
         if self.name is not None and self.path is not None:
             raise ValueError(f"tokenizer name must be None where path is given, got {self.name!r}; choose one of them")
         if self.revision is not None and self.name is None:
-            raise ValueError(f"tokenizer revision must be None without a name, whose it is, got {self.revision!r}")
+            raise ValueError(
+                f"tokenizer revision must be None without a name, whose it is, got {describe_value(self.revision)}"
+            )
         if check_size("tokenizer vocab_size", self.vocab_size, high=LARGEST_VOCABULARY) < SMALLEST_VOCABULARY:
             raise ValueError(
                 f"tokenizer vocab_size must be at least {SMALLEST_VOCABULARY}, the bytes and {END_OF_TEXT}, got {self.vocab_size}"

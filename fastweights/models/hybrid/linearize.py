@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ...checks import check_choice, check_flag, check_list, check_size, check_text, check_whole_number, describe_value
+from ...checks import (
+    check_choice,
+    check_flag,
+    check_list,
+    check_size,
+    check_text,
+    check_whole_number,
+    describe_value,
+    error_prefix,
+)
 from ...kinds import checked
 from ...layers.projections import OutputProjection, ShortConvolution
 from ...layers.registry import mixer_spec
@@ -53,7 +62,9 @@ def keep_layers(keep: str | Iterable[int], layers: int) -> tuple[int, ...]:
             )
         return keep_layers([int(number) for number in numbers], layers)
     chosen = check_list(
-        "keep", list(keep) if isinstance(keep, Iterable) and not isinstance(keep, Tensor) else keep, "layer numbers"
+        "keep",
+        list(keep) if isinstance(keep, Iterable) and not isinstance(keep, (Tensor, Mapping)) else keep,
+        "layer numbers",
     )
     for layer in chosen:
         check_whole_number("keep", layer, high=layers - 1)
@@ -68,7 +79,8 @@ def memory_entry(to: str, options: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: no such mixer or option.
     """
     check_text("to", to, what="the name of a mixer")
-    known, spec = fields(check_takes_qkv(to).Options), mixer_spec(to, options)
+    with error_prefix("to"):
+        known, spec = fields(check_takes_qkv(to).Options), mixer_spec(to, options)
     first = {one.name: FIRST_OPTIONS[one.name] for one in known if one.name in FIRST_OPTIONS}
     gate = next((spec.options.get(one.name, one.default) for one in known if one.name == "output_gate"), None)
     return {"name": to, **first, **({"output_gate": "sigmoid"} if gate else {}), **options}
