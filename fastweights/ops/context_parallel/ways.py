@@ -90,7 +90,8 @@ def _plan(way: str, group: PlannedGroup, spec: OpSpec, sizes: Sizes, given: tupl
     inputs, _, _, final, cu_seqlens, _ = given
     named, is_packed = dict(zip(spec.inputs, inputs)), cu_seqlens is not None
     group.note(way, exchanged_bytes(spec, named, sizes, group.size(), way, is_packed))
-    group.note_held(summed_bytes(spec, named, sizes) if way == "state" else 0.0)
+    if way == "state":
+        group.note_held(summed_bytes(spec, named, sizes))
     like, count = inputs[0], len(cu_seqlens) - 1 if is_packed else sizes.B
     outputs = [like.new_empty(sizes.B, sizes.T, *sizes.shape(output.dims)) for output in spec.outputs.values()]
     states = [first_state(spec, name, sizes, count, like) for name in spec.states] if final else None

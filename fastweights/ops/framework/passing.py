@@ -17,7 +17,7 @@ from torch import Tensor
 __all__ = ["Passing", "Sum", "Summary", "Transition"]
 
 Named = Mapping[str, Any]
-BLOCK = 32
+BLOCK = 32  # tokens
 
 
 class Summary(NamedTuple):
@@ -116,7 +116,7 @@ class Passing:
 
 
 def _sum_until_end(x: Tensor) -> Tensor:
-    """x [R, T, ...]: of each token and those after it the sum.
+    """The reverse cumsum of x [R, T, ...] over time.
 
     By blocks of 32 tokens, then their sums in the same way: torch 2.11 fails to compile a long cumsum of few rows ("split scan").
     """

@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Limits"]
 
 DRAFTS = ("ngram", "ngram_gpu", "suffix", "draft_model")  # the methods that need nothing of the model
-QUANTIZED = (
-    "fp8",
-    "fp8_per_tensor",
-    "fp8_per_block",
-    "compressed-tensors",
-    "torchao",
-)  # what vLLM's linear layers do alone
+# Methods of quantisation that vLLM's linear layers run by themselves.
+QUANTIZED = ("fp8", "fp8_per_tensor", "fp8_per_block", "compressed-tensors", "torchao")
 
 
 class Limits(VerifyAndUpdateConfig):

@@ -111,5 +111,5 @@ def register_adapted(layer: type) -> None:
 
 
 def adapter_slots(punica: Any) -> Tensor:
-    """The number of each token's adapter among those that vLLM holds, -1 for none, then what is left of larger steps."""
+    """The slot of each token's adapter, -1 for a token without one. Entries behind the tokens of a step are of earlier steps."""
     return punica._token_lora_indices

@@ -33,11 +33,11 @@ def test_what_is_measured_is_shown(tmp_path: Path) -> None:
     for device, speed in (("NVIDIA A100", 100.0), ("NVIDIA B200", 200.0)):
         write_rows(tmp_path / f"scaling-{device[-4:]}.json", training_rows(device, speed))
     today = describe().date[:10]
-    copied = scaling.copied(tmp_path).splitlines()
+    copied = scaling.data_parallel(tmp_path).splitlines()
     assert f"| 4 A100 | `gdn-340m` | DDP | 263 | 1000 | .95 | 3.0 | 4.0 | {today} |" in copied
     assert f"| 4 A100 | `gdn-340m` with `gka` | DDP | 556 | 2000 | .90 | 3.0 | 4.0 | {today} |" in copied
     assert f"| 4 B200 | `gdn-340m` | DDP | 132 | 500 | .95 | 3.0 | 4.0 | {today} |" in copied
     assert len([line for line in copied if line.startswith("| ")]) == 2 + 4
-    divided = scaling.divided(tmp_path).splitlines()
+    divided = scaling.context_parallel(tmp_path).splitlines()
     assert f"| 4 A100 | `gdn-340m` | 16,384 | states passed on | 2,941 | .85 | 3.0 |  | {today} |" in divided
     assert len([line for line in divided if line.startswith("| ")]) == 2 + 2

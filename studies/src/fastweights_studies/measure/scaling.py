@@ -317,7 +317,7 @@ def check_gpus(gpus: Sequence[int], there: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", default="gdn-1b")
-    parser.add_argument("--mixers", help="trained in every preset in place of its own, which is called own")
+    parser.add_argument("--mixers", help="trained in every preset; own is the mixer of the preset")
     parser.add_argument("--gpus", default="1,2", help="how many GPUs, one training for each number and way")
     parser.add_argument("--ways", default="DDP,FSDP2", help="how several GPUs train, of " + ", ".join(WAYS))
     parser.add_argument("--batch", type=int, default=8, help="rows per GPU and step")

@@ -363,7 +363,7 @@ PARTS: dict[Path, dict[str, Part]] = {
     CPU: {"recall": recall, "language models": language, "ops": ops},
     RULES: {"first values": first_values, "attention": attention},
     LINEARIZE: {"students": linearization.measured},
-    TRAIN: {"several gpus": scaling.copied, "divided rows": scaling.divided},
+    TRAIN: {"several gpus": scaling.data_parallel, "divided rows": scaling.context_parallel},
 }
 
 

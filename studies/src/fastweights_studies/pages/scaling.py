@@ -13,8 +13,9 @@ from fastweights_studies.pages.rendering import describe_origins, share, table
 from fastweights_studies.pages.results import read_measured, value_of
 from fastweights_studies.record import Row, select
 
-__all__ = ["copied", "divided"]
+__all__ = ["context_parallel", "data_parallel"]
 
+LAST = ("GiB per GPU", "predicted", "measured")  # columns of both tables
 SHOWN = {
     "DDP": "DDP",
     "DDP-launched": "DDP, launched by the host",
@@ -29,38 +30,33 @@ SHOWN = {
 }
 
 
-def copied(results: Path) -> str:
+def data_parallel(results: Path) -> str:
     """Each GPU has rows of its own: steps, and tokens per second beside one GPU."""
     rows = [row for row in _read(results) if not _is_divided(row)]
     lines = [
-        [
-            _device(row), _model(row), _way(row), f"{row.value:.0f}", _alone(rows, row, "step_ms"), _share(rows, row),
-            _memory(rows, row, "memory_bytes"), _memory(rows, row, "predicted_memory_bytes"), row.origin.date[:10],
-        ]
+        [_device(row), _model(row), _way(row), f"{row.value:.0f}", _alone(rows, row), _share(rows, row), *_last_cells(rows, row)]
         for row in select(rows, measure="step_ms") if row.column["way"]
     ]  # fmt: skip
     head = [
-        "GPUs", "model", "way", "step, ms", "one GPU alone, ms", "tokens per second of each GPU / of one alone",
-        "GiB per GPU", "predicted", "measured",
+        "GPUs", "model", "way", "step, ms", "one GPU alone, ms", "tokens per second of each GPU / of one alone", *LAST,
     ]  # fmt: skip
     return f"{table(head, sorted(lines))}\n{_newest(rows)}\n"
 
 
-def divided(results: Path) -> str:
+def context_parallel(results: Path) -> str:
     """All GPUs have parts of one row."""
     every = _read(results)
     rows = [row for row in every if _is_divided(row)]
     lines = [
         [
             _device(row), _model(row), f"{_count(row, 'gpus') * _count(row, 'length'):,}", _way(row), f"{row.value:,.0f}",
-            _share(every, row), _memory(rows, row, "memory_bytes"), _memory(rows, row, "predicted_memory_bytes"),
-            row.origin.date[:10],
+            _share(every, row), *_last_cells(rows, row),
         ]
         for row in select(rows, measure="step_ms")
     ]  # fmt: skip
     head = [
         "GPUs", "model", "tokens of the row", "way", "step, ms",
-        "tokens per second of each GPU / of one alone with its part", "GiB per GPU", "predicted", "measured",
+        "tokens per second of each GPU / of one alone with its part", *LAST,
     ]  # fmt: skip
     return f"{table(head, sorted(lines))}\n{_newest(rows)}\n"
 
@@ -100,8 +96,8 @@ def _same(rows: Iterable[Row], row: Row) -> list[Row]:
     return [one for one in rows if (one.origin.device, one.mixer) == (row.origin.device, row.mixer)]
 
 
-def _alone(rows: Iterable[Row], row: Row, measure: str) -> str:
-    value = value_of(_same(rows, row), measure, column={**row.column, "gpus": 1, "way": None})
+def _alone(rows: Iterable[Row], row: Row) -> str:
+    value = value_of(_same(rows, row), "step_ms", column={**row.column, "gpus": 1, "way": None})
     return "" if value is None else f"{value:.0f}"
 
 
@@ -110,6 +106,9 @@ def _share(rows: Iterable[Row], row: Row) -> str:
     return "" if value is None else share(value)
 
 
-def _memory(rows: Iterable[Row], row: Row, measure: str) -> str:
-    value = value_of(_same(rows, row), measure, column=row.column)
-    return "" if value is None else f"{value / 2**30:.1f}"
+def _last_cells(rows: Iterable[Row], row: Row) -> list[str]:
+    """The cells under `LAST`."""
+    sizes = (
+        value_of(_same(rows, row), measure, column=row.column) for measure in ("memory_bytes", "predicted_memory_bytes")
+    )
+    return [*("" if size is None else f"{size / 2**30:.1f}" for size in sizes), row.origin.date[:10]]
