@@ -91,12 +91,14 @@ def engine(folder: Path, **settings: Any) -> Iterator[Any]:
 
 @cache
 def _replace_kernels_once() -> None:
-    """Since 0.31 vLLM replaces Triton's kernels at each start. The second time it fails on a module that n-gram drafts import."""
+    """Since 0.31 vLLM replaces Triton's kernels at each start. It fails where a module is there that n-gram drafts and Kimi-Linear
+    import."""
     from vllm.platforms import current_platform
 
     platform: Any = type(current_platform)
     if hasattr(platform, "register_triton_kernel_overrides"):
         platform.register_triton_kernel_overrides = staticmethod(cache(platform.register_triton_kernel_overrides))
+        current_platform.register_triton_kernel_overrides()
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Our language models in vLLM. vLLM finds `register` by an entry point; nothing of vLLM is imported before it calls that.
+"""Our language models in vLLM, and on request our kernels in models that it has itself. vLLM finds `register` by an entry point;
+nothing of vLLM is imported before it calls that.
 
 What the package builds on is no public interface of vLLM and moves between its versions: `TESTED` says which ones are known here,
 and `versions` has what differs between them.
@@ -6,14 +7,19 @@ and `versions` has what differs between them.
 
 from __future__ import annotations
 
+import os
+
 from ... import environment
 from .versions import TESTED, find_installed, register_backend
 
-__all__ = ["BACKEND", "INSTALL", "OP", "TESTED", "check_version", "find_installed", "register"]
+__all__ = ["BACKEND", "INSTALL", "OP", "OUR_KERNELS", "TESTED", "check_version", "find_installed", "register"]
 
 ARCHITECTURE = "FastWeightsForCausalLM"  # what config.json calls our model
 BACKEND = "FASTWEIGHTS"  # in vLLM's registry of backends for layers with a state
 OP = "fastweights_memory"  # under torch.ops.vllm; compiled graphs are cut there
+OUR_KERNELS = (
+    "FASTWEIGHTS_VLLM_KERNELS"  # an environment variable: 1 puts our kernels under layers of vLLM's own models
+)
 
 INSTALL = (
     f"install vLLM {TESTED} with Python 3.11 or later: pip install 'fastweights[vllm]' for a GPU, "
@@ -53,3 +59,7 @@ def register() -> None:
     if cut not in CompilationConfig._attention_ops:
         CompilationConfig._attention_ops.append(cut)
     MODELS_CONFIG_MAP.update(dict.fromkeys(known, Limits))
+    if os.environ.get(OUR_KERNELS) == "1":
+        from .delta_layers import register_layers
+
+        register_layers()

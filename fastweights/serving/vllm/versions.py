@@ -15,6 +15,7 @@ __all__ = [
     "counting_builder",
     "find_installed",
     "has_copies_on_cpus",
+    "kimi_inputs",
     "our_backend",
     "pages_of",
     "register_adapted",
@@ -113,3 +114,13 @@ def register_adapted(layer: type) -> None:
 def adapter_slots(punica: Any) -> Tensor:
     """The slot of each token's adapter, -1 for a token without one. Entries behind the tokens of a step are of earlier steps."""
     return punica._token_lora_indices
+
+
+def kimi_inputs(layer: Any, given: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [T, C] side by side, gains [T, H] and filters [C, W] of a call of vLLM's Kimi Delta Attention.
+    0.24 keeps the first and last ones apart, and applies the sigmoid to the gains before the call."""
+    if "mixed_qkv" in given:
+        return given["mixed_qkv"], given["beta"][0].float().sigmoid(), layer.conv1d.weight.flatten(1)
+    x_TC = torch.cat([given[f"{name}_proj_states"] for name in "qkv"], 1)
+    filters = [getattr(layer, f"{name}_conv1d").weight.flatten(1) for name in "qkv"]
+    return x_TC, given["beta"][0], torch.cat(filters)
