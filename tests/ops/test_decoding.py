@@ -281,6 +281,29 @@ def test_kernel_on_rows_of_a_wider_pool(case: OpCase) -> None:
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize(
+    "name", ["delta_rule-head-write", "linear_attention-channel", "preconditioned_delta_rule-head"]
+)
+def test_kernel_on_a_pool_with_values_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads [V, K], as vLLM has them, are updated where they lie."""
+    from fastweights.kernels.recurrent.launching import PlacedState
+
+    def finish(placed: PlacedState) -> None:
+        assert placed.target is placed.wanted
+
+    monkeypatch.setattr(PlacedState, "finish", finish)
+    case = DECODING[name]
+    inputs = case.draw(batch=5, time=3, heads=1, value_heads=2, key=12, value=36, dtype=torch.float32)
+    pool = draw_states(case, inputs, 7)
+    turned = tuple(in_float32(s.to(DEVICE)).mT.contiguous().mT if s.ndim == 4 else in_float32(s.to(DEVICE)) for s in pool)
+    o = IN_PLACE[case.spec.name](
+        **inputs.map(lambda x: x.to(DEVICE)).arguments(), state=case.initial_state(turned), backend="triton",
+        state_indices=INDICES.to(DEVICE),
+    )  # fmt: skip
+    check_pool(case, inputs, pool, (o, turned), {})
+
+
+@pytest.mark.kernels
 @some_cases
 def test_kernel_leaves_states_outside_of_the_pool_alone(case: OpCase) -> None:
     """Indices on a GPU are not checked. One past the end of the pool counts as none."""

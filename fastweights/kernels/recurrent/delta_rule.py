@@ -28,6 +28,7 @@ from .launching import (
     load_row,
     program_head,
     state_tile,
+    values_lie_first,
 )
 
 # Columns of a program's tile and its warps, by the key channels (rounded up to a power of two): rows of 128 bytes, at most 64
@@ -57,7 +58,7 @@ def decode(call: RecurrentCall) -> Tensor:
         parameters=(None, 0, 1) if center is None else (center, center.stride(0), v.shape[2] // len(center)),
         more=(read, written, *((0, 0) if written is None else written.stride()[:2])),
         numbers=(float(options["scale"]), math.log(options.get("bound", 1.0)), float(options.get("eps", 0.0))),
-        G_CHANNELS=g is not None and g.ndim == 4,
+        G_CHANNELS=g is not None and g.ndim == 4, VALUE_FIRST=values_lie_first(call, "S"),
     )  # fmt: skip
     if A is not None:
         A.finish()
@@ -94,7 +95,8 @@ def decode_delta_rule(
     center, center_step, CENTER_GROUP: tl.constexpr,
     o, S, new_S, S_step, S_head, A, new_A, A_step, A_head,
     state_indices, P, cu_seqlens, T, scale, log_bound, eps,
-    G_CHANNELS: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    G_CHANNELS: tl.constexpr, VALUE_FIRST: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`; w: write keys; pg, pb: the preconditioner's g and beta; A: one row per
     sequence, new_A: with strides, which may be a pool."""
@@ -102,7 +104,7 @@ def decode_delta_rule(
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
 
-    at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, channel, column, K, V)
+    at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, channel, column, K, V, VALUE_FIRST)
     if A is not None:
         gram = tl.load(A + place.to(tl.int64) * K + channel, mask=is_channel, other=0)
         c = tl.load(center + head // CENTER_GROUP * center_step).to(tl.float32)

@@ -18,13 +18,14 @@ from . import RecurrentCall
 
 
 class PlacedState:
-    """A state as a kernel takes it: where it is read and written, and the strides from row to row and from head to head."""
+    """A state as a kernel takes it: where it is read and written, and the strides from row to row and from head to head.
+    value_first: whether each head's numbers lie as [V, K], see `values_lie_first`."""
 
-    def __init__(self, call: RecurrentCall, name: str) -> None:
+    def __init__(self, call: RecurrentCall, name: str, value_first: bool = False) -> None:
         state, new_state = call.states[name], None if call.new_states is None else call.new_states[name]
         self.wanted = state if new_state is None else new_state
         if new_state is None:  # in place
-            self.source = self.target = state if heads_are_dense(state) else state.contiguous()
+            self.source = self.target = state if value_first or heads_are_dense(state) else state.contiguous()
         else:
             self.source = state.contiguous()
             self.target = self.wanted if self.wanted.is_contiguous() else torch.empty(state.shape, device=state.device)
@@ -38,6 +39,12 @@ class PlacedState:
         """After the launch: a state of a layout that the kernel does not write receives the numbers."""
         if self.target is not self.wanted:
             self.wanted.copy_(self.target)
+
+
+def values_lie_first(call: RecurrentCall, name: str) -> bool:
+    """Whether a state [K, V] that is updated in place is the transpose of contiguous heads [V, K], as vLLM has them."""
+    state = call.states[name]
+    return call.new_states is None and not heads_are_dense(state) and heads_are_dense(state.mT)
 
 
 def heads_are_dense(state: Tensor) -> bool:
@@ -67,9 +74,14 @@ def program_head(state_indices, P, HV: tl.constexpr, TILES: tl.constexpr = 1):
 
 
 @triton.jit
-def state_tile(S, index, row_step, head, head_step, held, row, column, K: tl.constexpr, V: tl.constexpr):
-    """Where the rows and columns of a head's state [K, V] lie, which of them exist, and their numbers, 0 where there are none."""
-    at = index * row_step + head * head_step + (row[:, None] * V + column[None, :])
+def state_tile(
+    S, index, row_step, head, head_step, held, row, column, K: tl.constexpr, V: tl.constexpr,
+    VALUE_FIRST: tl.constexpr = False,
+):  # fmt: skip
+    """Where the rows and columns of a head's state [K, V] lie, which of them exist, and their numbers, 0 where there are none.
+    VALUE_FIRST: the numbers lie as [V, K]."""
+    inside = row[:, None] + column[None, :] * K if VALUE_FIRST else row[:, None] * V + column[None, :]
+    at = index * row_step + head * head_step + inside
     exists = (row < K)[:, None] & (column < V)[None, :] & held
     # A call uses each number of the state once, so the state does not displace weights and activations from the caches.
     return at, exists, tl.load(S + at, mask=exists, other=0, eviction_policy="evict_first")
@@ -156,7 +168,8 @@ def launch_recurrent(
         constants["maxnreg"] = registers
     if programs:
         given = [strides(call.inputs.get(name), *sizes) for name in inputs]
-        placed = [PlacedState(call, name) if name in call.states else None for name in states]
+        value_first = constants.get("VALUE_FIRST", False)
+        placed = [PlacedState(call, name, value_first) if name in call.states else None for name in states]
         pool = len(call.states[states[0]])
         launch(
             kernel, (programs,), *[x for each in given for x in each], *parameters, *outputs,
