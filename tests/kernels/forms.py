@@ -28,8 +28,22 @@ def decoding() -> Iterator[Callable[[], object]]:
             inputs = DECODING[name].draw(batch=2, time=time, key=size, value=size, dtype=torch.bfloat16)
             states = tuple(in_float32(s) for s in draw_states(DECODING[name], inputs, 2))
             yield partial(call_decode, DECODING[name], inputs, states, None)
+    yield from values_first()
     yield from key_energies()
     yield from elementwise_longhorn()
+
+
+def values_first() -> Iterator[Callable[[], object]]:
+    """One token of a delta rule whose states lie in a pool of vLLM, with a decay per head and per channel."""
+    from fastweights.kernels.recurrent import RecurrentCall
+    from fastweights.kernels.recurrent.delta_rule import decode
+
+    x, gate, rows = torch.empty(2, 1, 4, 128, dtype=torch.bfloat16), torch.empty(2, 1, 4), torch.empty(2).int()
+    for g in (gate, torch.empty(2, 1, 4, 128)):
+        inputs = {**dict.fromkeys(("q", "k", "v"), x), "beta": gate, "g": g}
+        yield partial(
+            decode, RecurrentCall(inputs, {"S": torch.empty(9, 4, 128, 128).mT}, {"scale": 1.0}, None, None, rows)
+        )
 
 
 def elementwise_longhorn() -> Iterator[Callable[[], object]]:

@@ -57,7 +57,7 @@ def read_tokens(
         windows: [P, W-1, C], its last inputs.
         states: [P, HV, V, K], values first.
         rows: [N], each sequence's row in the pools. Row 0 belongs to no sequence: vLLM gives it to the padding of a step, whose
-            answers are 0, and it stays as it is.
+            answers mean nothing, and it stays as it is.
         edges: [N+1], where the sequences begin in one row of tokens. None for one token each, B = N.
         started: [N], which sequences have states. All when None.
     """
