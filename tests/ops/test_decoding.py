@@ -295,7 +295,9 @@ def test_kernel_on_a_pool_with_values_first(name: str, monkeypatch: pytest.Monke
     case = DECODING[name]
     inputs = case.draw(batch=5, time=3, heads=1, value_heads=2, key=12, value=36, dtype=torch.float32)
     pool = draw_states(case, inputs, 7)
-    turned = tuple(in_float32(s.to(DEVICE)).mT.contiguous().mT if s.ndim == 4 else in_float32(s.to(DEVICE)) for s in pool)
+    turned = tuple(
+        in_float32(s.to(DEVICE)).mT.contiguous().mT if s.ndim == 4 else in_float32(s.to(DEVICE)) for s in pool
+    )
     o = IN_PLACE[case.spec.name](
         **inputs.map(lambda x: x.to(DEVICE)).arguments(), state=case.initial_state(turned), backend="triton",
         state_indices=INDICES.to(DEVICE),

@@ -91,8 +91,8 @@ def engine(folder: Path, **settings: Any) -> Iterator[Any]:
 
 @cache
 def _replace_kernels_once() -> None:
-    """Since 0.31 vLLM replaces Triton's kernels at each start. It fails where a module is there that n-gram drafts and Kimi-Linear
-    import."""
+    """Since 0.31 vLLM replaces Triton's kernels at each start. It fails where a module is there that n-gram drafts import, and
+    Kimi-Linear."""
     from vllm.platforms import current_platform
 
     platform: Any = type(current_platform)

@@ -48,7 +48,9 @@ def wanted(x: Tensor, beta: Tensor, g: Tensor, filters: Tensor) -> tuple[Tensor,
 
 def pools(dtype: torch.dtype, turned: bool) -> tuple[Tensor, Tensor]:
     """Of six rows, full of numbers of earlier sequences, whose rows lie further apart than a state is long."""
-    windows = torch.full((6, 2, CHANNELS, WIDTH - 1) if turned else (6, 2, WIDTH - 1, CHANNELS), UNTOUCHED, device=DEVICE)
+    windows = torch.full(
+        (6, 2, CHANNELS, WIDTH - 1) if turned else (6, 2, WIDTH - 1, CHANNELS), UNTOUCHED, device=DEVICE
+    )
     states = torch.full((6, 2, VALUE_HEADS, VALUE, KEY), UNTOUCHED, dtype=dtype, device=DEVICE)
     return windows[:, 0].mT if turned else windows[:, 0], states[:, 0]
 
@@ -84,7 +86,9 @@ def read_in_steps(given: tuple[Tensor, ...], windows: Tensor, states: Tensor) ->
 @pytest.mark.skipif(EARLIER, reason="transformers before 5.15 has these functions under other names")
 @pytest.mark.parametrize("turned", [False, True], ids=["windows", "turned windows"])
 @pytest.mark.parametrize("channels", [False, True], ids=["heads", "channels"])
-@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 0.2)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 0.2)], ids=["float32", "bfloat16"]
+)
 def test_numbers_of_transformers(dtype, close, channels, turned):
     given = drawn(channels)
     windows, states = pools(dtype, turned)

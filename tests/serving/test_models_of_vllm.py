@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from fastweights.serving.vllm import delta_layers
 from ..integrations.tiny_models import tiny
 from .engine import (
     CLOSE,
+    NGRAM,
     VOCABULARY,
     counted_preemptions,
     engine,
@@ -42,6 +43,7 @@ SIZES: dict[str, Any] = {
 KIMI: dict[str, Any] = {"linear_head_dim": 32, "mlp_layer_types": ["sparse"] * 3}
 # vLLM's other layers of Kimi-Linear do not run on a CPU.
 KIMI |= {"layer_types": ["linear_attention"] * 3}
+WIDE = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}  # which vLLM's own op for CPUs has
 ASKED = prompts((3, 17, 64, 100))
 
 
@@ -76,7 +78,9 @@ def olmo_weights(own: Any) -> dict[str, torch.Tensor]:
     key = config.linear_num_key_heads * config.linear_key_head_dim
     for name in [name for name in weights if name.endswith("conv1d.weight")]:
         parts = weights.pop(name).split([key, key, config.linear_num_value_heads * config.linear_value_head_dim])
-        weights |= {name.replace("conv1d", f"{part}_conv1d"): x.contiguous() for part, x in zip("qkv", parts, strict=True)}
+        weights |= {
+            name.replace("conv1d", f"{part}_conv1d"): x.contiguous() for part, x in zip("qkv", parts, strict=True)
+        }
     return weights
 
 
@@ -156,3 +160,89 @@ def test_same_tokens(family, tmp_path, counted, loads_filters):
     assert given_way
     assert any(batch > 1 and time == 1 for batch, time, _ in counted)
     assert any(batch == 1 and time > 10 for batch, time, _ in counted)
+
+
+@needs_copies
+def test_prefix_caching(tmp_path, counted):
+    """States are kept where blocks end: a prompt that begins like an earlier one is read from there on."""
+    own = saved("qwen3_next", tmp_path)
+    first, other = prompts((200, 100))
+    asked = [first, first[:150] + other[:30], first[:64] + other, other[:10] + first[:100]]
+    wanted = continued(own, asked)
+    with engine(tmp_path, enable_prefix_caching=True, block_size=32) as llm:
+        check_same(own, llm, asked, wanted)
+        check_same(own, llm, asked[::-1], wanted[::-1])  # what the first round has left
+        with failing_pool(llm):
+            check_same(own, llm, asked, wanted)
+        settings = vllm.SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+        results = llm.generate([{"prompt_token_ids": ids} for ids in asked], settings, use_tqdm=False)
+    assert min(result.num_cached_tokens for result in results) >= 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ours", [False, True], ids=["vLLM's", "ours"])
+def test_in_16_bits(ours, tmp_path, request):
+    """With vLLM's own op for CPUs and with ours, the tokens of transformers except where two are nearly as likely."""
+    if OLDEST and not ours:
+        pytest.skip("vLLM 0.24 gives its own op other dtypes than that takes")
+    shapes = request.getfixturevalue("counted") if ours else []
+    own = saved("qwen3_next", tmp_path, **WIDE).bfloat16()
+    with engine(tmp_path, dtype="bfloat16") as llm:
+        outputs = written(llm, ASKED)
+    assert bool(shapes) == ours
+    assert largest_error(own, ASKED, outputs) < 0.1
+    assert largest_loss(own, ASKED, outputs) < 0.1
+
+
+@pytest.mark.slow
+def test_compiled(tmp_path, counted):
+    own = saved("qwen3_next", tmp_path)
+    with engine(tmp_path, enforce_eager=False) as llm:
+        check_same(own, llm, ASKED, continued(own, ASKED))
+    assert counted
+
+
+@pytest.mark.slow
+def test_heads_divided_between_two_processes(tmp_path, monkeypatch):
+    """In processes of their own, which find the environment variable by themselves."""
+    monkeypatch.setenv(served.OUR_KERNELS, "1")
+    own = saved("qwen3_next", tmp_path)
+    with engine(tmp_path, tensor_parallel_size=2) as llm:
+        check_same(own, llm, ASKED, continued(own, ASKED))  # float32, which vLLM's own op refuses
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the log says of layers."""
+    lines: list[str] = []
+
+    def say(text: str, *given: Any) -> None:
+        lines.append(text % given)
+
+    monkeypatch.setattr(delta_layers, "logger", lambda: SimpleNamespace(info_once=say, warning_once=say, warning=say))
+    return lines
+
+
+@pytest.mark.skipif(OLDEST, reason="vLLM 0.24 cannot verify drafts on a CPU")
+def test_layers_that_stay_on_vllms_kernels(tmp_path, counted, said):
+    """vLLM's own op for CPUs fails with drafts, so that none are drawn here."""
+    saved("qwen3_next", tmp_path, **WIDE)
+    with engine(tmp_path, dtype="bfloat16", speculative_config=NGRAM) as llm:
+        layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
+        assert [x.runs_on_ours for x in layers if hasattr(x, "runs_on_ours")] == [False, False]
+    assert not counted
+    assert set(said) == {"QwenGatedDeltaNetAttention stays on vLLM's own kernels: speculative decoding must be off."}
+
+
+def test_what_another_plugin_replaces_stays(counted, said, monkeypatch):
+    from vllm.model_executor.custom_op import op_registry_oot
+
+    other = type("Other", (), {})
+    monkeypatch.setitem(op_registry_oot, "QwenGatedDeltaNetAttention", other)
+    monkeypatch.setitem(delta_layers.LAYERS, "of_no_version", ("Unknown", "_forward"))
+    delta_layers.register_layers()
+    assert op_registry_oot["QwenGatedDeltaNetAttention"] is other
+    assert said == [
+        "QwenGatedDeltaNetAttention is replaced by another plug-in, and stays so.",
+        "this version of vLLM has no Unknown._forward: such layers stay on vLLM's own kernels.",
+    ]
