@@ -18,7 +18,7 @@ from ..ops import delta_rule
 from ..ops.gated_norm import gated_rms_norm
 from ..ops.l2_normalize import l2_normalize
 
-__all__ = ["call_delta_rule", "explain_refusal", "packed_lengths", "runs_here", "unit_length"]
+__all__ = ["call_delta_rule", "packed_lengths", "runs_here", "explain_refusal"]
 
 
 def runs_here(*tensors: Tensor | None) -> bool:
@@ -80,14 +80,14 @@ def call_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """`delta_rule`, with a first state of any dtype. normalize: whether q and k are divided by their lengths first."""
     if normalize:
-        q, k = unit_length(q), unit_length(k)
+        q, k = _unit(q), _unit(k)
     state = None if initial_state is None else initial_state.float()
     return delta_rule(q, k, v, beta, g, initial_state=state, **options)
 
 
-def unit_length(x: Tensor) -> Tensor:
-    """x [B, T, H, K] / sqrt(|x|^2 + eps), in float32 inside. A single token takes one launch. Others take the norm, which has
-    gradients on a GPU: |x|^2 + eps is K times the mean square plus eps / K."""
+def _unit(x: Tensor) -> Tensor:
+    """x / sqrt(|x|^2 + eps), in float32 inside. A single token takes one launch. Others take the norm, which has gradients on a
+    GPU: |x|^2 + eps is K times the mean square plus eps / K."""
     if x.shape[1] == 1:
         return l2_normalize(x, EPS)
     width = x.shape[-1]

@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...checks import LARGEST_HEAD
-from ...integrations.foreign_calls import call_delta_rule, runs_here, unit_length
-from ...ops import delta_rule_, short_convolution
+from ...kernels.availability import takes_kernels
+from ...ops import delta_rule, delta_rule_, short_convolution
 from ...ops.authoring import (
     TokenConvolution,
     convolve_token,
     exp_rate,
+    l2_normalize,
     read_rows,
     step_decay,
     takes_step_decay,
@@ -76,13 +77,12 @@ def read_tokens(
         write_rows(windows, last, rows)
     heads, width, value = states.shape[1:]
     qk_BTC, v_BTC = y_BTC.split((y_BTC.shape[2] - heads * value, heads * value), 2)
-    q_BTGK, k_BTGK = unit_length(qk_BTC.unflatten(2, (-1, width))).chunk(2, 2)
+    q_BTGK, k_BTGK = l2_normalize(qk_BTC.unflatten(2, (-1, width))).chunk(2, 2)
     given = q_BTGK, k_BTGK, v_BTC.unflatten(2, (heads, value)), beta_BTH, g
     if started is None and states.dtype == torch.float32:
         return delta_rule_(*given, state=states, state_indices=rows, cu_seqlens=edges)
-    o_BTHV, final = call_delta_rule(
-        *given, normalize=False, initial_state=read_rows(states, known), output_final_state=True, cu_seqlens=edges
-    )
+    first = read_rows(states, known).float()
+    o_BTHV, final = delta_rule(*given, initial_state=first, output_final_state=True, cu_seqlens=edges)
     assert final is not None
     write_rows(states, final, rows)
     return o_BTHV
@@ -153,7 +153,7 @@ def explain_refusal(layer: Any) -> str | None:
     widths = layer.get_state_shape()[1][1:]
     if layer.num_spec:
         return "speculative decoding must be off"
-    if not runs_here(layer.A_log):
+    if layer.A_log.device.type != "cpu" and not takes_kernels("auto", layer.A_log):
         return "it must run on a CPU or on a GPU of our kernels"
     if max(widths) > LARGEST_HEAD:
         return f"heads must have at most {LARGEST_HEAD} channels, got {max(widths)}"
