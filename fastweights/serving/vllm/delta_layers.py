@@ -122,13 +122,13 @@ def read_step(layer: Any, tokens: tuple[Tensor, Tensor, Tensor], filters_CW: Ten
     pools = filters_CW, *orient(*layer.kv_cache)
     rows, edges, ones = step.non_spec_state_indices_tensor, step.non_spec_query_start_loc, step.num_decode_tokens
     if ones:  # under a CUDA graph for more sequences, with rows of padding
-        o_THV[:ones] = read_tokens(*(x[:ones, None] for x in tokens), *pools, rows[:ones])[:, 0]
+        x, beta, g = (t[:ones, None] for t in tokens)
+        o_THV[:ones] = read_tokens(x, beta, g, *pools, rows[:ones])[:, 0]
     if step.num_prefills:
         some, own = slice(ones, ones + step.num_prefill_tokens), slice(ones, ones + step.num_prefills)
+        x, beta, g = (t[None, some] for t in tokens)
         edges = edges[ones : own.stop + 1] - ones
-        o_THV[some] = read_tokens(
-            *(x[None, some] for x in tokens), *pools, rows[own], edges, step.has_initial_state[own]
-        )[0]
+        o_THV[some] = read_tokens(x, beta, g, *pools, rows[own], edges, step.has_initial_state[own])[0]
 
 
 def orient(windows: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,12 +140,15 @@ def orient(windows: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
 
 def rehearse(layer: Any, tokens: tuple[Tensor, Tensor, Tensor], filters_CW: Tensor) -> None:
     """Each kind of call on padding, while vLLM measures memory, so that its kernels are compiled before the first request."""
+    x, beta, g = (t[:1, None] for t in tokens)
     kinds = zip(layer.get_state_shape(), layer.get_state_dtype(), strict=True)
-    pools = filters_CW, *orient(*(tokens[0].new_zeros(2, *shape, dtype=dtype) for shape, dtype in kinds))
-    row = torch.zeros(1, dtype=torch.int32, device=tokens[0].device)
-    edges = torch.tensor([0, REHEARSED], dtype=torch.int32, device=row.device)
-    read_tokens(*(x[:1, None] for x in tokens), *pools, row)
-    read_tokens(*(x[None, :1].expand(1, REHEARSED, *x.shape[1:]) for x in tokens), *pools, row, edges, row > 0)
+    windows, states = (x.new_zeros(2, *shape, dtype=dtype) for shape, dtype in kinds)
+    pools = filters_CW, *orient(windows, states)
+    row = torch.zeros(1, dtype=torch.int32, device=x.device)
+    edges = torch.tensor([0, REHEARSED], dtype=torch.int32, device=x.device)
+    read_tokens(x, beta, g, *pools, row)
+    x, beta, g = (t.expand(1, REHEARSED, *t.shape[2:]) for t in (x, beta, g))
+    read_tokens(x, beta, g, *pools, row, edges, row > 0)
 
 
 def explain_refusal(layer: Any) -> str | None:
@@ -175,8 +178,6 @@ def prepare(layer: Any) -> bool:
         for name, module in layer.named_children():
             if name.endswith("conv1d"):
                 module.quant_method = None  # vLLM would pack the filters for its own op
-        if hasattr(layer, "forward_cpu"):
-            layer._forward_method = layer.forward_cuda  # which leaves all but projections and norm to the method below
     return True
 
 
@@ -187,6 +188,10 @@ def make_gated_delta_net(original: Any) -> type:
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
             self.runs_on_ours = prepare(self)
+
+        def forward_cpu(self, *given: Any) -> Any:
+            """Qwen's layer calls its own op on a CPU, and the method below otherwise."""
+            return self.forward_cuda(*given) if self.runs_on_ours else super().forward_cpu(*given)
 
         def _forward_core(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
             if not self.runs_on_ours:
@@ -231,7 +236,7 @@ def register_layers() -> None:
             module: Any = import_module(f"vllm.model_executor.layers.mamba.gdn.{path}")
         except ImportError:
             module = None
-        original = getattr(module, name, None)
+        original: Any = getattr(module, name, None)
         if current_platform.is_cpu() and hasattr(module, "set_triton_allocator"):
             module.set_triton_allocator = lambda device: None  # OLMo's layer asks Triton for memory, which is not there
         if not hasattr(original, method) or not issubclass(original, PluggableLayer):
