@@ -62,11 +62,15 @@ def convert(
         list[Path] | None,
         typer.Option(help="Held-out text for --keep auto:N, a file or folder; may be repeated.", show_default=False),
     ] = None,
-    budget: Annotated[int, typer.Option(help="Tokens of that text read per layer, at most.")] = 65_536,
+    budget: Annotated[
+        int | None, typer.Option(help="Tokens of that text read per layer, at most; 65,536 if not given.")
+    ] = None,
     rank_after: Annotated[
-        int,
-        typer.Option(help="Steps by which the memories learn what attention gave before --keep auto:N ranks layers."),
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="Steps by which the memories learn what attention gave before --keep auto:N ranks layers; 0 if not given."
+        ),
+    ] = None,
     keys: Annotated[
         str | None,
         typer.Option(
@@ -129,9 +133,14 @@ def convert(
             if given is not None:
                 kind = "model with a memory" if has_attention else f"pretrained Transformer ({', '.join(FAMILIES)})"
                 raise ValueError(f"{name} must be left out unless SOURCE is a {kind}, got {given}")
+        ranks = (keep or "").startswith("auto:")
+        of_ranking = {"--text": " ".join(map(str, text or ())) or None, "--budget": budget, "--rank-after": rank_after}
+        for name, value in of_ranking.items():
+            if value is not None and not ranks:
+                raise ValueError(f"{name} must be left out unless --keep is auto:N, got {value}")
         if has_attention:
-            settings |= {"keep": keep or "none", "keys": keys or "shared", "rope": not no_rope}
-            if settings["keep"].startswith("auto:"):
+            settings |= {"keep": "none" if keep is None else keep, "keys": keys or "shared", "rope": not no_rope}
+            if ranks:
                 planned = plan_linearization(source, output, **{**settings, "keep": "none"})  # checks all that it can
                 count = auto_layers(settings["keep"], len(planned["layers with a memory"]))
                 settings["keep"] = range(count or 0)
@@ -141,8 +150,8 @@ def convert(
                         count or 0,
                         output,
                         text or [],
-                        budget,
-                        rank_after,
+                        65_536 if budget is None else budget,
+                        rank_after or 0,
                         Console(stderr=True, quiet=quiet),
                         settings,
                     )
@@ -150,7 +159,7 @@ def convert(
             settings["peak"] = peak
         if dry_run:
             plan = (plan_linearization if has_attention else plan_conversion)(source, output, **settings)
-            if (keep or "").startswith("auto:"):
+            if ranks:
                 plan |= {
                     "layers with a memory": "the others",
                     "layers with attention": f"{keep}, ranked on held-out text",
@@ -189,7 +198,7 @@ def _rank_layers(
     kept = ranking.best(count)
     Console().print(ranking_table(ranking, kept))
     show(f"Text: {held_out.name}")
-    show_plots("Ranking of layers", lambda: save_ranking_plot(ranking, folder / "layers", kept))
+    show_plots("Ranking of layers", lambda: save_ranking_plot(ranking, folder / "layers.png", kept))
     return kept
 
 

@@ -78,6 +78,8 @@ def test_layers_are_chosen_by_what_their_attention_is_worth(source, tmp_path, ca
     assert ranking.rows == 1 and len(ranking.layers) == 4 and f"attention kept in 1 of 4 layers: {best}\n" in printed
     kept = [layer for layer, entry in enumerate(load_language_model(output)[0].config.memory) if entry is None]
     assert kept == [best] and "Layers by what their attention is" in printed
+    picture = tmp_path / "hybrid-layers" / "layers.png"
+    assert f"Ranking of layers: {picture}\n" in printed and picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -139,7 +141,12 @@ def test_refused_in_one_line(source, tmp_path, capsys):
     refused("--to", "gdnn", words=("did you mean 'gdn'",))
     refused("--to", "gdn", "--keep", "1,4", words=("keep must be a whole number from 0 to 3", "4"))
     refused("--to", "gdn", "--keep", "auto:5", words=('"auto:N"', "4 layers", "auto:5"))
+    refused("--to", "gdn", "--keep", "every:5", words=('"every:N"', "4 layers", "every:5"))
+    refused("--to", "gdn", "--keep", "", words=("keep must be numbers of layers",))
+    for name, value in (("--text", str(source)), ("--budget", "600"), ("--rank-after", "0")):
+        refused("--to", "gdn", name, value, words=(name, "unless --keep is auto:N", value))
     refused("--to", "gdn", "--option", "head_dim=8", words=("layer 0", "head_dim", "12"))
+    refused("--to", "gka", "--option", "output_gate=none", words=("error: layer 0: output_gate must be one of None",))
     refused("--to", "softmax", words=("must have a window", "keep the attention"))
     refused("--to", "gdn", "--peak", "1e-3", words=("--peak must be left out",))
     linearize_folder(source, tmp_path / "hybrid", to="gdn", tokens=4)

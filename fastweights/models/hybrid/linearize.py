@@ -53,10 +53,14 @@ def keep_layers(keep: str | Iterable[int], layers: int) -> tuple[int, ...]:
         start, _, count = keep.partition(":")
         if keep in words:
             return tuple(words[keep])
-        if start == "every" and count.isdigit() and int(count):
+        if start == "every" and count.isdecimal():
+            if not 0 < int(count) <= layers:
+                raise ValueError(
+                    f'keep must be "every:N" with N from 1 to the {layers} layers, got {describe_value(keep)}'
+                )
             return tuple(range(int(count) - 1, layers, int(count)))
         numbers = [number.strip() for number in keep.split(",")]
-        if not all(number.isdigit() for number in numbers):
+        if not all(number.isdecimal() for number in numbers):
             raise ValueError(
                 f'keep must be numbers of layers such as "6,14,22", "every:4", "none" or "all", got {describe_value(keep)}'
             )
