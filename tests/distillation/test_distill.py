@@ -89,6 +89,15 @@ def test_the_stages_of_a_run_file(models, tmp_path, capsys):
     assert (output / "distillation.json").stat().st_mtime_ns == written
 
 
+def test_text_alone_beside_a_teacher_without_anything_to_draw(models, tmp_path, capsys):
+    output, file = tmp_path / "out", tmp_path / "run.toml"
+    start = FILE.format(output=output, folder=models).partition("[[stages]]")[0].replace("[16, 64]", "[]")
+    file.write_text(f'objective = "text"\nteacher = "{models}/teacher"\n{start}')
+    assert main(["distill", str(file), "--quiet"]) == 0
+    assert "Teacher and student: KL" in capsys.readouterr().out
+    assert (output / "distillation.json").exists() and not (output / "distillation.png").exists()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
