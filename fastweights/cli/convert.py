@@ -127,6 +127,7 @@ def convert(
             "to": to, "prompt": prompt, "tokens": tokens, "seed": seed, "steps": steps,
             "options": _named_values(option or []), "overwrite": overwrite,
         }  # fmt: skip
+        note = ""
         of_attention = {"--keep": keep, "--keys": keys, "--no-rope": no_rope or None}
         has_attention = source_type(source) in FAMILIES
         for name, given in of_attention.items() if not has_attention else [("--peak", peak)]:
@@ -145,7 +146,7 @@ def convert(
                 count = auto_layers(settings["keep"], len(planned["layers with a memory"]))
                 settings["keep"] = range(count or 0)
                 if not dry_run:
-                    settings["keep"] = _rank_layers(
+                    settings["keep"], note = _rank_layers(
                         source,
                         count or 0,
                         output,
@@ -168,7 +169,7 @@ def convert(
             return
         kind = "tokens of the prompt" if prompt is not None else "random tokens"
         if has_attention:
-            _show_hybrid(linearize_folder(source, output, **settings), kind)
+            _show_hybrid(linearize_folder(source, output, **settings, note=note), kind)
         else:
             _show(convert_folder(source, output, **settings), kind)
 
@@ -182,8 +183,8 @@ def _rank_layers(
     steps: int,
     console: Console,
     settings: dict[str, Any],
-) -> tuple[int, ...]:
-    """The `count` layers that are best kept, ranked on held-out text. Table and picture say how they were."""
+) -> tuple[tuple[int, ...], str]:
+    """The `count` layers that are best kept, ranked on held-out text, and a note of how. Table and picture say it too."""
     from ..analysis.distillation import ranking_table, save_ranking_plot
     from ..distillation.choice import rank_saved_layers
     from ..evaluation.text import HeldOutText
@@ -199,7 +200,12 @@ def _rank_layers(
     Console().print(ranking_table(ranking, kept))
     show(f"Text: {held_out.name}")
     show_plots("Ranking of layers", lambda: save_ranking_plot(ranking, folder / "layers.png", kept))
-    return kept
+    budget = ", ".join(f"{name} = {value}" for name, value in ranking.settings.items())
+    layers = ", ".join(map(str, kept)) or "none"
+    return kept, (
+        f"Layers {layers} keep attention: the best {count} by KL on held-out text, as layers.json in the folder ...-layers says.\n"
+        f"Budget of that ranking, per layer: {budget}"
+    )
 
 
 def _named_values(texts: Sequence[str]) -> dict[str, Any]:

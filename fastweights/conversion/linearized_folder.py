@@ -79,6 +79,7 @@ def linearize_folder(
     steps: int = 2000,
     options: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    note: str = "",
 ) -> LinearizationReport:
     """`linearize` the model `source` (a folder or a name on the hub) of a type in `FAMILIES`, and save the hybrid in the folder
     `output`, with the tokenizer and a run file for `fastweights distill`.
@@ -93,6 +94,7 @@ def linearize_folder(
         tokens: how many of these.
         steps: of each stage in the run file.
         overwrite: replace an earlier conversion in the output folder. Files that are not as it wrote them are refused.
+        note: a comment for the run file, such as how the layers were chosen.
 
     Raises:
         ValueError: what `linearize` refuses; a source that is missing, damaged or of another type; an output that is not empty,
@@ -117,7 +119,7 @@ def linearize_folder(
             tokenizer = copy_tokenizer(folder_of_source, folder)
             write_card(folder, hybrid, {"Converted from": Path(source).name, "Memories": to, "Trained since": "no"})
             settings = distillation_file(
-                output, teacher=folder_of_source, training=training, steps=steps, tokenizer=bool(tokenizer)
+                output, teacher=folder_of_source, training=training, steps=steps, tokenizer=bool(tokenizer), note=note
             )
             write_bytes(folder / RUN_FILE, settings.encode())
             facts = {"from": source, **choices, "keep": report["kept"], "seed": seed, **asdict(check)}

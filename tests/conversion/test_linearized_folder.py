@@ -78,6 +78,12 @@ def test_layers_are_chosen_by_what_their_attention_is_worth(source, tmp_path, ca
     assert ranking.rows == 1 and len(ranking.layers) == 4 and f"attention kept in 1 of 4 layers: {best}\n" in printed
     kept = [layer for layer, entry in enumerate(load_language_model(output)[0].config.memory) if entry is None]
     assert kept == [best] and "Layers by what their attention is" in printed
+    file = (output / "distill.toml").read_text()
+    assert (
+        f"# Layers {best} keep attention" in file
+        and "# Budget of that ranking, per layer: rows = 1, tokens = 600," in file
+    )
+    assert load_run(output / "distill.toml", kind=DistillRun).model == {"path": str(output)}
     picture = tmp_path / "hybrid-layers" / "layers.png"
     assert f"Ranking of layers: {picture}\n" in printed and picture.read_bytes().startswith(b"\x89PNG")
 
