@@ -203,7 +203,7 @@ def _rank_layers(
     budget = ", ".join(f"{name} = {value}" for name, value in ranking.settings.items())
     layers = ", ".join(map(str, kept)) or "none"
     return kept, (
-        f"Layers {layers} keep attention: the best {count} by KL on held-out text, as layers.json in the folder ...-layers says.\n"
+        f"Layers {layers} keep attention: the best {count} by KL on held-out text; layers.json in the folder ...-layers has it.\n"
         f"Budget of that ranking, per layer: {budget}"
     )
 
