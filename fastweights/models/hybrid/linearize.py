@@ -140,6 +140,7 @@ def linearize(
             attention.memory = memory.to(teacher.device, teacher.dtype)
     _carry_over(teacher, hybrid)
     hybrid.generation_config = copy.deepcopy(teacher.generation_config)
+    hybrid.generation_config.cache_implementation = None  # such as Gemma's: the hybrid has a cache of its own
     return hybrid.train(teacher.training)
 
 
