@@ -23,6 +23,7 @@ import argparse
 import dataclasses
 import math
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -310,6 +311,7 @@ class Study:
 
         def fail(task: Task, error: WorkerError) -> None:
             waiting[task.name] += f" ({error})"
+            print(error.details, file=sys.stderr, flush=True)
 
         with suppress(TimeOver):
             if self.cuda or workers > 1:
