@@ -31,9 +31,9 @@ class DistillRun(LanguageRun):
 
     Attributes:
         model: {"path": folder} of the student, or of a training to continue from.
-        teacher: folder of the teacher; "" for the one that the student's config.json names.
+        teacher: folder of the teacher; "" for the one that the student's config.json names, where that is a folder.
         teacher_dtype: "bfloat16", "float32", or "int8": the weights of linear layers in 8 bits, one scale per output channel, all
-            else in bfloat16, as are the output layer and the experts of a Qwen3-MoE. A teacher takes no part in gradients and
+            else in bfloat16, the output layer and the experts of a Qwen3-MoE too. A teacher takes no part in gradients and
             checkpoints. With fsdp the processes share it: each keeps a part of every block. Without, every process has one;
             processes on the CPUs of one host share its memory where its files have this dtype: they map the files.
         objective: what the student learns.

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 from ..evaluation.causal_models import final_hidden
@@ -72,6 +70,9 @@ def teacher_blocks(model: PreTrainedModel) -> list[nn.Module]:
 def share_blocks(model: PreTrainedModel, device: torch.device) -> None:
     """Shard the blocks of a teacher over all processes (FSDP2). A block is whole in a process while it computes there. The
     embedding, the last norm and the output layer stay whole."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     blocks = teacher_blocks(model)
     if not blocks:
         return
@@ -79,9 +80,8 @@ def share_blocks(model: PreTrainedModel, device: torch.device) -> None:
     outside = set(model.base_model.parameters()) - {p for block in blocks for p in block.parameters()}
     for block in blocks:
         fully_shard(block, mesh=mesh)
-    fully_shard(
-        model.base_model, mesh=mesh, ignored_params=outside
-    )  # the blocks' root, so that the next one is gathered early
+    # The blocks' root, by which the next block is gathered while one computes.
+    fully_shard(model.base_model, mesh=mesh, ignored_params=outside)
 
 
 def load_teacher(folder: str | Path, dtype: str, device: torch.device, *, shared: bool = False) -> Any:
