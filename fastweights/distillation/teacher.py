@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from ..evaluation.causal_models import final_hidden
 from ..models import HybridModel
 from ..models.hybrid import FAMILIES
-from ..models.hybrid.linearize import kept_settings
+from ..models.hybrid.linearize import keep_all
 from ..models.hybrid.model import positions_of
-from ..models.loading import find_saved_model, load_config, load_weights
+from ..models.loading import find_saved_model, load_weights
 from .cache import RowCache
 
 __all__ = ["HIDDEN", "INPUTS", "OUTPUTS", "Int8Linear", "Teacher", "load_teacher", "quantize_linears", "teacher_blocks"]
@@ -91,11 +91,9 @@ def load_teacher(folder: str | Path, dtype: str, device: torch.device, *, shared
     One whose attention can become a memory is the hybrid that keeps all attention: the same model, which reads packed rows
     without a mask.
     """
-    found = find_saved_model(Path(folder))
-    config = load_config(found)
-    if config.model_type in FAMILIES and not hasattr(config, "quantization_config"):
-        config = kept_settings(config)
-    model = load_weights(found, "bfloat16" if dtype == "int8" else dtype, config)
+    model = load_weights(find_saved_model(Path(folder)), "bfloat16" if dtype == "int8" else dtype)
+    if model.config.model_type in FAMILIES and not hasattr(model.config, "quantization_config"):
+        model = keep_all(model)
     if dtype == "int8":
         quantize_linears(model)
     model.eval().requires_grad_(False)

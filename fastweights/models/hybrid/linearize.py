@@ -28,7 +28,7 @@ from .attention import KEYS, TakesQKV, build_memory, check_takes_qkv
 from .families import find_family, hybrid_config, hybrid_model
 from .model import HybridModel
 
-__all__ = ["hybrid_settings", "keep_layers", "kept_settings", "linearize", "memory_entry"]
+__all__ = ["hybrid_settings", "keep_all", "keep_layers", "linearize", "memory_entry"]
 
 # A new layer has short convolutions, SiLU and gates that are drawn at random. Next to a trained attention a memory begins with
 # the attention's own q, k and v, and with an output gate that is open.
@@ -138,7 +138,10 @@ def linearize(
         for index, attention in hybrid.memory_layers().items():
             memory = _open(build_memory(config, config.memory[index]))
             attention.memory = memory.to(teacher.device, teacher.dtype)
-    _carry_over(teacher, hybrid)
+    weights = {name: x.detach().clone() for name, x in teacher.state_dict().items()}
+    if keys == "repeated":
+        _repeat_keys(hybrid, weights)
+    _carry_over(hybrid, weights, teacher)
     hybrid.generation_config = copy.deepcopy(teacher.generation_config)
     hybrid.generation_config.cache_implementation = None  # such as Gemma's: the hybrid has a cache of its own
     return hybrid.train(teacher.training)
@@ -165,14 +168,18 @@ def hybrid_settings(
     return _settings(teacher, memory=memory, memory_rope=rope, memory_keys=keys)
 
 
-def kept_settings(teacher: PreTrainedConfig) -> Any:
-    """The configuration of the hybrid that keeps all attention of a model with this one: the same model, whose layers also read
-    packed rows.
+def keep_all(teacher: PreTrainedModel) -> Any:
+    """The hybrid that keeps all attention, with the parameters of `teacher` themselves: the same model, whose layers also read
+    packed rows. It is made of a loaded model, as transformers converts the weights of some files by their model type.
 
     Raises:
         ValueError: a model of another type, or one that does not attend causally.
     """
-    return _settings(teacher)
+    config = _settings(teacher.config)
+    with torch.device("meta"):
+        hybrid: Any = hybrid_model(find_family(config).model_type)(config)
+    _carry_over(hybrid, {name: x.detach() for name, x in teacher.state_dict().items()}, teacher)
+    return hybrid.train(teacher.training)
 
 
 def _settings(teacher: PreTrainedConfig, **fields: Any) -> Any:
@@ -204,11 +211,8 @@ def _open(memory: TakesQKV) -> TakesQKV:
 
 
 @torch.no_grad()
-def _carry_over(teacher: PreTrainedModel, hybrid: Any) -> None:
-    """Copy the teacher's weights, and the buffers that are not saved. Tied weights stay tied."""
-    weights = {name: x.detach().clone() for name, x in teacher.state_dict().items()}
-    if hybrid.config.memory_keys == "repeated":
-        _repeat_keys(hybrid, weights)
+def _carry_over(hybrid: Any, weights: dict[str, Tensor], teacher: PreTrainedModel) -> None:
+    """Take the weights, and copies of the teacher's buffers that are not saved. Tied weights stay tied."""
     result = hybrid.load_state_dict(weights, strict=False, assign=True)
     lost = [name for name in result.missing_keys if ".self_attn.memory." not in name] + result.unexpected_keys
     if lost:
