@@ -4,6 +4,7 @@ it learns from its teacher."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ..layers.projections import OutputProjection, ShortConvolution
 from ..models.card import write_card
 from ..models.hybrid import FAMILIES, linearize
 from ..models.hybrid.linearize import OPEN, hybrid_settings
-from ..models.loading import empty_model, load_config
+from ..models.loading import empty_model, load_config, load_tokenizer
 from ..outputs import listed_files
 from .convert import LogitsCheck, compute_logits
 from .folder import (
@@ -116,7 +117,7 @@ def linearize_folder(
         report = {**_count(hybrid), "first_values": describe_first_values(hybrid), "check": check}
         with writing("the converted model", output, *TENSOR_ERRORS), staged_folder(output, own or None) as folder:
             hybrid.to(stored).save_pretrained(folder)
-            tokenizer = copy_tokenizer(folder_of_source, folder)
+            tokenizer = _copy_tokenizer(folder_of_source, folder)
             write_card(folder, hybrid, {"Converted from": Path(source).name, "Memories": to, "Trained since": "no"})
             settings = distillation_file(
                 output, teacher=folder_of_source, training=training, steps=steps, tokenizer=bool(tokenizer), note=note
@@ -125,6 +126,27 @@ def linearize_folder(
             facts = {"from": source, **choices, "keep": report["kept"], "seed": seed, **asdict(check)}
             write_json(folder / DESCRIPTION, {**facts, "files": listed_files(folder)})
         return LinearizationReport(to=to, tokenizer=tokenizer, output=output, **report)
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> list[str]:
+    """Copy the teacher's tokenizer; names of its files. transformers chooses some classes by the model type in config.json: where
+    the same files make another tokenizer beside the hybrid, the teacher's is saved anew."""
+    names = copy_tokenizer(source, folder)
+    if not names:
+        return names
+    with suppress(ValueError):  # of one that is damaged or needs its own code, the copy is all there is
+        tokenizer = load_tokenizer(source)
+        if _content(load_tokenizer(folder)) != _content(tokenizer):
+            for name in names:
+                (folder / name).unlink()
+            saved = {Path(file) for file in tokenizer.save_pretrained(folder)}
+            names = sorted(file.name for file in saved if file.is_file())
+    return names
+
+
+def _content(tokenizer: Any) -> tuple[Any, ...]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return tokenizer.get_vocab(), None if backend is None else backend.to_str()
 
 
 def plan_linearization(

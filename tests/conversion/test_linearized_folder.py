@@ -14,7 +14,7 @@ from fastweights.conversion import linearize_folder
 from fastweights.conversion.linearized_folder import plan_linearization
 from fastweights.data.text import TextCorpus
 from fastweights.distillation import DistillRun, choice
-from fastweights.models.loading import load_language_model
+from fastweights.models.loading import load_language_model, load_tokenizer
 from fastweights.results.distillation import load_ranking
 from fastweights.training.language import load_run
 
@@ -125,6 +125,18 @@ def test_an_earlier_conversion_is_replaced_only_when_asked(source, tmp_path):
         linearize_folder(source, output, to="kda", tokens=4)
     linearize_folder(source, output, to="kda", tokens=4, overwrite=True)
     assert AutoModelForCausalLM.from_pretrained(output).config.mixers()[0][0] == "kda"
+
+
+def test_the_tokenizer_is_the_teachers_beside_the_hybrid(tmp_path):
+    """transformers makes another one of the same files where they are not beside a Qwen2."""
+    words = tokenizer()
+    teacher("qwen2", vocab_size=len(words) + 8).save_pretrained(tmp_path / "qwen2")
+    words.save_pretrained(tmp_path / "qwen2")
+    report = linearize_folder(tmp_path / "qwen2", tmp_path / "hybrid", to="gdn", tokens=4)
+    wanted, found = (load_tokenizer(tmp_path / name) for name in ("qwen2", "hybrid"))
+    assert len(wanted) > len(words) and found.get_vocab() == wanted.get_vocab()
+    assert found.backend_tokenizer.to_str() == wanted.backend_tokenizer.to_str()
+    assert all((tmp_path / "hybrid" / name).is_file() for name in report.tokenizer) and report.tokenizer
 
 
 def test_the_source_may_be_in_parts(source, tmp_path):
