@@ -201,7 +201,7 @@ class Study:
         ]
         return self._run(calls, ended, workers=1, needed=ENOUGH)
 
-    def _time_steps(self, student: Student, objective: str) -> dict[str, Any]:
+    def _time_steps(self, student: Student, objective: str) -> dict[str, Any] | None:
         """All objectives have the same student, trainer and output layer; plain training has no teacher."""
         place = self.folder / "students" / student.name / DISTILLED
         write_student(place, self.folder / "teacher", student, new=False)
