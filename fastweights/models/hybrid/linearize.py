@@ -22,6 +22,7 @@ from ...checks import (
     error_prefix,
 )
 from ...kinds import checked
+from ...layers.memory_layer import MemoryLayer
 from ...layers.projections import OutputProjection, ShortConvolution
 from ...layers.registry import mixer_spec
 from .attention import KEYS, TakesQKV, build_memory, check_takes_qkv
@@ -84,8 +85,11 @@ def memory_entry(to: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """
     check_text("to", to, what="the name of a mixer")
     with error_prefix("to"):
-        known, spec = fields(check_takes_qkv(to).Options), mixer_spec(to, options)
+        layer, spec = check_takes_qkv(to), mixer_spec(to, options)
+    known = fields(layer.Options)
     first = {one.name: FIRST_OPTIONS[one.name] for one in known if one.name in FIRST_OPTIONS}
+    if issubclass(layer, MemoryLayer) and layer.needs_activation:
+        del first["activation"]
     gate = next((spec.options.get(one.name, one.default) for one in known if one.name == "output_gate"), None)
     return {"name": to, **first, **({"output_gate": "sigmoid"} if gate else {}), **options}
 

@@ -130,6 +130,12 @@ def test_without_rope_a_memory_does_not_see_positions():
     assert not torch.allclose(rotated(ids).logits, lm(ids).logits, atol=1e-4)
 
 
+@pytest.mark.parametrize(("memory", "activation"), [("gdn", "none"), ("lattice", "silu")])
+def test_lattice_keeps_its_activation(memory, activation):
+    """Without it its gradients explode."""
+    assert hybrid(to=memory).memory_layers()[0].memory.options.activation == activation
+
+
 def test_a_convolution_begins_as_the_identity():
     plain, convolved = (hybrid(to="gdn", conv_size=size) for size in (None, 4))
     convolved.load_state_dict(plain.state_dict(), strict=False)  # gates are drawn after the convolutions
