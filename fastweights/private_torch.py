@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:  # imports for seconds
+    from torch.distributed.checkpoint.staging import DefaultStager
 
 __all__ = [
     "CONVENTIONS",
@@ -27,6 +30,7 @@ __all__ = [
     "has_hooks",
     "import_compiler",
     "keep_blocks_whole",
+    "keep_staging",
     "silence_uncaptured_steps",
     "size_may_change",
 ]
@@ -82,6 +86,18 @@ def keep_blocks_whole() -> None:
     their gradients are reduced sooner. A version without this setting may divide blocks, which only costs launches."""
     with suppress(AttributeError):
         torch._dynamo.config.optimize_ddp = False
+
+
+def keep_staging(stager: DefaultStager) -> Callable[[], None]:
+    """Let a stager of DCP copy more than once: those of torch 2.11 and 2.12 close what they copy with after the first time
+    (pytorch issue 183413). Returns what closes it. A version without that part needs no help."""
+    try:
+        copier = stager._state_dict_stager
+        close = copier.close
+    except AttributeError:
+        return lambda: None
+    copier.close = lambda: None  # type: ignore[method-assign]
+    return close
 
 
 def size_may_change(x: Tensor, dim: int) -> None:

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from ..results.distillation import Distillation, LayerRanking, ModelMeasures
 from .language_plots import draw_perplexities, finish_plot, short_number
-from .plot_style import finish_axes, mixer_style, plain_axes, save_figure, titled_figure
+from .plot_style import (
+    MixerStyle,
+    finish_axes,
+    length_axis,
+    mixer_style,
+    plain_axes,
+    save_figure,
+    titled_figure,
+)
 from .table_style import add_row, plain_table
 from .tables import format_answers, format_perplexity
 
@@ -122,20 +131,21 @@ def save_distillation_plot(result: Distillation, path: Path) -> list[Path]:
 
 
 def distillation_plot(result: Distillation) -> Figure:
-    """The held-out KL while training and the perplexity by length of teacher and student, as far as they were measured.
+    """The held-out KL while training, and perplexity and needles by length of teacher and student, as far as they were measured.
 
     Raises:
-        ValueError: neither was.
+        ValueError: none was.
     """
-    panels = ((_draw_curve, result.kls), (_draw_lengths, result.teacher.perplexities))
+    teacher = result.teacher
+    panels = ((_draw_curve, result.kls), (_draw_needles, teacher.needles), (_draw_lengths, teacher.perplexities))
     drawn = [draw for draw, measured in panels if measured]
     if not drawn:
-        raise ValueError("result must have perplexities, or a curve of the KL while training, got neither to draw")
+        raise ValueError("result must have perplexities, needles or a curve of the KL while training, got none to draw")
     described = f"KL(teacher || student) at the end: {result.held_out_kl:.4f} nats per token of held-out text"
     figure = titled_figure("Teacher and student", described, (3 + 4 * len(drawn), 4.5))
     for draw, axes in zip(drawn, figure.subplots(1, len(drawn), squeeze=False)[0], strict=True):
         draw(axes, result)
-    if result.teacher.perplexities:
+    if teacher.perplexities:
         finish_plot(figure, figure.axes[-1], label="the last tokens before the length")
     return figure
 
@@ -149,6 +159,27 @@ def _draw_curve(axes: Axes, result: Distillation) -> None:
     plain_axes(axes)
 
 
+def _draw_needles(axes: Axes, result: Distillation) -> None:
+    """A line per model and task: the part of the answers found, the mean over depths."""
+    lengths = sorted({row.length for row in result.teacher.needles})
+    for name, style in _styles().items():
+        rows = getattr(result, name).needles
+        for task, dashes in zip(dict.fromkeys(row.task for row in rows), ("-", "--", ":"), strict=False):
+            found = [fmean(row.found for row in rows if (row.task, row.length) == (task, one)) for one in lengths]
+            look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "linewidth": 1.2}
+            axes.plot(lengths, found, linestyle=dashes, label=f"{name}, {task}", **look)
+    length_axis(axes, lengths)
+    axes.set_ylim(-0.04, 1.04)
+    axes.set_xlabel("tokens of context")
+    axes.set_ylabel("needles: part of the answers found")
+    axes.legend(fontsize=8, frameon=False)
+    plain_axes(axes)
+
+
 def _draw_lengths(axes: Axes, result: Distillation) -> None:
     models = {"teacher": result.teacher.perplexities, "student": result.student.perplexities}
-    draw_perplexities(axes, models, {"teacher": mixer_style(ATTENTION), "student": mixer_style(STUDENT)})
+    draw_perplexities(axes, models, _styles())
+
+
+def _styles() -> dict[str, MixerStyle]:
+    return {"teacher": mixer_style(ATTENTION), "student": mixer_style(STUDENT)}

@@ -62,11 +62,15 @@ def convert(
         list[Path] | None,
         typer.Option(help="Held-out text for --keep auto:N, a file or folder; may be repeated.", show_default=False),
     ] = None,
-    budget: Annotated[int, typer.Option(help="Tokens of that text read per layer, at most.")] = 65_536,
+    budget: Annotated[
+        int | None, typer.Option(help="Tokens of that text read per layer, at most; 65,536 if not given.")
+    ] = None,
     rank_after: Annotated[
-        int,
-        typer.Option(help="Steps by which the memories learn what attention gave before --keep auto:N ranks layers."),
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="Steps by which the memories learn what attention gave before --keep auto:N ranks layers; 0 if not given."
+        ),
+    ] = None,
     keys: Annotated[
         str | None,
         typer.Option(
@@ -123,26 +127,32 @@ def convert(
             "to": to, "prompt": prompt, "tokens": tokens, "seed": seed, "steps": steps,
             "options": _named_values(option or []), "overwrite": overwrite,
         }  # fmt: skip
+        note = ""
         of_attention = {"--keep": keep, "--keys": keys, "--no-rope": no_rope or None}
         has_attention = source_type(source) in FAMILIES
         for name, given in of_attention.items() if not has_attention else [("--peak", peak)]:
             if given is not None:
                 kind = "model with a memory" if has_attention else f"pretrained Transformer ({', '.join(FAMILIES)})"
                 raise ValueError(f"{name} must be left out unless SOURCE is a {kind}, got {given}")
+        ranks = (keep or "").startswith("auto:")
+        of_ranking = {"--text": " ".join(map(str, text or ())) or None, "--budget": budget, "--rank-after": rank_after}
+        for name, value in of_ranking.items():
+            if value is not None and not ranks:
+                raise ValueError(f"{name} must be left out unless --keep is auto:N, got {value}")
         if has_attention:
-            settings |= {"keep": keep or "none", "keys": keys or "shared", "rope": not no_rope}
-            if settings["keep"].startswith("auto:"):
+            settings |= {"keep": "none" if keep is None else keep, "keys": keys or "shared", "rope": not no_rope}
+            if ranks:
                 planned = plan_linearization(source, output, **{**settings, "keep": "none"})  # checks all that it can
                 count = auto_layers(settings["keep"], len(planned["layers with a memory"]))
                 settings["keep"] = range(count or 0)
                 if not dry_run:
-                    settings["keep"] = _rank_layers(
+                    settings["keep"], note = _rank_layers(
                         source,
                         count or 0,
                         output,
                         text or [],
-                        budget,
-                        rank_after,
+                        65_536 if budget is None else budget,
+                        rank_after or 0,
                         Console(stderr=True, quiet=quiet),
                         settings,
                     )
@@ -150,7 +160,7 @@ def convert(
             settings["peak"] = peak
         if dry_run:
             plan = (plan_linearization if has_attention else plan_conversion)(source, output, **settings)
-            if (keep or "").startswith("auto:"):
+            if ranks:
                 plan |= {
                     "layers with a memory": "the others",
                     "layers with attention": f"{keep}, ranked on held-out text",
@@ -159,7 +169,7 @@ def convert(
             return
         kind = "tokens of the prompt" if prompt is not None else "random tokens"
         if has_attention:
-            _show_hybrid(linearize_folder(source, output, **settings), kind)
+            _show_hybrid(linearize_folder(source, output, **settings, note=note), kind)
         else:
             _show(convert_folder(source, output, **settings), kind)
 
@@ -173,8 +183,8 @@ def _rank_layers(
     steps: int,
     console: Console,
     settings: dict[str, Any],
-) -> tuple[int, ...]:
-    """The `count` layers that are best kept, ranked on held-out text. Table and picture say how they were."""
+) -> tuple[tuple[int, ...], str]:
+    """The `count` layers that are best kept, ranked on held-out text, and a note of how. Table and picture say it too."""
     from ..analysis.distillation import ranking_table, save_ranking_plot
     from ..distillation.choice import rank_saved_layers
     from ..evaluation.text import HeldOutText
@@ -189,8 +199,13 @@ def _rank_layers(
     kept = ranking.best(count)
     Console().print(ranking_table(ranking, kept))
     show(f"Text: {held_out.name}")
-    show_plots("Ranking of layers", lambda: save_ranking_plot(ranking, folder / "layers", kept))
-    return kept
+    show_plots("Ranking of layers", lambda: save_ranking_plot(ranking, folder / "layers.png", kept))
+    budget = ", ".join(f"{name} = {value}" for name, value in ranking.settings.items())
+    layers = ", ".join(map(str, kept)) or "none"
+    return kept, (
+        f"Layers {layers} keep attention: the best {count} by KL on held-out text; layers.json in the folder ...-layers has it.\n"
+        f"Budget of that ranking, per layer: {budget}"
+    )
 
 
 def _named_values(texts: Sequence[str]) -> dict[str, Any]:

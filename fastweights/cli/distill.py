@@ -60,4 +60,5 @@ def _show_comparison(report: Path) -> None:
     with one_line_errors():
         result = load_distillation(report)
         Console().print(distillation_table(result))
-        show_plots("Plot", partial(save_distillation_plot, result, report.with_suffix(".png")), advice="")
+        if result.kls or result.teacher.perplexities:  # needles are only measured beside these
+            show_plots("Plot", partial(save_distillation_plot, result, report.with_suffix(".png")), advice="")

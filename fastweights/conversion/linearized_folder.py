@@ -4,6 +4,7 @@ it learns from its teacher."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ..layers.projections import OutputProjection, ShortConvolution
 from ..models.card import write_card
 from ..models.hybrid import FAMILIES, linearize
 from ..models.hybrid.linearize import OPEN, hybrid_settings
-from ..models.loading import empty_model, load_config
+from ..models.loading import empty_model, load_config, load_tokenizer
 from ..outputs import listed_files
 from .convert import LogitsCheck, compute_logits
 from .folder import (
@@ -79,6 +80,7 @@ def linearize_folder(
     steps: int = 2000,
     options: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    note: str = "",
 ) -> LinearizationReport:
     """`linearize` the model `source` (a folder or a name on the hub) of a type in `FAMILIES`, and save the hybrid in the folder
     `output`, with the tokenizer and a run file for `fastweights distill`.
@@ -93,6 +95,7 @@ def linearize_folder(
         tokens: how many of these.
         steps: of each stage in the run file.
         overwrite: replace an earlier conversion in the output folder. Files that are not as it wrote them are refused.
+        note: a comment for the run file, such as how the layers were chosen.
 
     Raises:
         ValueError: what `linearize` refuses; a source that is missing, damaged or of another type; an output that is not empty,
@@ -114,15 +117,36 @@ def linearize_folder(
         report = {**_count(hybrid), "first_values": describe_first_values(hybrid), "check": check}
         with writing("the converted model", output, *TENSOR_ERRORS), staged_folder(output, own or None) as folder:
             hybrid.to(stored).save_pretrained(folder)
-            tokenizer = copy_tokenizer(folder_of_source, folder)
+            tokenizer = _copy_tokenizer(folder_of_source, folder)
             write_card(folder, hybrid, {"Converted from": Path(source).name, "Memories": to, "Trained since": "no"})
             settings = distillation_file(
-                output, teacher=folder_of_source, training=training, steps=steps, tokenizer=bool(tokenizer)
+                output, teacher=folder_of_source, training=training, steps=steps, tokenizer=bool(tokenizer), note=note
             )
             write_bytes(folder / RUN_FILE, settings.encode())
             facts = {"from": source, **choices, "keep": report["kept"], "seed": seed, **asdict(check)}
             write_json(folder / DESCRIPTION, {**facts, "files": listed_files(folder)})
         return LinearizationReport(to=to, tokenizer=tokenizer, output=output, **report)
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> list[str]:
+    """Copy the teacher's tokenizer; names of its files. transformers chooses some classes by the model type in config.json: where
+    the same files make another tokenizer beside the hybrid, the teacher's is saved anew."""
+    names = copy_tokenizer(source, folder)
+    if not names:
+        return names
+    with suppress(ValueError):  # of one that is damaged or needs its own code, the copy is all there is
+        tokenizer = load_tokenizer(source)
+        if _content(load_tokenizer(folder)) != _content(tokenizer):
+            for name in names:
+                (folder / name).unlink()
+            saved = {Path(file) for file in tokenizer.save_pretrained(folder)}
+            names = sorted(file.name for file in saved if file.is_file())
+    return names
+
+
+def _content(tokenizer: Any) -> tuple[Any, ...]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return tokenizer.get_vocab(), None if backend is None else backend.to_str()
 
 
 def plan_linearization(

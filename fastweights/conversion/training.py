@@ -238,7 +238,9 @@ DISTILLATION = """\
 """
 
 
-def distillation_file(folder: Path, *, teacher: Path, training: RecordedTraining, steps: int, tokenizer: bool) -> str:
+def distillation_file(
+    folder: Path, *, teacher: Path, training: RecordedTraining, steps: int, tokenizer: bool, note: str = ""
+) -> str:
     """A run file (TOML) for `fastweights distill`, by which the hybrid in `folder` learns from its teacher. All paths in it are
     absolute.
 
@@ -247,6 +249,7 @@ def distillation_file(folder: Path, *, teacher: Path, training: RecordedTraining
         training: what is recorded of the teacher's training; its text, tokenizer and precision are kept.
         steps: of each stage.
         tokenizer: whether the folder has one.
+        note: a comment at the beginning.
     """
     place = folder.resolve()
     kept = {name: training.settings[name] for name in ("precision",) if name in training.settings}
@@ -254,6 +257,7 @@ def distillation_file(folder: Path, *, teacher: Path, training: RecordedTraining
     return "\n".join(
         [
             DISTILLATION.rstrip(),
+            *(f"# {line}" for line in note.splitlines()),
             f"output = {_write_toml(str(place.with_name(place.name + '-distilled')))}",
             f"teacher = {_write_toml(str(teacher.resolve()))}",
             f"length = {DISTILLATION_LENGTH}",

@@ -30,13 +30,19 @@ class RowCache:
     def __init__(self, folder: str | Path, teacher: str) -> None:
         self._folder = Path(folder) / teacher
 
-    def read(self, ids_BT: Tensor, positions_BT: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+    def read(
+        self,
+        ids_BT: Tensor,
+        positions_BT: Tensor,
+        compute: Callable[[], Tensor],
+        anywhere: Callable[[bool], bool] = bool,
+    ) -> Tensor:
         """The hidden states [B, T, E] of rows. positions: of the tokens in their documents. compute: makes those of all rows,
         where one is missing or its file is damaged. Rows that are there stay as they are: their last bits depend on the other
-        rows that they were computed with."""
+        rows that they were computed with. anywhere: of whether rows are missing here, whether `compute` has to be called."""
         files = [self._file(row) for row in torch.stack([ids_BT, positions_BT], 1).cpu()]
         kept = [_load(file) for file in files]
-        if any(row is None for row in kept):
+        if anywhere(any(row is None for row in kept)):
             computed = compute().cpu()
             for number, file in enumerate(files):
                 if kept[number] is None:

@@ -39,21 +39,21 @@ def check_distillation(run: DistillRun) -> DistillRun:
             f"model path must be the folder of a hybrid, made of its teacher by `fastweights convert`, got {run.model['path']} "
             f"with a model of type {config.model_type!r}"
         )
-    if not any(stage.needs_teacher for stage in stages):
+    if not run.teacher and not any(stage.needs_teacher for stage in stages):
         return run
     folder = run.teacher or config.teacher
     if not folder:
         raise ValueError(f"teacher must be set: {run.model['path']} does not name the model that it was made of")
     if not Path(folder).is_dir():
+        whose = "" if run.teacher else ", the name of the model that the student was made of"
         raise ValueError(
-            f"teacher must be the folder of a saved model, got {folder!r}, which is none; set teacher to it"
+            f"teacher must be the folder of a saved model, got {folder!r}{whose}, which is none; set teacher to it"
         )
     run = dataclasses.replace(run, teacher=str(folder))
     stages[:] = run.stage_runs()
     for stage in stages:
-        if stage.needs_teacher:
-            with error_prefix(f"stage {stage.stage!r}") if stage.stage else nullcontext():
-                _check_teacher(stage, student)
+        with error_prefix(f"stage {stage.stage!r}") if stage.stage else nullcontext():
+            _check_teacher(stage, student)
     _check_tokenizer(run)
     _check_needles(stages[-1], model_tokenizer(run).load())
     return run

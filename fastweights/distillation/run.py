@@ -6,17 +6,20 @@ import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from ..checks import check_choice, check_number, check_path, check_positive, check_text, check_texts, describe_value
 from ..evaluation.ruler import NEEDLE_TASKS
 from ..models.loading import empty_model, find_saved_model, load_config
 from ..training.language import LanguageRun
 from ..training.language.agreement import sample_model
 from .losses import HIDDEN_LOSSES
+from .teacher import quantize_linears, teacher_blocks
 
 __all__ = ["OBJECTIVES", "TEACHER_DTYPES", "DistillRun"]
 
 OBJECTIVES = ("attention", "logits", "text")
-TEACHER_DTYPES = {"bfloat16": 2, "float32": 4, "int8": 1}  # bytes of a weight
+TEACHER_DTYPES = ("bfloat16", "float32", "int8")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,11 +31,11 @@ class DistillRun(LanguageRun):
 
     Attributes:
         model: {"path": folder} of the student, or of a training to continue from.
-        teacher: folder of the teacher; "" for the one that the student's config.json names.
+        teacher: folder of the teacher; "" for the one that the student's config.json names, where that is a folder.
         teacher_dtype: "bfloat16", "float32", or "int8": the weights of linear layers in 8 bits, one scale per output channel, all
-            else in bfloat16. The output layer stays in bfloat16. A teacher takes no part in gradients, checkpoints or sharding.
-            Every process has one. Processes on the CPUs of one host share its memory where its files have this dtype: they map
-            the files.
+            else in bfloat16, the output layer and the experts of a Qwen3-MoE too. A teacher takes no part in gradients and
+            checkpoints. With fsdp the processes share it: each keeps a part of every block. Without, every process has one;
+            processes on the CPUs of one host share its memory where its files have this dtype: they map the files.
         objective: what the student learns.
             "attention": the memory in every converted layer learns what the attention in its place gave, on the teacher's hidden
             states. All layers learn from one forward of the teacher. The rest of the student is not computed, so that
@@ -140,11 +143,16 @@ class DistillRun(LanguageRun):
     def fingerprints(self) -> dict[str, str]:
         return {"teacher_content": self.teacher_content} if self.needs_teacher else {}
 
-    def memory_beside(self) -> dict[str, float]:
+    def memory_beside(self, processes: int = 1) -> dict[str, float]:
         if not (self.needs_teacher and self.teacher):
             return {}
         model = empty_model(load_config(find_saved_model(Path(self.teacher))))
-        return {"teacher": float(TEACHER_DTYPES[self.teacher_dtype] * model.num_parameters())}
+        model.to(torch.float32 if self.teacher_dtype == "float32" else torch.bfloat16)
+        if self.teacher_dtype == "int8":
+            quantize_linears(model)
+        blocks = sum(p.nbytes for block in teacher_blocks(model) for p in block.parameters())
+        whole = sum(p.nbytes for p in model.parameters())
+        return {"teacher": whole - blocks + blocks / (processes if self.fsdp else 1)}
 
     def models_read(self) -> tuple[str, ...]:
         return (*super().models_read(), *([self.teacher] if self.needs_teacher and self.teacher else []))

@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 from ..evaluation.causal_models import final_hidden
 from ..models import HybridModel
 from ..models.hybrid import FAMILIES
-from ..models.hybrid.linearize import kept_settings
+from ..models.hybrid.linearize import keep_all
 from ..models.hybrid.model import positions_of
-from ..models.loading import find_saved_model, load_config, load_weights
+from ..models.loading import find_saved_model, load_weights
 from .cache import RowCache
 
-__all__ = ["HIDDEN", "INPUTS", "OUTPUTS", "Int8Linear", "Teacher", "load_teacher", "quantize_linears"]
+__all__ = ["HIDDEN", "INPUTS", "OUTPUTS", "Int8Linear", "Teacher", "load_teacher", "quantize_linears", "teacher_blocks"]
 
 # What a batch gets of a teacher: final hidden states [1, B T, E]; of each converted layer [layers, 1, B T, E].
 HIDDEN, INPUTS, OUTPUTS = "teacher_hidden", "teacher_inputs", "teacher_outputs"
@@ -39,15 +39,13 @@ class Int8Linear(nn.Module):
         scale: [out], of the dtype of the layer that it is made of.
     """
 
-    weight: Tensor
-    scale: Tensor
-
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = linear.weight.detach().float()
         scale = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-        self.register_buffer("weight", (weight / scale[:, None]).round().to(torch.int8))
-        self.register_buffer("scale", scale.to(linear.weight.dtype))
+        # parameters, as FSDP2 shards nothing else
+        self.weight = nn.Parameter((weight / scale[:, None]).round().to(torch.int8), requires_grad=False)
+        self.scale = nn.Parameter(scale.to(linear.weight.dtype), requires_grad=False)
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,20 +62,44 @@ def quantize_linears(model: PreTrainedModel) -> None:
                 setattr(parent, name, Int8Linear(part))
 
 
-def load_teacher(folder: str | Path, dtype: str, device: torch.device) -> Any:
-    """The model in a folder, as `DistillRun.teacher_dtype` says, in evaluation mode and without gradients.
+def teacher_blocks(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules of a teacher that processes share one by one; none where its decoder has no `layers`."""
+    return list(getattr(model.base_model, "layers", ()))
+
+
+def share_blocks(model: PreTrainedModel, device: torch.device) -> None:
+    """Shard the blocks of a teacher over all processes (FSDP2). A block is whole in a process while it computes there. The
+    embedding, the last norm and the output layer stay whole."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    blocks = teacher_blocks(model)
+    if not blocks:
+        return
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    outside = set(model.base_model.parameters()) - {p for block in blocks for p in block.parameters()}
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    # The blocks' root, by which the next block is gathered while one computes.
+    fully_shard(model.base_model, mesh=mesh, ignored_params=outside)
+
+
+def load_teacher(folder: str | Path, dtype: str, device: torch.device, *, shared: bool = False) -> Any:
+    """The model in a folder, as `DistillRun.teacher_dtype` says, in evaluation mode and without gradients. shared: between all
+    processes (`share_blocks`), which then have to call it together.
 
     One whose attention can become a memory is the hybrid that keeps all attention: the same model, which reads packed rows
     without a mask.
     """
-    found = find_saved_model(Path(folder))
-    config = load_config(found)
-    if config.model_type in FAMILIES and not hasattr(config, "quantization_config"):
-        config = kept_settings(config)
-    model = load_weights(found, "bfloat16" if dtype == "int8" else dtype, config)
+    model = load_weights(find_saved_model(Path(folder)), "bfloat16" if dtype == "int8" else dtype)
+    if model.config.model_type in FAMILIES and not hasattr(model.config, "quantization_config"):
+        model = keep_all(model)
     if dtype == "int8":
         quantize_linears(model)
-    return model.eval().requires_grad_(False).to(device)
+    model.eval().requires_grad_(False)
+    if shared:
+        share_blocks(model, device)
+    return model.to(device)
 
 
 class Teacher:
@@ -90,6 +112,7 @@ class Teacher:
         layers: whose attention is observed.
         length: tokens of a row.
         cache: where final hidden states are kept; None computes them each time.
+        shared: whether its blocks are sharded over all processes, each of which then has to read as many batches.
 
     Attributes:
         model: in evaluation mode, without gradients.
@@ -104,9 +127,10 @@ class Teacher:
         layers: Sequence[int] = (),
         length: int,
         cache: RowCache | None = None,
+        shared: bool = False,
     ) -> None:
-        self.model = load_teacher(folder, dtype, device)
-        self._layers, self._length, self._cache = tuple(layers), length, cache
+        self.model = load_teacher(folder, dtype, device, shared=shared)
+        self._layers, self._length, self._cache, self._shared = tuple(layers), length, cache, shared
 
     @torch.no_grad()
     def read(self, batch: Mapping[str, Any], *, observe: bool) -> dict[str, Tensor]:
@@ -129,8 +153,16 @@ class Teacher:
             seen = stack.enter_context(self._observed(ids_BT)) if observe else {}
             compute = partial(self._final_hidden, ids_1N if packed else ids_BT, ids_BT.shape, given)
             cache = None if observe else self._cache
-            hidden_BTE = compute() if cache is None else cache.read(ids_BT, positions_BT, compute)
+            hidden_BTE = compute() if cache is None else cache.read(ids_BT, positions_BT, compute, self._anywhere)
         return {name: x.flatten(-3, -2).unsqueeze(-3) for name, x in {HIDDEN: hidden_BTE, **seen}.items()}
+
+    def _anywhere(self, missing: bool) -> bool:
+        """Whether rows are missing in any of the processes that compute together."""
+        if not self._shared:
+            return missing
+        flag = torch.tensor(int(missing), device=self.model.device)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+        return bool(flag)
 
     def _final_hidden(self, ids: Tensor, shape: Sequence[int], given: Mapping[str, Any]) -> Tensor:
         with torch.autocast(ids.device.type, enabled=False):

@@ -21,8 +21,7 @@ __all__ = ["DistillTrainer"]
 
 
 class DistillTrainer(LanguageTrainer):
-    """Trains a student as a `DistillRun` says. Every process has a teacher, which accelerate, the optimizer and checkpoints do
-    not see."""
+    """Trains a student as a `DistillRun` says. accelerate, the optimizer and checkpoints do not see the teacher."""
 
     run: DistillRun
 
@@ -67,4 +66,12 @@ def make_teacher(run: DistillRun, student: Any, device: torch.device) -> Teacher
     if isinstance(run.cache_teacher, str):
         cache = RowCache(run.cache_teacher, f"{run.teacher_content}-{run.teacher_dtype}")
     layers = list(student.memory_layers()) if run.objective == "attention" else []
-    return Teacher(run.teacher, run.teacher_dtype, device, layers=layers, length=run.length, cache=cache)
+    return Teacher(
+        run.teacher,
+        run.teacher_dtype,
+        device,
+        layers=layers,
+        length=run.length,
+        cache=cache,
+        shared=bool(run.fsdp),
+    )

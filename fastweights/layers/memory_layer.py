@@ -136,9 +136,11 @@ class MemoryLayer(OpLayer):
 
     Attributes:
         options: the layer's options, frozen.
+        needs_activation: whether the rule needs the activation of q, k and v, also next to trained weights (`linearize`).
     """
 
     Options: ClassVar[type[ProjectionOptions]] = MemoryOptions
+    needs_activation: ClassVar[bool] = False
     serves_context_parallel = True
     probes = {"q": "", "k": "", "v": "", "o": "", "output_gate": "options.output_gate", "state": ""}
     head_counts = ("num_v_heads", "num_heads")

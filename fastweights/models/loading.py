@@ -201,11 +201,10 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
         return load_any_tokenizer(folder, trust_remote_code=trust_remote_code)
 
 
-def load_weights(folder: Path, dtype: str | None = None, config: Any = None) -> Any:
+def load_weights(folder: Path, dtype: str | None = None) -> Any:
     """The model in a folder, of this library or of another architecture of transformers. ValueError unless its weights are
-    whole. Those of this library must be exactly those of the configuration. config: in place of the folder's, of a model with the
-    same weights."""
-    config = load_config(folder) if config is None else config
+    whole. Those of this library must be exactly those of the configuration."""
+    config = load_config(folder)
     check_memory(folder)
     config.use_cache = True  # transformers' Trainer sets it to False, and earlier versions saved that
     with loading(f"the model in {folder}"):

@@ -14,7 +14,7 @@ from fastweights.conversion import linearize_folder
 from fastweights.conversion.linearized_folder import plan_linearization
 from fastweights.data.text import TextCorpus
 from fastweights.distillation import DistillRun, choice
-from fastweights.models.loading import load_language_model
+from fastweights.models.loading import load_language_model, load_tokenizer
 from fastweights.results.distillation import load_ranking
 from fastweights.training.language import load_run
 
@@ -78,6 +78,14 @@ def test_layers_are_chosen_by_what_their_attention_is_worth(source, tmp_path, ca
     assert ranking.rows == 1 and len(ranking.layers) == 4 and f"attention kept in 1 of 4 layers: {best}\n" in printed
     kept = [layer for layer, entry in enumerate(load_language_model(output)[0].config.memory) if entry is None]
     assert kept == [best] and "Layers by what their attention is" in printed
+    file = (output / "distill.toml").read_text()
+    assert (
+        f"# Layers {best} keep attention" in file
+        and "# Budget of that ranking, per layer: rows = 1, tokens = 600," in file
+    )
+    assert load_run(output / "distill.toml", kind=DistillRun).model == {"path": str(output)}
+    picture = tmp_path / "hybrid-layers" / "layers.png"
+    assert f"Ranking of layers: {picture}\n" in printed and picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -119,6 +127,18 @@ def test_an_earlier_conversion_is_replaced_only_when_asked(source, tmp_path):
     assert AutoModelForCausalLM.from_pretrained(output).config.mixers()[0][0] == "kda"
 
 
+def test_the_tokenizer_is_the_teachers_beside_the_hybrid(tmp_path):
+    """transformers makes another one of the same files where they are not beside a Qwen2."""
+    words = tokenizer()
+    teacher("qwen2", vocab_size=len(words) + 8).save_pretrained(tmp_path / "qwen2")
+    words.save_pretrained(tmp_path / "qwen2")
+    report = linearize_folder(tmp_path / "qwen2", tmp_path / "hybrid", to="gdn", tokens=4)
+    wanted, found = (load_tokenizer(tmp_path / name) for name in ("qwen2", "hybrid"))
+    assert len(wanted) > len(words) and found.get_vocab() == wanted.get_vocab()
+    assert found.backend_tokenizer.to_str() == wanted.backend_tokenizer.to_str()
+    assert all((tmp_path / "hybrid" / name).is_file() for name in report.tokenizer) and report.tokenizer
+
+
 def test_the_source_may_be_in_parts(source, tmp_path):
     AutoModelForCausalLM.from_pretrained(source).save_pretrained(tmp_path / "parts", max_shard_size="30KB")
     linearize_folder(tmp_path / "parts", tmp_path / "hybrid", to="gdn", tokens=4)
@@ -139,7 +159,12 @@ def test_refused_in_one_line(source, tmp_path, capsys):
     refused("--to", "gdnn", words=("did you mean 'gdn'",))
     refused("--to", "gdn", "--keep", "1,4", words=("keep must be a whole number from 0 to 3", "4"))
     refused("--to", "gdn", "--keep", "auto:5", words=('"auto:N"', "4 layers", "auto:5"))
+    refused("--to", "gdn", "--keep", "every:5", words=('"every:N"', "4 layers", "every:5"))
+    refused("--to", "gdn", "--keep", "", words=("keep must be numbers of layers",))
+    for name, value in (("--text", str(source)), ("--budget", "600"), ("--rank-after", "0")):
+        refused("--to", "gdn", name, value, words=(name, "unless --keep is auto:N", value))
     refused("--to", "gdn", "--option", "head_dim=8", words=("layer 0", "head_dim", "12"))
+    refused("--to", "gka", "--option", "output_gate=none", words=("error: layer 0: output_gate must be one of None",))
     refused("--to", "softmax", words=("must have a window", "keep the attention"))
     refused("--to", "gdn", "--peak", "1e-3", words=("--peak must be left out",))
     linearize_folder(source, tmp_path / "hybrid", to="gdn", tokens=4)

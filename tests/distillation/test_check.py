@@ -66,12 +66,18 @@ def test_a_teacher_that_is_not_there(make_run, models, tmp_path):
     student = linearize(make_teacher(), to="gdn")
     unnamed = save(student, models, tmp_path / "unnamed")
     refused(make_run(model={"path": unnamed}), "teacher must be set")
-    refused(make_run(teacher=str(tmp_path / "none")), "teacher must be the folder of a saved model, got .*none")
+    for objective in ("logits", "text"):  # which only measures beside it, at the end
+        missing = make_run(teacher=str(tmp_path / "none"), objective=objective)
+        refused(missing, "teacher must be the folder of a saved model, got .*none', which is none")
+    student.config.teacher = "a-name"
+    named = save(student, models, tmp_path / "named")
+    refused(make_run(model={"path": named}), "got 'a-name', the name of the model that the student was made of, which")
 
 
 def test_a_teacher_with_another_vocabulary(make_run, models, tmp_path):
     other = save(make_teacher(vocab_size=301), models, tmp_path / "other")
-    refused(make_run(teacher=other), "the student's vocabulary of 300 tokens, but .* has 301")
+    for objective in ("logits", "text"):
+        refused(make_run(teacher=other, objective=objective), "the student's vocabulary of 300 tokens, but .* has 301")
 
 
 @pytest.mark.parametrize(

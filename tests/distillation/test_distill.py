@@ -1,15 +1,17 @@
 """`fastweights distill` from a run file to a student, in stages, interrupted and continued."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from fastweights.cli import main
 from fastweights.distillation import distill
+from fastweights.distillation.check import check_distillation
 from fastweights.distillation.distill import plan_distillation
 from fastweights.models import HybridModel
 from fastweights.results.distillation import load_distillation
@@ -89,6 +91,15 @@ def test_the_stages_of_a_run_file(models, tmp_path, capsys):
     assert (output / "distillation.json").stat().st_mtime_ns == written
 
 
+def test_text_alone_beside_a_teacher_without_anything_to_draw(models, tmp_path, capsys):
+    output, file = tmp_path / "out", tmp_path / "run.toml"
+    start = FILE.format(output=output, folder=models).partition("[[stages]]")[0].replace("[16, 64]", "[]")
+    file.write_text(f'objective = "text"\nteacher = "{models}/teacher"\n{start}')
+    assert main(["distill", str(file), "--quiet"]) == 0
+    assert "Teacher and student: KL" in capsys.readouterr().out
+    assert (output / "distillation.json").exists() and not (output / "distillation.png").exists()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -144,6 +155,14 @@ def test_a_teacher_that_has_changed_is_another_work(make_run, models, tmp_path):
 def test_a_plan_counts_the_teacher(make_run):
     plain, small = (plan_distillation(make_run(teacher_dtype=dtype))["models"][0] for dtype in ("float32", "int8"))
     assert "teacher" in plain["memory"] and plain["memory"] != small["memory"]
+    run = check_distillation(make_run(fsdp=True))
+    teacher = LlamaForCausalLM.from_pretrained(run.teacher)
+    blocks = 4 * sum(p.numel() for p in teacher.model.layers.parameters())
+    whole = 4 * teacher.num_parameters()
+    assert run.memory_beside(2)["teacher"] == whole - blocks / 2 and run.memory_beside()["teacher"] == whole
+    quantised = dataclasses.replace(run, fsdp=False, teacher_dtype="int8").memory_beside(2)["teacher"]
+    matrices = [p for name, p in teacher.model.layers.named_parameters() if "_proj.weight" in name]
+    assert quantised == whole / 2 - sum(p.numel() - 2 * len(p) for p in matrices)  # a byte per weight, two per scale
     with pytest.raises(ValueError, match="must fit|does not fit|too large|needs"):
         plan_distillation(make_run(batch_size=2**19), gpu="rtx3090")
 

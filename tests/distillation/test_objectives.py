@@ -5,7 +5,14 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from fastweights.data.text import pack_rows
 from fastweights.distillation.objectives import Objective
@@ -26,7 +33,7 @@ def batch():
     return pack_rows(list(zip(rows, starts)))
 
 
-def small_gemma(kind, config, **changes):
+def small(kind, config, **changes):
     torch.manual_seed(0)
     sizes = {name: value for name, value in SIZES.items() if name != "attention_bias"}
     return kind(config(vocab_size=300, head_dim=8, sliding_window=4, **sizes, **changes)).eval()
@@ -35,8 +42,12 @@ def small_gemma(kind, config, **changes):
 TEACHERS = {
     "llama": make_teacher,
     "tied": lambda: make_teacher(tie_word_embeddings=True),
-    "gemma2": lambda: small_gemma(Gemma2ForCausalLM, Gemma2Config, final_logit_softcapping=0.5),
-    "gemma3": lambda: small_gemma(
+    # whose experts lie in files one by one
+    "moe": lambda: small(
+        Qwen3MoeForCausalLM, Qwen3MoeConfig, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+    ),
+    "gemma2": lambda: small(Gemma2ForCausalLM, Gemma2Config, final_logit_softcapping=0.5),
+    "gemma3": lambda: small(
         Gemma3ForCausalLM, Gemma3TextConfig, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
     ),
 }

@@ -28,7 +28,7 @@ length = 32
 batch_size = 1
 accumulation = 2
 max_steps = 6
-learning_rate = 1e-2
+learning_rate = 1e-3
 log_every = 1
 evaluate_every = 3
 evaluation_rows = 7
@@ -58,14 +58,16 @@ def write(models, tmp_path):
     return make
 
 
-def assert_same(file, alone_file):
+def assert_same(file, alone_file, close=1e-6):
     run, alone = (load_run(one, kind=DistillRun) for one in (file, alone_file))
     found, wanted = (load_result(Path(one.output, "result.json")) for one in (run, alone))
     for name in ("losses", "held_out_losses", "held_out_objectives", "held_out_kls"):
-        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=close, atol=close)
     saved, whole = (load_file(Path(one.output, "model", "model.safetensors")) for one in (run, alone))
     for name, value in whole.items():
-        torch.testing.assert_close(saved[name], value, rtol=1e-4, atol=1e-4)  # AdamW divides rounding by itself
+        torch.testing.assert_close(
+            saved[name], value, rtol=10 * close, atol=10 * close
+        )  # AdamW divides rounding by itself
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -79,6 +81,22 @@ def test_two_processes_are_one_with_twice_the_batch(write, name, sharded):
         torchrun("-m", "fastweights", "distill", file, "--stop-at", 4)
         torchrun("-m", "fastweights", "distill", file)
     assert_same(file, alone)
+
+
+def test_a_shared_teacher_in_8_bits_computes_what_one_process_misses(write, tmp_path):
+    """The teacher's blocks are gathered by all processes, also for rows that only one of them has not cached."""
+    settings = f'cache_teacher = "{tmp_path}/teacher"\n{OBJECTIVES["logits"]}'
+    alone, file = write("alone", settings), write("both", f"fsdp = true\n{settings}")
+    for one in (alone, file):
+        one.write_text(one.read_text().replace('"float32"', '"int8"'))
+    distill(load_run(alone, kind=DistillRun, batch_size=2))
+    rows = sorted((tmp_path / "teacher").rglob("*.safetensors"))
+    assert len(rows) > 20
+    for row in rows[::3]:
+        row.unlink()
+    torchrun(Path(__file__).with_name("sharded_on_cpu.py"), file)
+    assert sorted((tmp_path / "teacher").rglob("*.safetensors")) == rows
+    assert_same(file, alone, close=1e-3)  # in bfloat16 a row depends on those that it is computed with
 
 
 @pytest.mark.parametrize("name", ["attention", "logits"])

@@ -41,6 +41,12 @@ def compare(**options):
 compared = cache(compare)
 
 
+def finding(measured, found):
+    """With needles of which so many are found at the depth 1, and none at 0."""
+    needles = [dataclasses.replace(row, found=found * row.depth) for row in measured.needles]
+    return dataclasses.replace(measured, needles=needles)
+
+
 def test_each_model_is_measured_as_alone(tmp_path):
     shown = Console(file=io.StringIO(), width=100)
     result, student, teacher = compare(output=tmp_path, console=shown)
@@ -83,19 +89,22 @@ def test_the_table_has_both_models():
 def test_the_pictures_have_the_numbers(tmp_path):
     pytest.importorskip("matplotlib")
     result, student, teacher = compared()
-    left, right = distillation_plot(result).axes
+    result = dataclasses.replace(result, teacher=finding(result.teacher, 0.8), student=finding(result.student, 0.4))
+    left, middle, right = distillation_plot(result).axes
     (curve,) = left.get_lines()
     assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([1000, 2000], [2.5, 1.5])
     whole = {line.get_gid(): list(line.get_ydata()) for line in right.get_lines()}
     for name in ("teacher", "student"):
         assert whole[name] == [row.perplexity for row in getattr(result, name).perplexities]
+    needles = {line.get_label(): [*line.get_xdata(), *line.get_ydata()] for line in middle.get_lines()}
+    assert needles == {"teacher, s-niah-1": [150, 200, 0.4, 0.4], "student, s-niah-1": [150, 200, 0.2, 0.2]}
     without_curve = dataclasses.replace(result, kls=[], kl_tokens=[])
-    nothing = dataclasses.replace(result.teacher, perplexities=[])
-    assert [one.get_xlabel()[:7] for one in distillation_plot(without_curve).axes] == ["context"]
-    assert [one.get_xlabel()[:6] for one in distillation_plot(dataclasses.replace(result, teacher=nothing)).axes] == [
-        "tokens"
+    nothing = dataclasses.replace(result.teacher, perplexities=[], needles=[])
+    assert [one.get_ylabel()[:7] for one in distillation_plot(without_curve).axes] == ["needles", "perplex"]
+    assert [one.get_ylabel()[:8] for one in distillation_plot(dataclasses.replace(result, teacher=nothing)).axes] == [
+        "held-out"
     ]
-    with pytest.raises(ValueError, match="result must have perplexities"):
+    with pytest.raises(ValueError, match="result must have perplexities, needles"):
         distillation_plot(dataclasses.replace(without_curve, teacher=nothing))
     ranking = rank_layers(student, teacher, rows())
     kept = ranking.best(1)

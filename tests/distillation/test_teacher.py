@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from fastweights.distillation.cache import RowCache
-from fastweights.distillation.teacher import Int8Linear, Teacher
-from fastweights.models.loading import load_weights
+from fastweights.distillation.teacher import Int8Linear, Teacher, load_teacher
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -70,7 +69,7 @@ def test_only_a_row_that_is_missing_is_made_anew(tmp_path, damage):
 def test_weights_on_the_cpu_are_those_of_the_file(models):
     """Mapped into memory, which several processes share."""
     folder = models / "teacher"
-    model = load_weights(folder, "float32")
+    model = load_teacher(folder, "float32", torch.device("cpu"))
     with open("/proc/self/maps") as maps:
         mapped = [line.split() for line in maps if str(folder / "model.safetensors") in line]
     assert mapped

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedConfig
 
 from ...checks import error_prefix
-from ...layers import LayerCache, MemoryLayer, SoftmaxAttention, build_mixer
+from ...layers import LayerCache, MemoryLayer, SoftmaxAttention
 from ...layers.choice import split_entry
 from ...layers.projections import QKVProjection
 from ...layers.registry import mixer_spec
@@ -59,7 +59,8 @@ def build_memory(config: PreTrainedConfig, entry: Any) -> TakesQKV:
     for option, value in sizes.items():
         if options.get(option, value) != value:
             raise ValueError(f"{option} of {name} must be that of the attention, {value}, got {options[option]}")
-    layer: Any = build_mixer(name, **{**options, **sizes})
+    spec = mixer_spec(name, options)
+    layer: Any = spec.layer(**{**spec.options, **options, **sizes})
     own = [path.rpartition(".")[0] for path, _ in layer.named_modules() if path.split(".")[-1] == "o_proj"]
     if isinstance(layer, MemoryLayer):
         widths = {getattr(layer.heads, width) for width in ("key", "value")} | {sizes["head_dim"]}

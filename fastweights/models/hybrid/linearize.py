@@ -22,13 +22,14 @@ from ...checks import (
     error_prefix,
 )
 from ...kinds import checked
+from ...layers.memory_layer import MemoryLayer
 from ...layers.projections import OutputProjection, ShortConvolution
 from ...layers.registry import mixer_spec
 from .attention import KEYS, TakesQKV, build_memory, check_takes_qkv
 from .families import find_family, hybrid_config, hybrid_model
 from .model import HybridModel
 
-__all__ = ["hybrid_settings", "keep_layers", "kept_settings", "linearize", "memory_entry"]
+__all__ = ["hybrid_settings", "keep_all", "keep_layers", "linearize", "memory_entry"]
 
 # A new layer has short convolutions, SiLU and gates that are drawn at random. Next to a trained attention a memory begins with
 # the attention's own q, k and v, and with an output gate that is open.
@@ -53,10 +54,14 @@ def keep_layers(keep: str | Iterable[int], layers: int) -> tuple[int, ...]:
         start, _, count = keep.partition(":")
         if keep in words:
             return tuple(words[keep])
-        if start == "every" and count.isdigit() and int(count):
+        if start == "every" and count.isdecimal():
+            if not 0 < int(count) <= layers:
+                raise ValueError(
+                    f'keep must be "every:N" with N from 1 to the {layers} layers, got {describe_value(keep)}'
+                )
             return tuple(range(int(count) - 1, layers, int(count)))
         numbers = [number.strip() for number in keep.split(",")]
-        if not all(number.isdigit() for number in numbers):
+        if not all(number.isdecimal() for number in numbers):
             raise ValueError(
                 f'keep must be numbers of layers such as "6,14,22", "every:4", "none" or "all", got {describe_value(keep)}'
             )
@@ -80,8 +85,11 @@ def memory_entry(to: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """
     check_text("to", to, what="the name of a mixer")
     with error_prefix("to"):
-        known, spec = fields(check_takes_qkv(to).Options), mixer_spec(to, options)
+        layer, spec = check_takes_qkv(to), mixer_spec(to, options)
+    known = fields(layer.Options)
     first = {one.name: FIRST_OPTIONS[one.name] for one in known if one.name in FIRST_OPTIONS}
+    if issubclass(layer, MemoryLayer) and layer.needs_activation:
+        del first["activation"]
     gate = next((spec.options.get(one.name, one.default) for one in known if one.name == "output_gate"), None)
     return {"name": to, **first, **({"output_gate": "sigmoid"} if gate else {}), **options}
 
@@ -134,8 +142,12 @@ def linearize(
         for index, attention in hybrid.memory_layers().items():
             memory = _open(build_memory(config, config.memory[index]))
             attention.memory = memory.to(teacher.device, teacher.dtype)
-    _carry_over(teacher, hybrid)
+    weights = {name: x.detach().clone() for name, x in teacher.state_dict().items()}
+    if keys == "repeated":
+        _repeat_keys(hybrid, weights)
+    _carry_over(hybrid, weights, teacher)
     hybrid.generation_config = copy.deepcopy(teacher.generation_config)
+    hybrid.generation_config.cache_implementation = None  # such as Gemma's: the hybrid has a cache of its own
     return hybrid.train(teacher.training)
 
 
@@ -160,14 +172,18 @@ def hybrid_settings(
     return _settings(teacher, memory=memory, memory_rope=rope, memory_keys=keys)
 
 
-def kept_settings(teacher: PreTrainedConfig) -> Any:
-    """The configuration of the hybrid that keeps all attention of a model with this one: the same model, whose layers also read
-    packed rows.
+def keep_all(teacher: PreTrainedModel) -> Any:
+    """The hybrid that keeps all attention, with the parameters of `teacher` themselves: the same model, whose layers also read
+    packed rows. It is made of a loaded model, as transformers converts the weights of some files by their model type.
 
     Raises:
         ValueError: a model of another type, or one that does not attend causally.
     """
-    return _settings(teacher)
+    config = _settings(teacher.config)
+    with torch.device("meta"):
+        hybrid: Any = hybrid_model(find_family(config).model_type)(config)
+    _carry_over(hybrid, {name: x.detach() for name, x in teacher.state_dict().items()}, teacher)
+    return hybrid.train(teacher.training)
 
 
 def _settings(teacher: PreTrainedConfig, **fields: Any) -> Any:
@@ -199,11 +215,8 @@ def _open(memory: TakesQKV) -> TakesQKV:
 
 
 @torch.no_grad()
-def _carry_over(teacher: PreTrainedModel, hybrid: Any) -> None:
-    """Copy the teacher's weights, and the buffers that are not saved. Tied weights stay tied."""
-    weights = {name: x.detach().clone() for name, x in teacher.state_dict().items()}
-    if hybrid.config.memory_keys == "repeated":
-        _repeat_keys(hybrid, weights)
+def _carry_over(hybrid: Any, weights: dict[str, Tensor], teacher: PreTrainedModel) -> None:
+    """Take the weights, and copies of the teacher's buffers that are not saved. Tied weights stay tied."""
     result = hybrid.load_state_dict(weights, strict=False, assign=True)
     lost = [name for name in result.missing_keys if ".self_attn.memory." not in name] + result.unexpected_keys
     if lost:

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...files import publish_folder
+from ...private_torch import keep_staging
 from ..checkpoints import CHECKPOINT, SaveError, checkpoint_step, checkpoints_in, drop_old, saving
 from .processes import largest_of_processes, new_cpu_group
 from .sharded_checkpoints import ShardWriter, first_failure, tensors_to_write
@@ -116,6 +117,7 @@ class _Stager(DefaultStager):
             StagingOptions(gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=gpu)
         )
         self._staged: Any = None
+        self._close_copier = keep_staging(self)
 
     def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
         self._staged = super().stage(state_dict, **kwargs)
@@ -123,3 +125,7 @@ class _Stager(DefaultStager):
 
     def release(self) -> None:
         self._staged = None
+
+    def close(self) -> None:
+        super().close()
+        self._close_copier()

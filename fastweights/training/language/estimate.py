@@ -187,7 +187,7 @@ def memory_parts(run: LanguageRun, model: Any, processes: int = 1) -> dict[str, 
         "gradients": copies * gradients / shared,
         "optimizer": optimizer_bytes(run, model) / shared,
         "activations": activation_bytes(run, model),
-        **run.memory_beside(),
+        **run.memory_beside(processes),
     }
 
 

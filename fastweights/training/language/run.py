@@ -240,7 +240,7 @@ class LanguageRun(Schedule):
         """What run.json keeps of what the training reads, beside text and tokenizer."""
         return {}
 
-    def memory_beside(self) -> dict[str, float]:
+    def memory_beside(self, processes: int = 1) -> dict[str, float]:
         """Bytes per process of what stands beside the model, by what it is."""
         return {}
 

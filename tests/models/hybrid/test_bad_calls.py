@@ -19,7 +19,27 @@ def test_kept_layers(keep, layers):
     assert keep_layers(keep, 5) == layers
 
 
-@pytest.mark.parametrize("keep", ["every:0", "every:", "first", "1,,2", "1;2", "-1", "5", [5], [-1], [1.5], [True], 3])
+@pytest.mark.parametrize(
+    "keep",
+    [
+        "every:0",
+        "every:6",
+        "every:",
+        "every:\u00b2",
+        "",
+        "\u00b2",
+        "first",
+        "1,,2",
+        "1;2",
+        "-1",
+        "5",
+        [5],
+        [-1],
+        [1.5],
+        [True],
+        3,
+    ],
+)
 def test_kept_layers_refused(keep):
     with pytest.raises((ValueError, TypeError), match="keep must be"):
         keep_layers(keep, 5)

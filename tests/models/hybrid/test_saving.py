@@ -30,6 +30,40 @@ def test_saved_and_loaded_bit_for_bit(model_type, tmp_path):
     assert f"model type `fastweights_{model_type}`" in card
 
 
+PUBLISHED = {
+    "llama": {"rope_theta": 500000.0, "rope_scaling": {
+        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }},
+    "qwen2": {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 2, "rope_theta": 1e6},
+    "gemma3_text": {
+        "sliding_window": 4, "sliding_window_pattern": 2, "rope_theta": 1e6, "rope_local_base_freq": 10000,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", PUBLISHED)
+def test_from_a_configuration_as_published(model_type, tmp_path):
+    """Rotations and windows as files of earlier versions of transformers have them, and another cache to generate with."""
+    lm = teacher(model_type)
+    lm.save_pretrained(tmp_path / "teacher")
+    file = tmp_path / "teacher" / "config.json"
+    config = {**json.loads(file.read_text()), **PUBLISHED[model_type]}
+    for name in ("rope_parameters", "layer_types", "_sliding_window_pattern"):
+        config.pop(name, None)
+    file.write_text(json.dumps(config))
+    lm = AutoModelForCausalLM.from_pretrained(tmp_path / "teacher")
+    ids = tokens(2, 40)
+    assert not torch.equal(lm(ids).logits, teacher(model_type)(ids).logits)
+    lm.generation_config.cache_implementation = "static"
+    for keep in ("all", "every:2"):
+        linearize(lm, to="gdn", keep=keep).save_pretrained(tmp_path / keep[:3])
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / keep[:3])
+        assert torch.equal(loaded(ids).logits, lm(ids).logits) == (keep == "all")
+        assert loaded.generate(ids, max_new_tokens=2).shape == (2, 42)
+
+
 def test_in_parts_and_in_bfloat16(tmp_path):
     """Loaded in bfloat16 the frequencies of a teacher stay in float32, and so do those of its hybrid."""
     teacher().save_pretrained(tmp_path / "teacher")

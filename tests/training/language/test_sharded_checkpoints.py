@@ -50,6 +50,17 @@ def before_steps(monkeypatch):
     return arrange
 
 
+def test_copies_of_all_checkpoints_share_memory():
+    """torch 2.11 and 2.12 close what copies after its first time."""
+    weight, stager = torch.zeros(3), background._Stager()
+    first = stager.stage({"weight": weight})["weight"]
+    second = stager.stage({"weight": weight.add_(1)})["weight"]
+    stager.close()
+    assert second.data_ptr() == first.data_ptr() and torch.equal(second, torch.ones(3))
+    with pytest.raises(Exception):  # noqa: B017
+        stager.stage({"weight": weight})
+
+
 def test_steps_go_on_while_a_checkpoint_is_written(make_run, monkeypatch, before_steps):
     whole, run = (make_run(name, keep_checkpoints=3) for name in ("whole", "slow"))
     train_language(whole)

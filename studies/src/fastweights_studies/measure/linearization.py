@@ -23,6 +23,7 @@ import argparse
 import dataclasses
 import math
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -198,12 +199,10 @@ class Study:
         calls = [
             Call(name, self._time_steps, (student, column["objective"])) for name, (student, column) in tasks.items()
         ]
-        return self._run(calls, ended, workers=1)
+        return self._run(calls, ended, workers=1, needed=ENOUGH)
 
     def _time_steps(self, student: Student, objective: str) -> dict[str, Any] | None:
         """All objectives have the same student, trainer and output layer; plain training has no teacher."""
-        if self.until - time.time() < ENOUGH:
-            return None
         place = self.folder / "students" / student.name / DISTILLED
         write_student(place, self.folder / "teacher", student, new=False)
         steps = self.plan.warm + self.plan.steps
@@ -296,8 +295,11 @@ class Study:
             for folder in list(Path(training.run.output).rglob(name)):
                 shutil.rmtree(folder)
 
-    def _run(self, tasks: Sequence[Task], ended: Callable[[str, Any], None], workers: int) -> list[str]:
-        """Carry out tasks; the names of those that failed, stopped at their limit, or did not begin before time was over."""
+    def _run(
+        self, tasks: Sequence[Task], ended: Callable[[str, Any], None], workers: int, needed: float = 0.0
+    ) -> list[str]:
+        """Carry out tasks; the names of those that failed, stopped at their limit, or did not begin before time was over. needed:
+        seconds that must be left for one to begin."""
         waiting = {task.name: task.name for task in tasks}
 
         def end(worker: int, task: Task, result: Any) -> None:
@@ -305,13 +307,18 @@ class Study:
                 del waiting[task.name]
                 ended(task.name, result)
             print(f"{task.name}: {'stopped' if result is None else 'measured'}", flush=True)
-            if time.time() > self.until:  # else every task left would start a process, which takes seconds
+            check_time()
+
+        def check_time() -> None:
+            if time.time() > self.until - needed:  # else every task left would start a process, which takes seconds
                 raise TimeOver
 
         def fail(task: Task, error: WorkerError) -> None:
             waiting[task.name] += f" ({error})"
+            print(error.details, file=sys.stderr, flush=True)
 
         with suppress(TimeOver):
+            check_time()
             if self.cuda or workers > 1:
                 self._share_out(tasks, workers, end, fail)
             else:
