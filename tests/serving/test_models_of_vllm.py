@@ -246,3 +246,10 @@ def test_what_another_plugin_replaces_stays(counted, said, monkeypatch):
         "QwenGatedDeltaNetAttention is replaced by another plug-in, and stays so.",
         "this version of vLLM has no Unknown._forward: such layers stay on vLLM's own kernels.",
     ]
+
+
+def test_another_version_of_vllm_says_so(monkeypatch):
+    monkeypatch.setenv(served.OUR_KERNELS, "1")
+    monkeypatch.setattr(served, "TESTED", "0.22 to 0.23")
+    with pytest.warns(UserWarning, match="FASTWEIGHTS_VLLM_KERNELS has no effect with vLLM 0.*; install vLLM 0.24"):
+        served.register()

@@ -8,6 +8,7 @@ and `versions` has what differs between them.
 from __future__ import annotations
 
 import os
+import warnings
 
 from ... import environment
 from .versions import TESTED, find_installed, register_backend
@@ -17,9 +18,7 @@ __all__ = ["BACKEND", "INSTALL", "OP", "OUR_KERNELS", "TESTED", "check_version",
 ARCHITECTURE = "FastWeightsForCausalLM"  # what config.json calls our model
 BACKEND = "FASTWEIGHTS"  # in vLLM's registry of backends for layers with a state
 OP = "fastweights_memory"  # under torch.ops.vllm; compiled graphs are cut there
-OUR_KERNELS = (
-    "FASTWEIGHTS_VLLM_KERNELS"  # an environment variable: 1 puts our kernels under layers of vLLM's own models
-)
+OUR_KERNELS = "FASTWEIGHTS_VLLM_KERNELS"  # an environment variable: with 1 vLLM's own models run on our kernels
 
 INSTALL = (
     f"install vLLM {TESTED} with Python 3.11 or later: pip install 'fastweights[vllm]' for a GPU, "
@@ -46,7 +45,10 @@ def register() -> None:
     known = [ARCHITECTURE, *(f"FastWeights{family.name}ForCausalLM" for family in FAMILIES.values())]
     for name in known:
         ModelRegistry.register_model(name, f"{__name__}.model:{ARCHITECTURE}")
+    asked = os.environ.get(OUR_KERNELS) == "1"
     if not environment.is_version(find_installed(), TESTED):
+        if asked:
+            warnings.warn(f"{OUR_KERNELS} has no effect with vLLM {find_installed()}; {INSTALL}", stacklevel=2)
         return
 
     from vllm.config import CompilationConfig
@@ -59,7 +61,7 @@ def register() -> None:
     if cut not in CompilationConfig._attention_ops:
         CompilationConfig._attention_ops.append(cut)
     MODELS_CONFIG_MAP.update(dict.fromkeys(known, Limits))
-    if os.environ.get(OUR_KERNELS) == "1":
+    if asked:
         from .delta_layers import register_layers
 
         register_layers()
