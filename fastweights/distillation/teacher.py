@@ -35,7 +35,7 @@ class Int8Linear(nn.Module):
     section 2.1.)
 
     Attributes:
-        weight: int8 [out, in].
+        weight: [out, in], the bits of int8.
         scale: [out], of the dtype of the layer that it is made of.
     """
 
@@ -43,14 +43,15 @@ class Int8Linear(nn.Module):
         super().__init__()
         weight = linear.weight.detach().float()
         scale = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-        # parameters, as FSDP2 shards nothing else
-        self.weight = nn.Parameter((weight / scale[:, None]).round().to(torch.int8), requires_grad=False)
+        # FSDP2 shards parameters alone, and in torch 2.11 only those of a floating dtype.
+        bits = (weight / scale[:, None]).round().to(torch.int8).view(torch.float8_e4m3fn)
+        self.weight = nn.Parameter(bits, requires_grad=False)
         self.scale = nn.Parameter(scale.to(linear.weight.dtype), requires_grad=False)
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
-        y = F.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
+        y = F.linear(x, self.weight.view(torch.int8).to(x.dtype)) * self.scale.to(x.dtype)
         return y if self.bias is None else y + self.bias.to(x.dtype)
 
 
