@@ -89,8 +89,8 @@ def keep_blocks_whole() -> None:
 
 
 def keep_staging(stager: DefaultStager) -> Callable[[], None]:
-    """Let a stager of DCP copy more than once: those of torch 2.11 and 2.12 close what they copy with after the first time
-    (pytorch issue 183413). Returns what closes it. A version without that part needs no help."""
+    """Keep a stager of DCP usable after its first copy: in torch 2.11 and 2.12 it closes its copier then, and the next copy fails
+    (pytorch issue 183413). Returns a function that closes the copier. In a version without a copier nothing changes."""
     try:
         copier = stager._state_dict_stager
         close = copier.close

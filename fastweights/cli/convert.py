@@ -119,7 +119,7 @@ def convert(
         from ..conversion import convert_folder, linearize_folder
         from ..conversion.folder import plan_conversion, source_type
         from ..conversion.linearized_folder import plan_linearization
-        from ..distillation import auto_layers
+        from ..distillation import SelectionSettings, auto_layers
         from ..models.hybrid import FAMILIES
 
         disable_progress_bar()  # of every file that is read or written
@@ -151,7 +151,7 @@ def convert(
                         count or 0,
                         output,
                         text or [],
-                        65_536 if budget is None else budget,
+                        SelectionSettings.tokens if budget is None else budget,
                         rank_after or 0,
                         Console(stderr=True, quiet=quiet),
                         settings,

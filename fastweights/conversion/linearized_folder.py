@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..data.text.tokenizer import fingerprint
 from ..files import TENSOR_ERRORS, staged_folder, write_bytes, write_json, writing
 from ..kinds import checked
 from ..layers.projections import OutputProjection, ShortConvolution
@@ -136,17 +137,12 @@ def _copy_tokenizer(source: Path, folder: Path) -> list[str]:
         return names
     with suppress(ValueError):  # of one that is damaged or needs its own code, the copy is all there is
         tokenizer = load_tokenizer(source)
-        if _content(load_tokenizer(folder)) != _content(tokenizer):
+        if fingerprint(load_tokenizer(folder)) != fingerprint(tokenizer):
             for name in names:
                 (folder / name).unlink()
             saved = {Path(file) for file in tokenizer.save_pretrained(folder)}
             names = sorted(file.name for file in saved if file.is_file())
     return names
-
-
-def _content(tokenizer: Any) -> tuple[Any, ...]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return tokenizer.get_vocab(), None if backend is None else backend.to_str()
 
 
 def plan_linearization(

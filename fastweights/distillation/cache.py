@@ -35,14 +35,15 @@ class RowCache:
         ids_BT: Tensor,
         positions_BT: Tensor,
         compute: Callable[[], Tensor],
-        anywhere: Callable[[bool], bool] = bool,
+        agree: Callable[[bool], bool] = bool,
     ) -> Tensor:
         """The hidden states [B, T, E] of rows. positions: of the tokens in their documents. compute: makes those of all rows,
         where one is missing or its file is damaged. Rows that are there stay as they are: their last bits depend on the other
-        rows that they were computed with. anywhere: of whether rows are missing here, whether `compute` has to be called."""
+        rows that they were computed with. agree: gets whether a row is missing in this process,
+        and returns whether one is missing in any process that `compute` needs."""
         files = [self._file(row) for row in torch.stack([ids_BT, positions_BT], 1).cpu()]
         kept = [_load(file) for file in files]
-        if anywhere(any(row is None for row in kept)):
+        if agree(any(row is None for row in kept)):
             computed = compute().cpu()
             for number, file in enumerate(files):
                 if kept[number] is None:

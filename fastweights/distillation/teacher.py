@@ -19,6 +19,7 @@ from ..models.hybrid import FAMILIES
 from ..models.hybrid.linearize import keep_all
 from ..models.hybrid.model import positions_of
 from ..models.loading import find_saved_model, load_weights
+from ..training.language.processes import largest_of_processes
 from .cache import RowCache
 
 __all__ = ["HIDDEN", "INPUTS", "OUTPUTS", "Int8Linear", "Teacher", "load_teacher", "quantize_linears", "teacher_blocks"]
@@ -154,16 +155,12 @@ class Teacher:
             seen = stack.enter_context(self._observed(ids_BT)) if observe else {}
             compute = partial(self._final_hidden, ids_1N if packed else ids_BT, ids_BT.shape, given)
             cache = None if observe else self._cache
-            hidden_BTE = compute() if cache is None else cache.read(ids_BT, positions_BT, compute, self._anywhere)
+            hidden_BTE = compute() if cache is None else cache.read(ids_BT, positions_BT, compute, self._agree)
         return {name: x.flatten(-3, -2).unsqueeze(-3) for name, x in {HIDDEN: hidden_BTE, **seen}.items()}
 
-    def _anywhere(self, missing: bool) -> bool:
-        """Whether rows are missing in any of the processes that compute together."""
-        if not self._shared:
-            return missing
-        flag = torch.tensor(int(missing), device=self.model.device)
-        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
-        return bool(flag)
+    def _agree(self, missing: bool) -> bool:
+        """Whether rows are missing in any of the processes that share the teacher."""
+        return bool(largest_of_processes(missing)) if self._shared else missing
 
     def _final_hidden(self, ids: Tensor, shape: Sequence[int], given: Mapping[str, Any]) -> Tensor:
         with torch.autocast(ids.device.type, enabled=False):

@@ -167,7 +167,7 @@ class Lattice(MemoryLayer):
 
     Options = LatticeOptions
     op = lattice
-    needs_activation = True  # without it gradients of a hybrid's first 40 steps reached 1e12, in float32 on a CPU too
+    needs_activation = True  # without it the gradients of a hybrid grew to 1e12 within 40 steps, in float32
     decodes_in_pool = True
     options: LatticeOptions
     probes = {**MemoryLayer.probes, "g": "decay", "step_size": ""}
