@@ -50,7 +50,7 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
         if isinstance(mask, Tensor) and mask.ndim == 2:
             check_prompts(mask, len(mask), mask.shape[1] - _columns(cache))
         try:
-            result = super().generate(inputs, generation_config, *args, **kwargs)  # type: ignore[misc]
+            result = super().generate(inputs, generation_config, *args, **kwargs)
         finally:
             if isinstance(cache, FastWeightsCache):
                 cache.end_steps()

@@ -26,13 +26,15 @@ def log_of(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of all models. Three groups of processes share the GPUs, since most of their time is that of compiling."""
+def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of the models whose tests run. Three groups of processes share the GPUs, since most of their time is that of compiling."""
     folder, rows = tmp_path_factory.mktemp("context"), {}
     worker = str(Path(__file__).with_name("context_parallel_worker.py"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={GPUS}", worker]
-    parts = [list(MODELS)[i::3] for i in range(3)]
-    paths = [folder / f"{i}.json" for i in range(3)]
+    cases = {item.callspec.params["case"].split()[0] for item in request.session.items if item.module is request.module}
+    names = [name for name in MODELS if name in cases]
+    parts = [part for i in range(3) if (part := names[i::3])]
+    paths = [folder / f"{i}.json" for i in range(len(parts))]
     with ExitStack() as logs:
         started = [
             subprocess.Popen([*command, path, *names], cwd=ROOT, stderr=logs.enter_context(log_of(path).open("w")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,34 @@ from fastweights.data.text import TextCorpus, TextTokenizer, prepare_text
 from fastweights.distillation import DistillRun, distill
 from fastweights.layers import attention
 from fastweights.models import linearize
+from fastweights.results.language import load_result
+from fastweights.training.language import load_run
 
 from ..models.hybrid.small import teacher, tokens
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 LENGTHS = (70, 1, 300, 29)
+ROOT = Path(__file__).parents[2]
+SHARED = """
+output = "{folder}/{name}"
+teacher = "{folder}/teacher"
+teacher_dtype = "{dtype}"
+objective = "{objective}"
+cache = "{folder}/tokens"
+length = 256
+batch_size = 4
+max_steps = 10
+learning_rate = 1e-3
+log_every = 1
+evaluate_every = 5
+evaluation_rows = 16
+context_lengths = []
+needles = []
+[model]
+path = "{folder}/student"
+[corpus]
+max_megabytes = 4
+"""
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen3", "gemma3_text"])
@@ -70,3 +95,28 @@ def test_a_distillation_replays_its_steps(folder: Path, objective: str, compiled
         (result,) = distill(run)  # type: ignore[misc]
         losses.append(result.losses)
     torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.xdist_group("several GPUs")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.parametrize(
+    ("objective", "dtype"), [("attention", "bfloat16"), ("logits", "bfloat16"), ("logits", "int8")]
+)
+def test_two_gpus_share_a_teacher(folder: Path, objective: str, dtype: str) -> None:
+    """FSDP2 shards the blocks of teacher and student. Losses are those of one GPU with the batch of both, but for the teacher's
+    rounding, which depends on the rows that it reads together."""
+    losses = []
+    for name, settings in (("one", "batch_size = 8"), ("two", "batch_size = 4\nfsdp = true")):
+        text = SHARED.format(folder=folder, name=f"{name}-{objective}-{dtype}", objective=objective, dtype=dtype)
+        file = folder / f"{name}-{objective}-{dtype}.toml"
+        file.write_text(text.replace("batch_size = 4", settings))
+        if name == "one":
+            distill(load_run(file, kind=DistillRun))
+        else:
+            launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fastweights"]
+            command = [sys.executable, *launch, "distill", str(file)]
+            ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+            assert ended.returncode == 0, ended.stderr
+        result = load_result(folder / f"{name}-{objective}-{dtype}" / "result.json")
+        losses.append([*result.losses, *result.held_out_losses])
+    torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-2, atol=1e-5)

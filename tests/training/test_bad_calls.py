@@ -97,6 +97,7 @@ LANGUAGE: dict[str, list[Any]] = {
     "context_way": ["ring", 3, None],
     "reshard_after_forward": [0, "no", None, False],  # False and prefetching need fsdp
     "forward_prefetch": [-1, 0.5, "1", None, True, 1],
+    "reduce_dtype": ["bf16", None, "bfloat16"],  # bfloat16 needs that precision
     "seed": [-1, 0.5, "0", None, 2**64],
     "log_every": SIZES[:-1],
     "evaluate_every": [-1, 0.5, "0", None],

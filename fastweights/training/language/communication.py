@@ -104,10 +104,11 @@ def exchanged_bytes(run: LanguageRun, model: Any) -> float:
 
 
 def gradient_bytes(run: LanguageRun, model: Any, processes: int) -> float:
-    """What a process sends for gradients and parameters in a step: with DDP gradients in float32 once out and once back; with
-    FSDP2 parameters for the forward and the backward of every pass, and gradients out."""
+    """What a process sends for gradients and parameters in a step: with DDP gradients once out and once back; with FSDP2
+    parameters for the forward and the backward of every pass, and gradients out."""
     parameters, share = model.num_parameters(only_trainable=True), (processes - 1) / processes
+    gradient = getattr(torch, run.reduce_dtype).itemsize
     if not run.fsdp:
-        return 2 * 4 * share * parameters
+        return 2 * gradient * share * parameters
     gathered = (2 if run.reshard_after_forward else 1) * (4 if run.precision == "no" else 2)
-    return (gathered + 4) * run.accumulation * share * parameters
+    return (gathered + gradient) * run.accumulation * share * parameters

@@ -113,6 +113,8 @@ class LanguageRun(Schedule):
             backward. False keeps them: parameters are gathered once per pass, and the GPU holds all of them between the two.
         forward_prefetch: with fsdp, how many modules ahead of the one that computes start to gather their parameters in the
             forward; 0 for none.
+        reduce_dtype: in which several processes add up their gradients: "float32", or with precision "bf16" also "bfloat16",
+            which halves the bytes sent and rounds the sums. Parameters, clipping and the optimizer stay in float32.
         seed: of first weights and data order.
         log_every: steps between two points of the loss curve. Each is the mean over the steps in between.
         evaluate_every: steps between two measurements of the held-out loss, 0 for one at the end.
@@ -157,6 +159,7 @@ class LanguageRun(Schedule):
     fsdp: bool | None = None
     reshard_after_forward: bool = True
     forward_prefetch: int = 0
+    reduce_dtype: str = "float32"
     seed: int = 0
     log_every: int = 10
     evaluate_every: int = 0
@@ -267,6 +270,12 @@ class LanguageRun(Schedule):
             raise ValueError(
                 "reshard_after_forward must be True and forward_prefetch 0 without fsdp, which alone gathers parameters, got "
                 f"{self.reshard_after_forward} and {self.forward_prefetch}; set fsdp = true, or leave them out"
+            )
+        check_choice("reduce_dtype", self.reduce_dtype, ("float32", "bfloat16"))
+        if self.reduce_dtype == "bfloat16" and self.precision != "bf16":
+            raise ValueError(
+                f'reduce_dtype must be "float32" with precision "{self.precision}", whose gradients are not those of bfloat16; '
+                'set precision = "bf16", or leave it out'
             )
         if self.fsdp and self.optimizer in UNSHARDED:
             raise ValueError(

@@ -41,13 +41,17 @@ class ForwardPrefetch(TrainerCallback):
             module.set_modules_to_forward_prefetch(sharded[number : number + self._ahead])
 
 
-def autocast_policy() -> Any:
-    """FSDP2's precision for what autocast computes in bfloat16: parameters are gathered in it. The residual stream, the loss and
-    sums of gradients stay in float32, as without sharding. accelerate's own policy has all of them in bfloat16."""
+def autocast_policy(reduce_dtype: str) -> Any:
+    """FSDP2's precision for what autocast computes in bfloat16: parameters are gathered in it. The residual stream and the loss
+    stay in float32, as without sharding, and gradients are added up in `reduce_dtype`. accelerate's own policy has all of them
+    in bfloat16."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     return MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32, cast_forward_inputs=False
+        param_dtype=torch.bfloat16,
+        reduce_dtype=getattr(torch, reduce_dtype),
+        output_dtype=torch.float32,
+        cast_forward_inputs=False,
     )
 
 

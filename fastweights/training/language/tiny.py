@@ -26,6 +26,7 @@ EVERYWHERE: dict[str, Any] = {
     "fsdp": False,
     "reshard_after_forward": True,
     "forward_prefetch": 0,
+    "reduce_dtype": "float32",
     "context_parallel": 1,
     "log_every": 2,
     "evaluate_every": 0,

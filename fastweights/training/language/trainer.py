@@ -35,6 +35,7 @@ from .folder import LanguageFolder
 from .graphs import WARM_DDP, GraphedGradients, what_to_graph
 from .optimizers import build_optimizer
 from .processes import from_main_process, world_size
+from .reducing import reduce_in_bfloat16
 from .rows import DataStart, find_start, load_rows, save_rows, training_rows
 from .run import LanguageRun
 from .sharded_checkpoints import load_moments, load_weights
@@ -89,11 +90,13 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         self.add_callback(self.checkpoints)
         if earlier is not None:
             self.add_callback(BeforeTraining(partial(self.load_moments, earlier)))
+        if run.reduce_dtype == "bfloat16" and not run.fsdp:
+            self.add_callback(BeforeTraining(lambda: reduce_in_bfloat16(self.model_wrapped)))
         if run.forward_prefetch:
             self.add_callback(ForwardPrefetch(run.forward_prefetch))
         self._sharded_bf16 = run.fsdp and run.precision == "bf16"
         if self._sharded_bf16:
-            self.accelerator.state.fsdp_plugin.mixed_precision_policy = autocast_policy()
+            self.accelerator.state.fsdp_plugin.mixed_precision_policy = autocast_policy(run.reduce_dtype)
             # With tied weights FSDP2 gathers embedding and output layer together, and may cast the output of the latter alone.
             self.model.get_input_embeddings().register_forward_hook(cast_to_float32)
         self.groups.divide(self.model)

@@ -189,7 +189,7 @@ def test_a_training_beyond_its_limit_ends_with_all_its_processes(text: Path) -> 
 
 @pytest.mark.parametrize("settings", scaling.WAYS.values(), ids=scaling.WAYS)
 def test_ways_are_those_of_a_run(settings: dict[str, Any]) -> None:
-    assert vars(LanguageRun(**settings)).items() >= settings.items()
+    assert vars(LanguageRun(precision="bf16", **settings)).items() >= settings.items()
 
 
 def test_rows_that_are_divided_are_as_long_as_all_gpus_need() -> None:
@@ -210,7 +210,7 @@ def test_every_number_of_gpus_is_trained_in_every_way() -> None:
         (["--gpus", "0"], 2, "--gpus must be numbers from 1 to 2"),
         (["--mixers", "gdn,gda"], 2, "2"),  # the exit code of a wrong option
         (["--warm", "0"], 2, "2"),
-        (["--ways", "ddp"], 2, "--ways must name some of DDP, DDP-launched, .*got ddp"),
+        (["--ways", "ddp"], 2, "--ways must name some of DDP, DDP-bf16, .*got ddp"),
         ([], 0, "needs an NVIDIA GPU, and torch sees none"),
     ],
 )

@@ -77,5 +77,8 @@ if __name__ == "__main__":
         train_language(run)
     PartialState().destroy_process_group()
     print("order:", "".join(order), file=sys.stderr)
-    wanted = {**dict.fromkeys(("loss", "stream", "sums of gradients"), {torch.float32}), "weights": {torch.bfloat16}}
-    assert run.precision != "bf16" or dtypes == wanted, dtypes
+    wanted = {
+        **dict.fromkeys(("loss", "stream"), {torch.float32}), "weights": {torch.bfloat16},
+        "sums of gradients": {getattr(torch, run.reduce_dtype)},
+    }  # fmt: skip
+    assert not run.fsdp or run.precision != "bf16" or dtypes == wanted, dtypes

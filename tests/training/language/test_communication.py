@@ -60,6 +60,9 @@ def test_a_step_sends_forward_and_backward_of_every_pass():
     assert gradient_bytes(run_of(4096, 2), model, 4) == 2 * 4 * 0.75 * parameters
     assert gradient_bytes(run_of(4096, 2, fsdp=True, accumulation=2), model, 4) == 2 * (2 * 2 + 4) * 0.75 * parameters
     assert gradient_bytes(run_of(4096, 1), model, 1) == 0
+    rounded = {"reduce_dtype": "bfloat16"}
+    assert gradient_bytes(run_of(4096, 2, **rounded), model, 4) == 2 * 2 * 0.75 * parameters
+    assert gradient_bytes(run_of(4096, 2, fsdp=True, **rounded), model, 4) == (2 * 2 + 2) * 0.75 * parameters
 
 
 def test_the_time_of_a_step():

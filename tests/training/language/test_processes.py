@@ -92,6 +92,21 @@ def test_sharded_processes_compute_in_bfloat16_what_autocast_does(run_file, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fsdp", ["false", "true"])
+def test_sums_of_gradients_in_bfloat16(run_file, tmp_path, fsdp):
+    """They round: losses are near those of sums in float32, and not the same."""
+    text = f'fsdp = {fsdp}\nprecision = "bf16"\n' + run_file.read_text()
+    losses = {}
+    for dtype in ("float32", "bfloat16"):
+        output = tmp_path / dtype
+        run_file.write_text(f'reduce_dtype = "{dtype}"\n' + text.replace(f"{tmp_path / 'out'}", f"{output}"))
+        torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4)
+        losses[dtype] = load_result(output / "result.json").losses
+    torch.testing.assert_close(losses["bfloat16"], losses["float32"], rtol=1e-2, atol=0)
+    assert losses["bfloat16"] != losses["float32"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "order"),
     [

@@ -14,6 +14,7 @@ and measures what it consists of.
 
 Ways to train on several GPUs:
     DDP                   parameters are copied to every GPU
+    DDP-bf16              ... and gradients are added up in bfloat16
     DDP-launched          ... and the host launches every kernel
     FSDP2                 parameters are sharded, and gathered in the forward and again in the backward
     FSDP2-launched        ... and the host launches every kernel
@@ -65,6 +66,7 @@ from fastweights_studies.record import Origin, Plain, Row, select
 TASK = "scaling"
 WAYS: dict[str, dict[str, Any]] = {
     "DDP": {},
+    "DDP-bf16": {"reduce_dtype": "bfloat16"},
     "DDP-launched": {"graphs": False},
     "FSDP2": {"fsdp": True},
     "FSDP2-launched": {"fsdp": True, "graphs": False},

@@ -18,6 +18,7 @@ __all__ = ["context_parallel", "data_parallel"]
 LAST = ("GiB per GPU", "predicted", "measured")  # columns of both tables
 SHOWN = {
     "DDP": "DDP",
+    "DDP-bf16": "DDP, gradients added up in bfloat16",
     "DDP-launched": "DDP, launched by the host",
     "FSDP2": "FSDP2",
     "FSDP2-launched": "FSDP2, launched by the host",
