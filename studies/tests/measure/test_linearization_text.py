@@ -24,7 +24,7 @@ from fastweights_studies.measure.linearization_text import (
 from fastweights.evaluation.ruler_text import write_prompt
 from tests.training.language.small import small_run
 
-QUESTION = re.compile(r"^Name the secret number of (.+)\. The secret number of \1 is (\d+)$", re.MULTILINE)
+LINE = re.compile(r"^(?:Name the secret number of (.+)\. )?The secret number of (.+) is (\d+)$")
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +57,15 @@ def test_every_answer_stands_in_the_text_before_its_question(texts: list[str]) -
     for text in texts[:500]:
         if text.startswith("Secret numbers"):
             begin, asked = text.rsplit("\n\n", 1)
-            found = QUESTION.findall(asked)
-            assert len(found) == len(set(found)) == asked.count("\n") + 1
-            for key, value in found:
+            lines = [LINE.findall(line)[0] for line in asked.split("\n")]
+            assert lines[0][0] == lines[0][1] and not any(named for named, *_ in lines[1:]) and len(lines) == len(set(lines))
+            for _, key, value in lines:
                 assert begin.count(f"The secret number of {key} is {value}.") == 1
-            questions += len(found)
+            questions += len(lines)
         else:
             key, value = re.findall(r"What is (.+)\? The \1 is (\d+)$", text.replace("What is the ", "What is "))[0]
             assert text.count(f"The {key} is {value}.") == 1
-    assert questions > 3 * 500 * 0.75
+    assert questions > 2.5 * 500
 
 
 def test_the_text_is_as_long_as_it_says(texts: list[str]) -> None:
@@ -73,10 +73,10 @@ def test_the_text_is_as_long_as_it_says(texts: list[str]) -> None:
     assert len(texts) == DOCUMENTS
     assert sum(text.startswith("A secret") for text in texts) == pytest.approx(DOCUMENTS / 4, rel=0.05)
     tokens = [len(text) / CHARACTERS for text in texts]
-    assert sum(tokens) == pytest.approx(4.1e6, rel=0.03)
+    assert sum(tokens) == pytest.approx(4e6, rel=0.05)
     for length in set(LENGTHS):
-        near = [n for n in tokens if 0.8 * length < n < 1.1 * length]
-        assert sum(near) == pytest.approx(sum(tokens) / 4, rel=0.1)
+        near = [n for n in tokens if 0.7 * length < n < 1.1 * length]
+        assert sum(near) == pytest.approx(sum(tokens) / len(set(LENGTHS)), rel=0.15)
 
 
 def test_the_file_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

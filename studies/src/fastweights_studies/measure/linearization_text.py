@@ -20,15 +20,15 @@ from fastweights.files import write_bytes
 __all__ = ["CODE", "DOCUMENTS", "LENGTHS", "RECALL", "SEED", "documents", "with_recall", "write_recall"]
 
 CODE = TextSource(paths=pytorch_source().paths, max_megabytes=60)
-DOCUMENTS = 15_000  # 4M tokens: a teacher of 32M tokens, a tenth of them recall, reads each about once
-LENGTHS = (*8 * (128,), *4 * (256,), *2 * (512,), 1024)  # tokens of a document; of each length as many tokens
+DOCUMENTS = 24_000  # 4M tokens: a teacher of 32M tokens, a tenth of them recall, reads each about once
+LENGTHS = (*13 * (80,), *8 * (128,), *4 * (256,), *2 * (512,), 1024)  # tokens of a document; of each length as many tokens
 RECALL, NEEDLE = "mk-niah-2", "s-niah-1"
 SEED = 1  # examples that are measured have seed 0
 STREAM = 1000  # of draws; tasks have those below
 CHARACTERS = 4  # per token of this text
-QUESTION = 25  # tokens of a question and its answer
-QUESTION_EVERY = 64  # tokens of a document: only answers teach recall
-FACT = re.compile(r"The secret number of ([a-z ]+) is (\d+)\.")
+LINE = 13  # tokens of a question and its answer
+QUESTION_EVERY = 40  # tokens of a document: only answers teach recall
+FACT = re.compile(r"The secret number of [a-z ]+ is (\d+)")
 RARELY = 1e-6  # the held-out part, of which one document is left: the held-out text is source code
 
 
@@ -55,8 +55,8 @@ def documents(count: int = DOCUMENTS) -> Iterator[str]:
             yield _answered(*_prompt(NEEDLE, length, index, depth=depth / 2**20))
         else:
             questions = length // QUESTION_EVERY
-            prompt, draft = _prompt(RECALL, length - (questions - 1) * QUESTION, index)
-            yield _answered(prompt, draft) + _more_questions(prompt, draft, questions - 1, draws)
+            prompt, draft = _prompt(RECALL, length - (questions - 1) * LINE, index)
+            yield _answered(prompt, draft) + _more_answers(prompt, draft, questions - 1, draws)
 
 
 def _prompt(task: str, length: int, index: int, **place: float) -> tuple[str, Draft]:
@@ -71,10 +71,8 @@ def _answered(prompt: str, draft: Draft) -> str:
     return f"{prompt} {draft.answer}"
 
 
-def _more_questions(prompt: str, draft: Draft, count: int, draws: Draws) -> str:
-    """Lines that ask for other numbers of the text, at most `count`, each with its answer."""
-    facts = FACT.findall(prompt)
-    (own,) = (key for key, value in facts if value == draft.answer)
-    others = [(key, value) for key, value in facts if key != own]
+def _more_answers(prompt: str, draft: Draft, count: int, draws: Draws) -> str:
+    """Lines with other numbers of the text, at most `count`, each behind the words that the question ends with."""
+    others = [found[0] for found in FACT.finditer(prompt) if found[1] != draft.answer]
     chosen = draws.distinct(len(others), 1, min(count, len(others)))[0].tolist() if others else []
-    return "".join(f"\n{draft.question.replace(own, key)} {value}" for key, value in map(others.__getitem__, chosen))
+    return "".join(f"\n{others[place]}" for place in chosen)
