@@ -58,14 +58,16 @@ def test_every_answer_stands_in_the_text_before_its_question(texts: list[str]) -
         if text.startswith("Secret numbers"):
             begin, asked = text.rsplit("\n\n", 1)
             lines = [LINE.findall(line)[0] for line in asked.split("\n")]
-            assert lines[0][0] == lines[0][1] and not any(named for named, *_ in lines[1:]) and len(lines) == len(set(lines))
+            assert lines[0][0] == lines[0][1] and not any(named for named, *_ in lines[1:])
             for _, key, value in lines:
                 assert begin.count(f"The secret number of {key} is {value}.") == 1
+            more, known = [line[1] for line in lines[1:]], begin.count("The secret number of")
+            assert len(set(more)) == min(len(more), known)  # all come once before one comes again
             questions += len(lines)
         else:
             key, value = re.findall(r"What is (.+)\? The \1 is (\d+)$", text.replace("What is the ", "What is "))[0]
             assert text.count(f"The {key} is {value}.") == 1
-    assert questions > 2.5 * 500
+    assert questions > 3.5 * 500
 
 
 def test_the_text_is_as_long_as_it_says(texts: list[str]) -> None:
@@ -75,7 +77,7 @@ def test_the_text_is_as_long_as_it_says(texts: list[str]) -> None:
     tokens = [len(text) / CHARACTERS for text in texts]
     assert sum(tokens) == pytest.approx(4e6, rel=0.05)
     for length in set(LENGTHS):
-        near = [n for n in tokens if 0.7 * length < n < 1.1 * length]
+        near = [n for n in tokens if 0.8 * length < n < 1.1 * length]
         assert sum(near) == pytest.approx(sum(tokens) / len(set(LENGTHS)), rel=0.15)
 
 

@@ -20,14 +20,23 @@ from fastweights.files import write_bytes
 __all__ = ["CODE", "DOCUMENTS", "LENGTHS", "RECALL", "SEED", "documents", "with_recall", "write_recall"]
 
 CODE = TextSource(paths=pytorch_source().paths, max_megabytes=60)
-DOCUMENTS = 24_000  # 4M tokens: a teacher of 32M tokens, a tenth of them recall, reads each about once
-LENGTHS = (*13 * (80,), *8 * (128,), *4 * (256,), *2 * (512,), 1024)  # tokens of a document; of each length as many tokens
+DOCUMENTS = 21_000  # 4M tokens: a teacher of 32M tokens, a tenth of them recall, reads each about once
+LENGTHS = (
+    *11 * (96,),
+    *8 * (128,),
+    *4 * (256,),
+    *2 * (512,),
+    1024,
+)  # tokens of a document; of each length as many tokens
 RECALL, NEEDLE = "mk-niah-2", "s-niah-1"
 SEED = 1  # examples that are measured have seed 0
 STREAM = 1000  # of draws; tasks have those below
 CHARACTERS = 4  # per token of this text
-LINE = 13  # tokens of a question and its answer
-QUESTION_EVERY = 40  # tokens of a document: only answers teach recall
+LINE = 13  # tokens of an answer and the words before it
+QUESTION_EVERY = (
+    25,
+    50,
+)  # tokens of a document: only answers teach recall, and fewer answers leave room for more numbers
 FACT = re.compile(r"The secret number of [a-z ]+ is (\d+)")
 RARELY = 1e-6  # the held-out part, of which one document is left: the held-out text is source code
 
@@ -49,12 +58,12 @@ def documents(count: int = DOCUMENTS) -> Iterator[str]:
     """Documents of about `LENGTHS` tokens, three of four with several numbers and several questions."""
     for index in range(count):
         draws = Draws(SEED, STREAM, index)
-        kind, size, depth = (int(draws.below(limit, 1)[0]) for limit in (4, len(LENGTHS), 2**20))
+        kind, size, every, depth = (int(draws.below(n, 1)[0]) for n in (4, len(LENGTHS), len(QUESTION_EVERY), 2**20))
         length = LENGTHS[size]
         if kind == 0:
             yield _answered(*_prompt(NEEDLE, length, index, depth=depth / 2**20))
         else:
-            questions = length // QUESTION_EVERY
+            questions = length // QUESTION_EVERY[every]
             prompt, draft = _prompt(RECALL, length - (questions - 1) * LINE, index)
             yield _answered(prompt, draft) + _more_answers(prompt, draft, questions - 1, draws)
 
@@ -72,7 +81,8 @@ def _answered(prompt: str, draft: Draft) -> str:
 
 
 def _more_answers(prompt: str, draft: Draft, count: int, draws: Draws) -> str:
-    """Lines with other numbers of the text, at most `count`, each behind the words that the question ends with."""
-    others = [found[0] for found in FACT.finditer(prompt) if found[1] != draft.answer]
-    chosen = draws.distinct(len(others), 1, min(count, len(others)))[0].tolist() if others else []
-    return "".join(f"\n{others[place]}" for place in chosen)
+    """`count` lines with numbers of the text, each behind the words that the question ends with. All numbers come once before one
+    comes again."""
+    facts = [found[0] for found in FACT.finditer(prompt)]
+    rounds = draws.distinct(len(facts), -(-count // len(facts)), len(facts)).flatten()[:count].tolist()
+    return "".join(f"\n{facts[place]}" for place in rounds)

@@ -34,9 +34,9 @@ COLUMNS = (
 )
 ABOUT = """Nats per token, lower is better, and the accuracy of recall. *From nothing*: the same student with first weights,
 trained with as many tokens as the distillation reads. *KL*: held-out divergence from the teacher. *Tokens*: read until the
-held-out loss was within .05 nats of the teacher's. *Recall*: part of the questions for one of many numbers (`mk-niah-2`) where each
-token of the right answer is the most likely one. *Needle*: nats per token of a number in sentences that repeat (`s-niah-1`). *At*:
-tokens of text, question and answer. Several seeds: their mean and half of their range.
+held-out loss was within .05 nats of the teacher's. *Recall*: part of the questions for one of many numbers (`mk-niah-2`) where
+each token of the right answer is the most likely one. *Needle*: nats per token of a number in sentences that repeat (`s-niah-1`).
+*At*: tokens of text, question and answer. Several seeds: their mean and half of their range.
 """
 UNMEASURED = """{}: **not measured yet**. The command above measures them; it needs a GPU.
 """
