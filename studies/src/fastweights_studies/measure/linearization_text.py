@@ -17,34 +17,38 @@ from fastweights.data.text import TextCorpus, TextSource, pytorch_source
 from fastweights.evaluation.ruler_text import Draft, write_prompt
 from fastweights.files import write_bytes
 
-__all__ = ["CODE", "DOCUMENTS", "LENGTHS", "RECALL", "SEED", "documents", "with_recall", "write_recall"]
+__all__ = [
+    "CHARACTERS",
+    "CODE",
+    "DOCUMENTS",
+    "LENGTHS",
+    "NEEDLE",
+    "RECALL",
+    "documents",
+    "with_recall",
+    "write_recall",
+]
 
 CODE = TextSource(paths=pytorch_source().paths, max_megabytes=60)
+CODE_ROWS = 9  # for each row of documents that ask for recall
 DOCUMENTS = 21_000  # 4M tokens: a teacher of 32M tokens, a tenth of them recall, reads each about once
-LENGTHS = (
-    *11 * (96,),
-    *8 * (128,),
-    *4 * (256,),
-    *2 * (512,),
-    1024,
-)  # tokens of a document; of each length as many tokens
+# Tokens of a document; of each length there are as many tokens in all.
+LENGTHS = (*11 * (96,), *8 * (128,), *4 * (256,), *2 * (512,), 1024)
+# Tokens of a document for each question: only answers teach recall, but with fewer there is room for more numbers.
+QUESTION_EVERY = (25, 50)
 RECALL, NEEDLE = "mk-niah-2", "s-niah-1"
 SEED = 1  # examples that are measured have seed 0
 STREAM = 1000  # of draws; tasks have those below
 CHARACTERS = 4  # per token of this text
 LINE = 13  # tokens of an answer and the words before it
-QUESTION_EVERY = (
-    25,
-    50,
-)  # tokens of a document: only answers teach recall, and fewer answers leave room for more numbers
-FACT = re.compile(r"The secret number of [a-z ]+ is (\d+)")
+FACT = re.compile(r"The secret number of [a-z ]+ is \d+")
 RARELY = 1e-6  # the held-out part, of which one document is left: the held-out text is source code
 
 
 def with_recall(recall: str | Path, code: TextSource = CODE) -> TextCorpus:
-    """Nine rows of source code for each row of the documents that `write_recall` has written."""
+    """`CODE_ROWS` rows of source code for each row of the documents that `write_recall` has written."""
     asked = TextSource(paths=(str(recall),), held_out_fraction=RARELY)
-    return TextCorpus(sources=(dataclasses.replace(code, weight=9), asked))
+    return TextCorpus(sources=(dataclasses.replace(code, weight=CODE_ROWS), asked))
 
 
 def write_recall(path: Path, count: int = DOCUMENTS) -> None:
@@ -83,6 +87,6 @@ def _answered(prompt: str, draft: Draft) -> str:
 def _more_answers(prompt: str, draft: Draft, count: int, draws: Draws) -> str:
     """`count` lines with numbers of the text, each behind the words that the question ends with. All numbers come once before one
     comes again."""
-    facts = [found[0] for found in FACT.finditer(prompt)]
+    facts = FACT.findall(prompt)
     rounds = draws.distinct(len(facts), -(-count // len(facts)), len(facts)).flatten()[:count].tolist()
     return "".join(f"\n{facts[place]}" for place in rounds)
