@@ -34,7 +34,9 @@ def test_what_is_measured_is_shown(tmp_path: Path) -> None:
     for seed, loss in enumerate((2.5, 2.7)):
         add("gdn", "none", DISTILLED, {"held_out_nats": loss, "kl_nats": 0.5, "tokens_until_near": None}, seed)
     add("gdn", "every:4", DISTILLED, {"held_out_nats": 2.04, "tokens_until_near": 1_500_000})
-    add("gdn", "every:4", DISTILLED, {"recall_accuracy": 0.5, "needle_nats": 3.0}, length=512)
+    add("gdn", "every:4", DISTILLED, {"recall_exact": 0.5, "needle_nats": 3.0}, length=256)
+    add("gdn", "every:4", DISTILLED, {"recall_accuracy": 0.1, "needle_nats": 4.0}, length=1024)
+    add("gdn", "every:4", NOTHING, {"recall_exact": 0.2, "needle_nats": 5.0}, length=256)
     add("rls", "none", NOTHING, {"held_out_nats": None})
     add("softmax", "none", DISTILLED, {"held_out_nats": 3.0}, window=128)
     for objective, speed in (("text", 100.0), ("attention", 60.0)):
@@ -45,8 +47,10 @@ def test_what_is_measured_is_shown(tmp_path: Path) -> None:
     missing = linearization.MISSING
     assert cells(page, "teacher", "all")[:4] == ["2.00", "", "", ""]
     assert cells(page, "`gdn`", "none")[:4] == ["2.60 ±0.10", missing, "0.500 ±0", linearization.NEVER]
-    assert cells(page, "`gdn`", "every:4") == ["2.04", missing, missing, "1.50M", "0.500", "3.00", missing, missing]
+    assert cells(page, "`gdn`", "every:4") == [
+        "2.04", missing, missing, "1.50M", "0.500", missing, "0.200", "3.00", "4.00"
+    ]  # fmt: skip
     assert cells(page, "`rls`", "none")[:2] == [missing, "diverged"]
     assert cells(page, "`softmax`", "none")[0] == "3.00"
-    assert cells(page, "`kda`", "none") == [missing] * 8
+    assert cells(page, "`kda`", "none") == [missing] * 9
     assert cells(page, "`gdn`", "(a)") == ["0.60", "1.00"] and cells(page, "`gdn`", "(b)") == [missing] * 2

@@ -5,12 +5,12 @@
     python -m fastweights_studies.measure.linearization --parts teacher,speed --tokens 32M --minutes 8
 
 Its parts, one after another:
-    teacher     a Llama is trained on PyTorch's source text
+    teacher     a Llama is trained on PyTorch's source text, and on documents that ask for what stands in them
     speed       steps of both stages of a distillation are timed beside those of plain training, each alone on the GPU
     students    hybrids with every memory, without attention and with that of one layer in four, are distilled with 5% of the
                 teacher's tokens, and trained from nothing with as many
     seeds       two more of the four best
-Of every model the loss, the recall and the needles are measured.
+Of every model the loss, the recall and the needles are measured. `linearization_text` makes the text.
 
 The trainings are those of the run files in `linearization_runs`. Several share the GPU. Writes
 studies/results/linearization-<device>.json after each. What has its rows is not trained again; what was interrupted, or stopped
@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from fastweights.checks import check_tokens
+from fastweights.data.text import TextSource
 from fastweights.distillation import DistillRun
 from fastweights.distillation.trainer import DistillTrainer
 from fastweights.evaluation import EvaluationSettings
@@ -44,6 +45,7 @@ from fastweights.training.pool import Call, Pool, Task, WorkerError, run_tasks
 from fastweights_studies.measure import scaling
 from fastweights_studies.measure.environment import describe, find_gpu, parse_with_mixers
 from fastweights_studies.measure.linearization_models import Student, write_start, write_student, write_teacher
+from fastweights_studies.measure.linearization_text import CODE, DOCUMENTS, NEEDLE, RECALL, with_recall, write_recall
 from fastweights_studies.measure.linearization_training import Measured, Training
 from fastweights_studies.measure.rows import find_rows, make_rows, name_file, replace_rows, same_subject
 from fastweights_studies.places import RESULTS
@@ -72,6 +74,7 @@ class Plan:
 
     Attributes:
         llama: fields of the teacher's `LlamaConfig`.
+        code: source code that all models read. documents: count of those that ask for recall.
         memories: mixers of the students, with options.
         kept: layers that keep attention, as `--keep` has them.
         seeds: of students; those after the first for the `best` ones.
@@ -81,6 +84,8 @@ class Plan:
     """
 
     llama: Mapping[str, Any]
+    code: TextSource = CODE
+    documents: int = DOCUMENTS
     memories: Mapping[str, Mapping[str, Plain]]
     kept: tuple[str, ...] = ("none", "every:4")
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -121,7 +126,8 @@ FULL = Plan(
         "softmax": {"window": 128},
     },
     asked=EvaluationSettings(
-        measures=("mqar", "s-niah-1"), lengths=(512, 1024, 2048), recall_examples=256, needle_examples=20, batch_size=16
+        measures=(RECALL, NEEDLE), lengths=(256, 512, 1024), ruler_examples=128, needle_examples=16, depths=(0.0, 0.5, 1.0),
+        batch_size=64,
     ),
 )  # fmt: skip
 
@@ -131,7 +137,7 @@ class Study:
     """A plan, and where it is carried out.
 
     Attributes:
-        folder: of models and trainings. path: of the rows.
+        folder: of text, models and trainings. path: of the rows.
         device: as rows call it. cuda: whether models are on a GPU.
         workers: trainings at a time; 1 trains in this process.
         limit: seconds of a training, after which it waits for the next call.
@@ -152,6 +158,7 @@ class Study:
     def carry_out(self, parts: Iterable[str] = PARTS) -> list[str]:
         """Carry out parts of the study, in their order. Returns what has not ended: the same call continues."""
         waiting: list[str] = []
+        write_recall(self._recall, self.plan.documents)
         for part in parts:
             if part != "teacher" and not (self.folder / "teacher").exists():
                 return [*waiting, f"{part}, which needs the teacher"]
@@ -209,8 +216,8 @@ class Study:
         usual = self.plan.load("teacher")
         run = self.plan.load(
             "distill", stages=(), objective=objective, teacher=str(self.folder / "teacher"), model={"path": str(place)},
-            cache=self._cache, max_steps=steps, checkpoint_every=steps, max_tokens=None, log_every=steps, evaluate_every=0,
-            batch_size=usual.batch_size, compile=usual.compile,
+            max_steps=steps, checkpoint_every=steps, max_tokens=None, log_every=steps, evaluate_every=0,
+            batch_size=usual.batch_size, compile=usual.compile, **self._text,
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             text = Path(folder, "text")
@@ -230,7 +237,7 @@ class Study:
 
     def _teacher(self) -> Training:
         start, output = self.folder / "start", self.folder / "teacher-training"
-        run = self.plan.load("teacher", output=str(output), model={"path": str(start)}, cache=self._cache)
+        run = self.plan.load("teacher", output=str(output), model={"path": str(start)}, **self._text)
         return Training(
             name=TEACHER, run=run, write=partial(write_start, start, self.plan.llama, run), asked=self.plan.asked,
             limit=self.limit, until=self.until,
@@ -245,7 +252,7 @@ class Study:
                 start = self.folder / "students" / student.name / trained
                 fields: dict[str, Any] = {
                     "output": str(self.folder / "trained" / student.name / trained), "model": {"path": str(start)},
-                    "cache": self._cache, "seed": student.seed,
+                    "seed": student.seed, **self._text,
                 }  # fmt: skip
                 if trained == DISTILLED:
                     fields["teacher"] = str(self.folder / "teacher")
@@ -263,8 +270,13 @@ class Study:
         return made
 
     @property
-    def _cache(self) -> str:
-        return str(self.folder / "tokens")
+    def _recall(self) -> Path:
+        return self.folder / "recall.jsonl"
+
+    @property
+    def _text(self) -> dict[str, Any]:
+        """The fields of a run that say what it reads: the same tokens in every training."""
+        return {"corpus": with_recall(self._recall, self.plan.code), "cache": str(self.folder / "tokens")}
 
     def _rows(self, task: str) -> list[Row]:
         return select(find_rows(self.path), task=task)

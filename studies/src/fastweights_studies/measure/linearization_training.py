@@ -18,7 +18,7 @@ import torch
 
 from fastweights.distillation import DistillRun, distill
 from fastweights.evaluation import EvaluationSettings, evaluate, load_language_model
-from fastweights.results import LanguageResult
+from fastweights.results import LanguageResult, RulerRecall
 from fastweights.stopping import Stopped, StopSignals
 from fastweights.training.language import LanguageRun, NonFiniteLoss, train_language
 from fastweights.training.pool import Worker
@@ -124,7 +124,11 @@ def tokens_until(curve: Sequence[tuple[int, float]], loss: float) -> int | None:
 
 
 def measure_answers(folder: Path, asked: EvaluationSettings) -> dict[int | None, dict[str, Value]]:
-    """Recall and needles of a saved model by length: those of all depths together."""
+    """Recall and needles of a saved model by length: those of all depths together.
+
+    `recall_exact`: part of the questions of whose answer each token is the most likely one. `needle_nats`: mean loss of the
+    tokens of the number, `needle_found`: part of the numbers that stand in the model's continuation.
+    """
     on_gpu = torch.cuda.is_available()
     chosen: dict[str, Any] = (
         {"device": "cuda", "dtype": "bfloat16"} if on_gpu else {}
@@ -134,8 +138,8 @@ def measure_answers(folder: Path, asked: EvaluationSettings) -> dict[int | None,
     needles: dict[int, list[Any]] = {}
     for _, rows in evaluate(model, tokenizer, asked):
         for row in rows:
-            if hasattr(row, "accuracy"):
-                found[row.length]["recall_accuracy"] = row.accuracy
+            if isinstance(row, RulerRecall):
+                found[row.length]["recall_exact"] = row.exact
             else:
                 needles.setdefault(row.length, []).append(row)
     for length, rows in needles.items():

@@ -26,15 +26,17 @@ COLUMNS = (
     ("loss, from nothing", LOSS, NOTHING, None),
     ("KL", "kl_nats", DISTILLED, None),
     ("tokens", "tokens_until_near", DISTILLED, None),
-    (f"recall at {SHORT:,}", "recall_accuracy", DISTILLED, SHORT),
+    (f"recall at {SHORT:,}", "recall_exact", DISTILLED, SHORT),
+    (f"recall at {LONG:,}", "recall_exact", DISTILLED, LONG),
+    (f"recall at {SHORT:,}, from nothing", "recall_exact", NOTHING, SHORT),
     (f"needle at {SHORT:,}", "needle_nats", DISTILLED, SHORT),
     (f"needle at {LONG:,}", "needle_nats", DISTILLED, LONG),
-    (f"needle at {LONG:,}, from nothing", "needle_nats", NOTHING, LONG),
 )
 ABOUT = """Nats per token, lower is better, and the accuracy of recall. *From nothing*: the same student with first weights,
 trained with as many tokens as the distillation reads. *KL*: held-out divergence from the teacher. *Tokens*: read until the
-held-out loss was within .05 nats of the teacher's. *Needle*: loss of a number that is hidden in text. Several seeds: their mean
-and half of their range.
+held-out loss was within .05 nats of the teacher's. *Recall*: part of the questions for one of many numbers (`mk-niah-2`) where
+each token of the right answer is the most likely one. *Needle*: nats per token of a number in sentences that repeat (`s-niah-1`).
+*At*: tokens of text, question and answer. Several seeds: their mean and half of their range.
 """
 UNMEASURED = """{}: **not measured yet**. The command above measures them; it needs a GPU.
 """

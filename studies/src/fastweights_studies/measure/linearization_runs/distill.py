@@ -1,6 +1,7 @@
 """A distillation of `measure/linearization.py`: 5% of the teacher's tokens, a quarter of them in stage (a), with HALO's rates."""
 
-from fastweights.data.text import pytorch_source
+from fastweights_studies.measure.linearization_text import with_recall
+
 from fastweights.distillation import DistillRun
 
 run = DistillRun(
@@ -8,7 +9,7 @@ run = DistillRun(
     cache="runs/linearization/tokens",
     model={"path": "runs/linearization/students/gdn-none-seed0/distilled"},
     teacher="runs/linearization/teacher",
-    corpus=pytorch_source(max_megabytes=60),
+    corpus=with_recall("runs/linearization/recall.jsonl"),
     length=1024,
     batch_size=8,
     warmup_fraction=0.05,

@@ -1,13 +1,14 @@
 """A student of `measure/linearization.py` from nothing, with as many tokens as a distillation reads."""
 
-from fastweights.data.text import pytorch_source
+from fastweights_studies.measure.linearization_text import with_recall
+
 from fastweights.training.language import LanguageRun
 
 run = LanguageRun(
     output="runs/linearization/trained/gdn-none-seed0/nothing",
     cache="runs/linearization/tokens",
     model={"path": "runs/linearization/students/gdn-none-seed0/nothing"},
-    corpus=pytorch_source(max_megabytes=60),
+    corpus=with_recall("runs/linearization/recall.jsonl"),
     length=1024,
     batch_size=8,
     max_tokens="3.2M",
