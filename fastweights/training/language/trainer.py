@@ -103,14 +103,9 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         self._compiled = what_to_compile(run)
         compile_model(self.model, self._compiled, run.cache, self.blocks_of(self.model))
         self._graphed: GraphedGradients | None = None
-        if what_to_graph(run):
-            parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            ddp = {"warm": WARM_DDP} if world_size() > 1 and not run.fsdp else {}
-            self._graphed = GraphedGradients(
-                parameters, self._gradients, passes=run.accumulation, required=run.graphs is True,
-                reduces=lambda: self.accelerator.sync_gradients, **ddp,
-            )  # fmt: skip
-
+        self._replays = what_to_graph(run)
+        if self._replays:
+            self.add_callback(BeforeTraining(self._begin_graphs))
         # transformers forgets its own sum of losses at every checkpoint; a point of the curve would depend on where it is.
         self._losses = torch.zeros((), dtype=torch.float64, device=self.args.device)
         self._last_point = 0  # step
@@ -122,14 +117,22 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers. With graphs and several processes all of it is on the stream of the captures, where DDP must have
         been made whose steps are captured."""
-        if self._graphed is None:
-            return super().train(*args, **kwargs)
-        several = world_size() > 1
+        several = self._replays and world_size() > 1
         try:
             with capturing_stream(self.args.device) if several else nullcontext():
                 return super().train(*args, **kwargs)
         finally:
-            self._graphed.release()
+            if self._graphed is not None:
+                self._graphed.release()
+
+    def _begin_graphs(self) -> None:
+        """FSDP2 has put other parameters in the place of the model's first ones by now."""
+        ddp = {"warm": WARM_DDP} if world_size() > 1 and not self.run.fsdp else {}
+        self._graphed = GraphedGradients(
+            [parameter for parameter in self.model.parameters() if parameter.requires_grad], self._gradients,
+            passes=self.run.accumulation, required=self.run.graphs is True,
+            reduces=lambda: self.accelerator.sync_gradients, **ddp,
+        )  # fmt: skip
 
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None

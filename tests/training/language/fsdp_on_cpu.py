@@ -1,5 +1,5 @@
 """Trains a run file in processes without GPUs, sharded or not: to a step, where one is named, and on from its checkpoint, where
-"stop" is not said.
+"stop" is not said. Where "replayed" is, steps are replayed, and the script says how many were captured.
 
 accelerate shards (FSDP2) on accelerators only. torch itself can shard on the CPU, over gloo, so this script makes accelerate
 try. The tests of it cover our own part: optimizer groups, held-out loss, checkpoints and the saved model.
@@ -7,17 +7,19 @@ try. The tests of it cover our own part: optimizer groups, held-out loss, checkp
 
 import sys
 from collections import defaultdict
+from contextlib import nullcontext
 
 import torch
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
+from replayed import Replayed
 from torch.distributed import fsdp
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
 from fastweights.models import loss, modeling
-from fastweights.training.language import load_run, planning, train_language
+from fastweights.training.language import graphs, load_run, planning, train_language, trainer
 
 initialize = AcceleratorState.__init__
 
@@ -62,6 +64,20 @@ def watched():
     return dtypes, order
 
 
+def replay_on_cpu():
+    """The steps that are captured, as a list that grows."""
+    made = []
+
+    def captured(work, device):
+        trained = work.func.__self__.model  # of the trainer whose method is captured
+        made.append(Replayed(work, [parameter for parameter in trained.parameters() if parameter.requires_grad]))
+        return made[-1], made[-1].loss
+
+    graphs.captured, graphs.refusing_waits = captured, torch.enable_grad
+    trainer.what_to_graph, trainer.capturing_stream = lambda run: True, nullcontext
+    return made
+
+
 def shard_on_cpu():
     AcceleratorState.__init__ = initialize_sharded
     planning._check_device = lambda *arguments: None  # which refuses exactly this
@@ -70,6 +86,7 @@ def shard_on_cpu():
 if __name__ == "__main__":
     shard_on_cpu()
     run = load_run(sys.argv[1])
+    replays = replay_on_cpu() if "replayed" in sys.argv else []
     dtypes, order = ({}, []) if run.compile else watched()
     for step in sys.argv[2:3]:
         assert train_language(run, stop_at=int(step)) is None
@@ -77,6 +94,7 @@ if __name__ == "__main__":
         train_language(run)
     PartialState().destroy_process_group()
     print("order:", "".join(order), file=sys.stderr)
+    print("captured:", len(replays), file=sys.stderr)
     wanted = {
         **dict.fromkeys(("loss", "stream"), {torch.float32}), "weights": {torch.bfloat16},
         "sums of gradients": {getattr(torch, run.reduce_dtype)},

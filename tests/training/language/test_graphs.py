@@ -13,6 +13,8 @@ from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.training.language import graphs, train_language
 from fastweights.training.language.graphs import WARM, GraphedGradients, append_empty_documents, what_to_graph
 
+from .replayed import Replayed
+
 DOCUMENTS = torch.tensor([0, 5, 12, 20], dtype=torch.int32)
 
 
@@ -29,33 +31,6 @@ def test_empty_documents_change_nothing(mixer: str) -> None:
         found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-class Replayed:
-    """In the place of a CUDA graph: work that is done again, on the tensors of its capture."""
-
-    def __init__(self, work: Callable[[], torch.Tensor], parameters: list[torch.nn.Parameter]) -> None:
-        self.work, self.parameters = work, parameters
-        self.adds = parameters[0].grad is not None  # to the gradients that there are at its capture
-        before = [(parameter.grad, parameter.grad.clone()) for parameter in parameters] if self.adds else []
-        self.loss = work()
-        self.gradients = [parameter.grad for parameter in parameters]
-        for x in (self.loss, *self.gradients):
-            assert x is not None
-            x.fill_(float("nan"))  # a capture runs nothing
-        for (x, value), gradient in zip(before, self.gradients, strict=False):
-            assert x is gradient
-            x.copy_(value)
-
-    def replay(self) -> None:
-        before = [parameter.grad for parameter in self.parameters]
-        for parameter, fixed in zip(self.parameters, self.gradients, strict=True):
-            parameter.grad = fixed if self.adds else None
-        self.loss.copy_(self.work())
-        for parameter, fixed, grad in zip(self.parameters, self.gradients, before, strict=True):
-            if not self.adds:
-                fixed.copy_(parameter.grad)
-            parameter.grad = grad
 
 
 @pytest.fixture

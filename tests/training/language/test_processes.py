@@ -93,6 +93,19 @@ def test_sharded_processes_compute_in_bfloat16_what_autocast_does(run_file, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fsdp", ["false", "true"])
+def test_replayed_steps_train_the_parameters_that_processes_share(run_file, tmp_path, fsdp):
+    """FSDP2 puts others in the place of the model's first ones, before the first step."""
+    text = f"fsdp = {fsdp}\n" + run_file.read_text().replace("= 6", "= 20").replace("accumulation = 2\n", "")
+    run_file.write_text(text)
+    run = load_run(run_file)
+    alone = train_language(dataclasses.replace(run, fsdp=False, output=str(tmp_path / "alone"), batch_size=2))[0]
+    errors = torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 16, "replayed")
+    assert errors.count("captured: 0") == 0 and errors.count("captured: ") == 2
+    assert_same_losses(load_result(Path(run.output, "result.json")), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fsdp", ["false", "true"])
 def test_sums_of_gradients_in_bfloat16(run_file, tmp_path, fsdp):
     """They round: losses are near those of sums in float32, and not the same."""
     text = f'fsdp = {fsdp}\nprecision = "bf16"\n' + run_file.read_text()

@@ -30,8 +30,8 @@ __all__ = [
 ]
 
 CODE = TextSource(paths=pytorch_source().paths, max_megabytes=60)
-CODE_ROWS = 9  # for each row of documents that ask for recall
-DOCUMENTS = 21_000  # 4M tokens: a teacher of 32M tokens, a tenth of them recall, reads each about once
+CODE_ROWS = 4  # for each row of documents that ask for recall
+DOCUMENTS = 42_000  # 8M tokens: a teacher of 32M tokens, a fifth of them recall, reads none twice
 # Tokens of a document; of each length there are as many tokens in all.
 LENGTHS = (*11 * (96,), *8 * (128,), *4 * (256,), *2 * (512,), 1024)
 # Tokens of a document for each question: only answers teach recall, but with fewer there is room for more numbers.
