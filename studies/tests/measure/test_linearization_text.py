@@ -71,11 +71,11 @@ def test_every_answer_stands_in_the_text_before_its_question(texts: list[str]) -
 
 
 def test_the_text_is_as_long_as_it_says(texts: list[str]) -> None:
-    """A quarter has one needle. Of each length there are about as many tokens, 4M in all."""
+    """A quarter has one needle. Of each length there are about as many tokens, 8M in all."""
     assert len(texts) == DOCUMENTS
     assert sum(text.startswith("A secret") for text in texts) == pytest.approx(DOCUMENTS / 4, rel=0.05)
     tokens = [len(text) / CHARACTERS for text in texts]
-    assert sum(tokens) == pytest.approx(4e6, rel=0.05)
+    assert sum(tokens) == pytest.approx(8e6, rel=0.05)
     for length in set(LENGTHS):
         near = [n for n in tokens if 0.8 * length < n < 1.1 * length]
         assert sum(near) == pytest.approx(sum(tokens) / len(set(LENGTHS)), rel=0.15)
@@ -91,11 +91,11 @@ def test_the_file_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert path.stat() == before
 
 
-def test_one_row_of_ten_asks_for_recall_and_held_out_text_is_code(tmp_path: Path) -> None:
+def test_one_row_of_five_asks_for_recall_and_held_out_text_is_code(tmp_path: Path) -> None:
     (code,) = small_run(tmp_path).corpus.singles
     source = dataclasses.replace(FULL.code, paths=code.paths, held_out_fraction=code.held_out_fraction)
     write_recall(tmp_path / "recall.jsonl", 100)
     corpus = with_recall(tmp_path / "recall.jsonl", source)
-    assert corpus.weights == [9, 1]
+    assert corpus.weights == [4, 1]
     asks = [document.text.startswith(("Secret", "A secret")) for document in corpus.held_out_documents()]
     assert sum(asks) == 1 and len(asks) > 1
