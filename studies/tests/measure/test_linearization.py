@@ -46,7 +46,7 @@ def tiny(folder: Path, **changes: Any) -> Plan:
                 measures=FULL.asked.measures, lengths=(512,), ruler_examples=2, needle_examples=1, depths=(0.5,)
             ),
             "timed": ("gdn",),
-            "steps": 1,
+            "steps": 8,
             "warm": 2,
             "changes": {
                 "teacher": {**small, "tokenizer": TextTokenizer(vocab_size=300), "max_tokens": 512},

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from fastweights.checks import check_tokens
-from fastweights.data.text import TextSource
+from fastweights.data.text import TextCorpus, TextSource
 from fastweights.distillation import DistillRun
 from fastweights.distillation.trainer import DistillTrainer
 from fastweights.evaluation import EvaluationSettings
@@ -91,7 +91,7 @@ class Plan:
     seeds: tuple[int, ...] = (0, 1, 2)
     best: int = 4
     asked: EvaluationSettings
-    timed: tuple[str, ...] = ("gdn", "gka")
+    timed: tuple[str, ...] = ("gdn",)
     steps: int = 20
     warm: int = scaling.WARM
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -209,7 +209,7 @@ class Study:
         return self._run(calls, ended, workers=1, needed=ENOUGH)
 
     def _time_steps(self, student: Student, objective: str) -> dict[str, Any] | None:
-        """All objectives have the same student, trainer and output layer; plain training has no teacher."""
+        """All objectives have the same student, trainer, output layer and random tokens; plain training has no teacher."""
         place = self.folder / "students" / student.name / DISTILLED
         write_student(place, self.folder / "teacher", student, new=False)
         steps = self.plan.warm + self.plan.steps
@@ -217,7 +217,7 @@ class Study:
         run = self.plan.load(
             "distill", stages=(), objective=objective, teacher=str(self.folder / "teacher"), model={"path": str(place)},
             max_steps=steps, checkpoint_every=steps, max_tokens=None, log_every=steps, evaluate_every=0,
-            batch_size=usual.batch_size, compile=usual.compile, **self._text,
+            batch_size=usual.batch_size, compile=usual.compile, **{**self._text, "corpus": TextCorpus()},
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             text = Path(folder, "text")

@@ -194,9 +194,8 @@ def trainings(results: Path) -> str:
         """As `fastweights train` runs it on one GPU."""
         return model.run(compiled="blocks", replayed=True)
 
-    def of_one_gpu(way: str) -> str:
-        column: dict[str, Plain] = {"preset": "gdn-340m", "gpus": 4, "way": way, "batch": 8, "length": 2048}
-        return share(needed(share_of_one_gpu(scaled, column)))
+    copied: dict[str, Plain] = {"preset": "gdn-340m", "gpus": 4, "way": "DDP", "batch": 8, "length": 2048}
+    of_one_gpu = share(needed(share_of_one_gpu(scaled, copied)))
 
     gdn = Model(mixer="gdn")
     replayed_gdn = statistics.median(ms(find(trained(model))[1]) for model in COMPARED.values())
@@ -221,8 +220,8 @@ def trainings(results: Path) -> str:
                 "CUDA graph, as in `fastweights train` on one GPU; a step of `fastweights train` also reads packed documents and "
                 f"clips gradients ([how](docs/train.md#what-a-step-does)). Called eagerly it takes {ms(eager):.0f} ms. Compiled "
                 f"and replayed, it takes {', '.join([first, *others])} and {last}.",
-                f"Four H200 train the 340M preset of `gdn`. With DDP each GPU processes {of_one_gpu('DDP')} of the tokens per "
-                f"second of one GPU alone, with FSDP2 {of_one_gpu('FSDP2')} ([how](docs/train.md#on-several-gpus)).",
+                f"Four H200 train the 340M preset of `gdn`. With DDP each GPU processes {of_one_gpu} of the tokens per "
+                "second of one GPU alone ([how](docs/train.md#on-several-gpus)).",
                 f"With an output gate, compiled by blocks and replayed, `gdn` takes {ms(ours):.0f} ms, where "
                 f"flash-linear-attention's model of that size takes {ms(theirs):.0f} compiled and replayed in the same way. "
                 f"Called eagerly, in another run, it takes {ms(our_eager):.0f} ms and theirs {ms(their_eager):.0f}.",
