@@ -170,7 +170,10 @@ class GraphedGradients:
                 kept = next((graph.gradients for graph in self.graphs.values()), None)
                 self._set(kept or [parameter.grad for parameter in self.parameters])
             graph, loss = captured(partial(self.work, fixed), self.parameters[0].device)
-            return Captured(graph, fixed, loss, [parameter.grad for parameter in self.parameters])
+            gradients = [parameter.grad for parameter in self.parameters]
+            # Replays would train nothing, without an error.
+            assert any(gradient is not None for gradient in gradients), "a step gives its parameters no gradients"
+            return Captured(graph, fixed, loss, gradients)
         finally:
             self._set(before)
 

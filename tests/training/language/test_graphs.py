@@ -170,6 +170,14 @@ def test_a_training_continues_where_no_graph_can_be_made(
     assert len(seen) == 1 and not graphed.graphs and not captures
 
 
+def test_a_graph_that_would_train_nothing_ends_the_training(captures: list[Replayed]) -> None:
+    """As where something has put other parameters in the place of these."""
+    graphed = GraphedGradients([torch.nn.Parameter(torch.zeros(2))], work)
+    gradients_of(graphed, [batch(0, 3)] * WARM)
+    with pytest.raises(AssertionError, match="gives its parameters no gradients"):
+        graphed(batch(0, 3))
+
+
 @pytest.mark.parametrize("fail", [refuse_waits, fail_half_way])
 def test_graphs_that_are_asked_for_are_an_error_where_none_can_be_made(
     captures: list[Replayed], monkeypatch: pytest.MonkeyPatch, fail: Callable[[Any], str]
