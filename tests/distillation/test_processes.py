@@ -83,6 +83,17 @@ def test_two_processes_are_one_with_twice_the_batch(write, name, sharded):
     assert_same(file, alone)
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_replayed_steps_train_a_shared_student(write, name):
+    settings = OBJECTIVES[name]
+    alone, file = write("alone", settings), write("both", f"fsdp = true\n{settings}")
+    for one in (alone, file):
+        one.write_text(one.read_text().replace("max_steps = 6", "max_steps = 10").replace("accumulation = 2\n", ""))
+    distill(load_run(alone, kind=DistillRun, batch_size=2))
+    torchrun(Path(__file__).with_name("sharded_on_cpu.py"), file, "replayed")
+    assert_same(file, alone)
+
+
 def test_a_shared_teacher_in_8_bits_computes_what_one_process_misses(write, tmp_path):
     """The teacher's blocks are gathered by all processes, also for rows that only one of them has not cached."""
     settings = f'cache_teacher = "{tmp_path}/teacher"\n{OBJECTIVES["logits"]}'

@@ -13,13 +13,13 @@ import torch
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
-from replayed import Replayed
 from torch.distributed import fsdp
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
 from fastweights.models import loss, modeling
 from fastweights.training.language import graphs, load_run, planning, train_language, trainer
+from tests.training.language.replayed import Replayed
 
 initialize = AcceleratorState.__init__
 
