@@ -87,14 +87,24 @@ def rows_of_documents(
     documents: Iterable[Sequence[int]], *, length: int, settings: SelectionSettings, separator: int | None = None
 ) -> list[Row]:
     """Rows of `length` tokens for `rank_layers`, as many as `settings` read, from documents of token ids: the beginnings of long
-    ones, then cuts of the others, which are joined with `separator` between them.
+    ones, then their further rows, then cuts of all that is shorter than a row, joined with `separator` between the parts.
 
     Raises:
         ValueError: the documents or `settings.tokens` are fewer tokens than a row.
     """
     count = settings.count(check_size("length", length))
-    windows, _ = text_windows(documents, length, count=count, separator=separator)
+    windows, _ = text_windows(_parts(documents, length, count), length, count=count, separator=separator)
     return [(window, np.zeros(1, np.int64)) for window in windows.numpy()]
+
+
+def _parts(documents: Iterable[Sequence[int]], length: int, count: int) -> Iterator[Sequence[int]]:
+    """The documents, and then up to `count` parts of `length` tokens or less that follow the first row of long ones."""
+    rest: list[Sequence[int]] = []
+    for document in documents:
+        yield document
+        starts = range(length, len(document), length)[: count - len(rest)]
+        rest += [document[start : start + length] for start in starts]
+    yield from rest
 
 
 @checked
