@@ -35,6 +35,7 @@ from .runs import make_teacher, save
         ({"train": ("",)}, r"train must be a list of names"),
         ({"selection": {"token": 5}}, r"selection: the table has no key 'token' \(did you mean 'tokens'"),
         ({"selection": {"tokens": 0}}, r"selection: tokens must be"),
+        ({"stages": ({"selection": {}},)}, r"selection must stand above the stages"),
     ],
 )
 def test_settings(make_run, changes, message):
