@@ -1,18 +1,22 @@
 """`fastweights convert`: continue a trained model with another memory."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..checks import error_prefix
 from ..terminal import Console, show
 from ._options import DryRun, Imports, Overwrite, Quiet, import_mixers, one_line_errors, output_path
 from ._output import show_plan, show_plots
 
 if TYPE_CHECKING:
     from ..conversion import ConversionReport, LinearizationReport
+    from ..distillation import SelectionSettings
 
 
 def _show_conversions(wanted: bool) -> None:
@@ -71,6 +75,14 @@ def convert(
             help="Steps by which the memories learn what attention gave before --keep auto:N ranks layers; 0 if not given."
         ),
     ] = None,
+    run_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A .toml file with the budget of --keep auto:N in a table [selection], such as the distill.toml of another "
+            "conversion; --budget and --rank-after replace its tokens and training_steps.",
+            show_default=False,
+        ),
+    ] = None,
     keys: Annotated[
         str | None,
         typer.Option(
@@ -119,7 +131,7 @@ def convert(
         from ..conversion import convert_folder, linearize_folder
         from ..conversion.folder import plan_conversion, source_type
         from ..conversion.linearized_folder import plan_linearization
-        from ..distillation import SelectionSettings, auto_layers
+        from ..distillation import auto_layers
         from ..models.hybrid import FAMILIES
 
         disable_progress_bar()  # of every file that is read or written
@@ -127,7 +139,6 @@ def convert(
             "to": to, "prompt": prompt, "tokens": tokens, "seed": seed, "steps": steps,
             "options": _named_values(option or []), "overwrite": overwrite,
         }  # fmt: skip
-        note = ""
         of_attention = {"--keep": keep, "--keys": keys, "--no-rope": no_rope or None}
         has_attention = source_type(source) in FAMILIES
         for name, given in of_attention.items() if not has_attention else [("--peak", peak)]:
@@ -135,27 +146,26 @@ def convert(
                 kind = "model with a memory" if has_attention else f"pretrained Transformer ({', '.join(FAMILIES)})"
                 raise ValueError(f"{name} must be left out unless SOURCE is a {kind}, got {given}")
         ranks = (keep or "").startswith("auto:")
-        of_ranking = {"--text": " ".join(map(str, text or ())) or None, "--budget": budget, "--rank-after": rank_after}
+        of_ranking = {
+            "--text": " ".join(map(str, text or ())) or None, "--budget": budget, "--rank-after": rank_after,
+            "--run-file": run_file,
+        }  # fmt: skip
         for name, value in of_ranking.items():
             if value is not None and not ranks:
                 raise ValueError(f"{name} must be left out unless --keep is auto:N, got {value}")
         if has_attention:
             settings |= {"keep": "none" if keep is None else keep, "keys": keys or "shared", "rope": not no_rope}
             if ranks:
+                selection = _read_budget(run_file, tokens=budget, training_steps=rank_after)
                 planned = plan_linearization(source, output, **{**settings, "keep": "none"})  # checks all that it can
                 count = auto_layers(settings["keep"], len(planned["layers with a memory"]))
                 settings["keep"] = range(count or 0)
                 if not dry_run:
-                    settings["keep"], note = _rank_layers(
-                        source,
-                        count or 0,
-                        output,
-                        text or [],
-                        SelectionSettings.tokens if budget is None else budget,
-                        rank_after or 0,
-                        Console(stderr=True, quiet=quiet),
-                        settings,
+                    console = Console(stderr=True, quiet=quiet)
+                    settings["keep"] = _rank_layers(
+                        source, count or 0, output, text or [], selection, console, settings
                     )
+                    settings["selection"] = selection.record()
         else:
             settings["peak"] = peak
         if dry_run:
@@ -164,14 +174,30 @@ def convert(
                 plan |= {
                     "layers with a memory": "the others",
                     "layers with attention": f"{keep}, ranked on held-out text",
+                    "budget of the ranking": selection.record(),
                 }
             show_plan(plan)
             return
         kind = "tokens of the prompt" if prompt is not None else "random tokens"
         if has_attention:
-            _show_hybrid(linearize_folder(source, output, **settings, note=note), kind)
+            _show_hybrid(linearize_folder(source, output, **settings), kind)
         else:
             _show(convert_folder(source, output, **settings), kind)
+
+
+def _read_budget(run_file: Path | None, **given: int | None) -> "SelectionSettings":
+    """That of the table [selection] of a run file, with what is `given` in place of its fields."""
+    from ..distillation.selection import read_selection
+    from ..training.run_files import check_run_file, read_toml
+
+    table: Any = {}
+    if run_file is not None:
+        table = read_toml(check_run_file(run_file, ".toml")).get("selection")
+        if table is None:
+            raise ValueError(f"run file {run_file} must have a table [selection], the budget of --keep auto:N; add it")
+    with error_prefix(f"run file {run_file}") if run_file is not None else nullcontext():
+        settings = read_selection(table)
+    return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
 def _rank_layers(
@@ -179,12 +205,11 @@ def _rank_layers(
     count: int,
     output: Path,
     text: list[Path],
-    tokens: int,
-    steps: int,
+    selection: "SelectionSettings",
     console: Console,
     settings: dict[str, Any],
-) -> tuple[tuple[int, ...], str]:
-    """The `count` layers that are best kept, ranked on held-out text, and a note of how. Table and picture say it too."""
+) -> tuple[int, ...]:
+    """The `count` layers that are best kept, ranked on held-out text. Table and picture say it too."""
     from ..analysis.distillation import ranking_table, save_ranking_plot
     from ..distillation.choice import rank_saved_layers
     from ..evaluation.text import HeldOutText
@@ -195,17 +220,12 @@ def _rank_layers(
         show(held_out.notice, error=True)
     folder = output.with_name(f"{output.name}-layers")
     choices = {name: settings[name] for name in ("to", "keys", "rope", "seed", "options")}
-    ranking = rank_saved_layers(source, folder, text=held_out, tokens=tokens, steps=steps, console=console, **choices)
+    ranking = rank_saved_layers(source, folder, text=held_out, settings=selection, console=console, **choices)
     kept = ranking.best(count)
     Console().print(ranking_table(ranking, kept))
     show(f"Text: {held_out.name}")
     show_plots("Ranking of layers", lambda: save_ranking_plot(ranking, folder / "layers.png", kept))
-    budget = ", ".join(f"{name} = {value}" for name, value in ranking.settings.items())
-    layers = ", ".join(map(str, kept)) or "none"
-    return kept, (
-        f"Layers {layers} keep attention: the best {count} by KL on held-out text; layers.json in the folder ...-layers has it.\n"
-        f"Budget of that ranking, per layer: {budget}"
-    )
+    return kept
 
 
 def _named_values(texts: Sequence[str]) -> dict[str, Any]:

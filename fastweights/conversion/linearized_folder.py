@@ -81,7 +81,7 @@ def linearize_folder(
     steps: int = 2000,
     options: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-    note: str = "",
+    selection: Mapping[str, int] | None = None,
 ) -> LinearizationReport:
     """`linearize` the model `source` (a folder or a name on the hub) of a type in `FAMILIES`, and save the hybrid in the folder
     `output`, with the tokenizer and a run file for `fastweights distill`.
@@ -96,7 +96,7 @@ def linearize_folder(
         tokens: how many of these.
         steps: of each stage in the run file.
         overwrite: replace an earlier conversion in the output folder. Files that are not as it wrote them are refused.
-        note: a comment for the run file, such as how the layers were chosen.
+        selection: the table [selection] of the run file: the budget of the ranking that chose `keep`.
 
     Raises:
         ValueError: what `linearize` refuses; a source that is missing, damaged or of another type; an output that is not empty,
@@ -121,7 +121,12 @@ def linearize_folder(
             tokenizer = _copy_tokenizer(folder_of_source, folder)
             write_card(folder, hybrid, {"Converted from": Path(source).name, "Memories": to, "Trained since": "no"})
             settings = distillation_file(
-                output, teacher=folder_of_source, training=training, steps=steps, tokenizer=bool(tokenizer), note=note
+                output,
+                teacher=folder_of_source,
+                training=training,
+                steps=steps,
+                tokenizer=bool(tokenizer),
+                selection=selection,
             )
             write_bytes(folder / RUN_FILE, settings.encode())
             facts = {"from": source, **choices, "keep": report["kept"], "seed": seed, **asdict(check)}

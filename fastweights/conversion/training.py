@@ -236,10 +236,20 @@ DISTILLATION = """\
 # the attention in its place, then the model the teacher's distribution over the next token. Lengths and rates are those of HALO
 # (arXiv 2601.22156), which trains 20,000 steps per stage. A last stage without a teacher has objective = "text" and longer rows.
 """
+SELECTION = """\
+# The layers that keep attention are the best by KL on held-out text; layers.json in the folder ...-layers has the ranking. Its
+# budget per layer, which `fastweights convert --keep auto:N --run-file` takes from here:
+[selection]"""
 
 
 def distillation_file(
-    folder: Path, *, teacher: Path, training: RecordedTraining, steps: int, tokenizer: bool, note: str = ""
+    folder: Path,
+    *,
+    teacher: Path,
+    training: RecordedTraining,
+    steps: int,
+    tokenizer: bool,
+    selection: Mapping[str, int] | None = None,
 ) -> str:
     """A run file (TOML) for `fastweights distill`, by which the hybrid in `folder` learns from its teacher. All paths in it are
     absolute.
@@ -249,7 +259,7 @@ def distillation_file(
         training: what is recorded of the teacher's training; its text, tokenizer and precision are kept.
         steps: of each stage.
         tokenizer: whether the folder has one.
-        note: a comment at the beginning.
+        selection: the budget of the ranking that chose the layers; None where there was none.
     """
     place = folder.resolve()
     kept = {name: training.settings[name] for name in ("precision",) if name in training.settings}
@@ -257,7 +267,6 @@ def distillation_file(
     return "\n".join(
         [
             DISTILLATION.rstrip(),
-            *(f"# {line}" for line in note.splitlines()),
             f"output = {_write_toml(str(place.with_name(place.name + '-distilled')))}",
             f"teacher = {_write_toml(str(teacher.resolve()))}",
             f"length = {DISTILLATION_LENGTH}",
@@ -266,6 +275,7 @@ def distillation_file(
             "[model]",
             f"path = {_write_toml(str(place))}",
             "",
+            *([SELECTION, *_write_lines(selection), ""] if selection else []),
             *_write_corpus(training),
             *_write_tokenizer(training, tokenizer),
             *(

@@ -32,13 +32,12 @@ def rank_saved_layers(
     output: Path,
     *,
     text: HeldOutText,
-    tokens: int,
+    settings: SelectionSettings,
     to: str,
     keys: str = "shared",
     rope: bool = True,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
-    steps: int = 0,
     console: Console | None = None,
 ) -> LayerRanking:
     """`rank_layers` for the hybrid of the model `source` without attention, as `linearize_folder` makes it.
@@ -46,15 +45,15 @@ def rank_saved_layers(
     Args:
         source: a folder or a name on the hub.
         output: folder for the ranking, from which an interrupted one continues.
-        text: held-out text; its first rows of 512 tokens are read.
-        tokens: how many tokens of it at most.
+        text: held-out text; rows of 512 tokens are read.
+        settings: the budget. Its training_steps are those of the first stage in the run file of the hybrid, by which the memories
+            learn before they are ranked.
         to, keys, rope, seed, options: as for `linearize`.
-        steps: of the first stage in the run file of the hybrid, by which its memories learn before they are ranked.
 
     Raises:
         ValueError: what `linearize_folder` or `rank_layers` refuse, a source without a tokenizer, or too little text.
     """
-    settings = SelectionSettings(rows=max(tokens // LENGTH, 1), tokens=tokens, training_steps=steps)
+    settings.count(LENGTH)  # refuses too few before any model is read
     folder = model_folder(source, FAMILIES)
     check_has_tokenizer(folder)
     tokenizer = load_tokenizer(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from ..models.loading import empty_model, find_saved_model, load_config
 from ..training.language import LanguageRun
 from ..training.language.agreement import sample_model
 from .losses import HIDDEN_LOSSES
+from .selection import read_selection
 from .teacher import quantize_linears, teacher_blocks
 
 __all__ = ["OBJECTIVES", "TEACHER_DTYPES", "DistillRun"]
@@ -55,6 +57,8 @@ class DistillRun(LanguageRun):
             by later epochs, stages and runs with the same teacher and rows; False computes them each time. A token takes twice
             the teacher's width in bytes, with float32 four times. "attention" needs what every layer computed, and keeps
             nothing.
+        selection: the budget with which `fastweights convert --keep auto:N` ranked the layers, fields of `SelectionSettings`; {}
+            where it did not. `convert --run-file` takes it from here; the distillation itself does not depend on it.
 
     Raises:
         ValueError: a value that does not fit.
@@ -74,6 +78,7 @@ class DistillRun(LanguageRun):
     temperature: float = 1.0
     needles: tuple[str, ...] = ("s-niah-1", "s-niah-2")
     cache_teacher: str | bool = False
+    selection: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,6 +120,7 @@ class DistillRun(LanguageRun):
             )
         if self.cache_teacher:
             check_path("cache_teacher", self.cache_teacher, "the path of a folder")
+        read_selection(self.selection)
 
     @property
     def needs_teacher(self) -> bool:

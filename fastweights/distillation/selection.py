@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from ..checks import check_size, check_some, check_whole_number, describe_value
+from ..checks import check_size, check_some, check_whole_number, describe_value, error_prefix
 from ..data.text.packing import Row
 from ..evaluation.perplexity import text_windows
 from ..evaluation.reading import check_model
@@ -23,10 +23,19 @@ from ..kinds import checked
 from ..models import HybridModel
 from ..outputs import check_file, has_keys
 from ..results.distillation import LayerRanking, load_ranking, save_ranking
+from ..training.run_files import from_mapping
 from .held_out import HeldOutKL, Rows, first_rows
 from .progress import MeasuringProgress
 
-__all__ = ["RANKING", "SelectionSettings", "auto_layers", "is_ranking", "rank_layers", "rows_of_documents"]
+__all__ = [
+    "RANKING",
+    "SelectionSettings",
+    "auto_layers",
+    "is_ranking",
+    "rank_layers",
+    "read_selection",
+    "rows_of_documents",
+]
 
 RANKING = "layers.json"  # its name in a folder
 AUTO = "auto:"
@@ -36,22 +45,23 @@ SAMPLE = 16  # numbers per weight
 @checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelectionSettings:
-    """The budget of a ranking. One evaluation per layer with a memory, and one more, read this much text each.
+    """The budget of a ranking: [selection] of a run file. One evaluation per layer with a memory, and one more, read this
+    much text each.
 
     Attributes:
-        rows: rows of held-out text at most.
+        rows: rows of held-out text at most; None for as many as `tokens` are.
         tokens: tokens in them at most.
         batch_size: rows read at a time.
         training_steps: steps that the student is trained for first.
     """
 
-    rows: int = 32
+    rows: int | None = None
     tokens: int = 65_536
     batch_size: int = 1
     training_steps: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rows", "tokens", "batch_size"):
+        for name in ("tokens", "batch_size", *(["rows"] if self.rows is not None else [])):
             check_size(name, getattr(self, name))
         check_whole_number("training_steps", self.training_steps)
 
@@ -63,7 +73,27 @@ class SelectionSettings:
         """
         if self.tokens < length:
             raise ValueError(f"tokens must be at least {length:,}, the length of a row, got {self.tokens:,}")
-        return min(self.rows, self.tokens // length)
+        most = self.tokens // length
+        return most if self.rows is None else min(self.rows, most)
+
+    def record(self) -> dict[str, int]:
+        """As a table of a run file."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+def read_selection(table: Any) -> SelectionSettings:
+    """The budget in the table [selection] of a run file.
+
+    Raises:
+        ValueError: a key or value that does not fit.
+        TypeError: a value of a wrong kind.
+    """
+    if not isinstance(table, Mapping):
+        raise TypeError(
+            f"selection must be a table, such as [selection] with tokens = 65536, got {describe_value(table)}"
+        )
+    with error_prefix("selection"):
+        return from_mapping(SelectionSettings, table, "the table")
 
 
 @checked
@@ -87,14 +117,24 @@ def rows_of_documents(
     documents: Iterable[Sequence[int]], *, length: int, settings: SelectionSettings, separator: int | None = None
 ) -> list[Row]:
     """Rows of `length` tokens for `rank_layers`, as many as `settings` read, from documents of token ids: the beginnings of long
-    ones, then cuts of the others, which are joined with `separator` between them.
+    ones, then their further rows, then cuts of all that is shorter than a row, joined with `separator` between the parts.
 
     Raises:
         ValueError: the documents or `settings.tokens` are fewer tokens than a row.
     """
     count = settings.count(check_size("length", length))
-    windows, _ = text_windows(documents, length, count=count, separator=separator)
+    windows, _ = text_windows(_parts(documents, length, count), length, count=count, separator=separator)
     return [(window, np.zeros(1, np.int64)) for window in windows.numpy()]
+
+
+def _parts(documents: Iterable[Sequence[int]], length: int, count: int) -> Iterator[Sequence[int]]:
+    """The documents, and then up to `count` parts of `length` tokens or less that follow the first row of long ones."""
+    rest: list[Sequence[int]] = []
+    for document in documents:
+        yield document
+        starts = range(length, len(document), length)[: count - len(rest)]
+        rest += [document[start : start + length] for start in starts]
+    yield from rest
 
 
 @checked

@@ -78,14 +78,37 @@ def test_layers_are_chosen_by_what_their_attention_is_worth(source, tmp_path, ca
     assert ranking.rows == 1 and len(ranking.layers) == 4 and f"attention kept in 1 of 4 layers: {best}\n" in printed
     kept = [layer for layer, entry in enumerate(load_language_model(output)[0].config.memory) if entry is None]
     assert kept == [best] and "Layers by what their attention is" in printed
-    file = (output / "distill.toml").read_text()
-    assert (
-        f"# Layers {best} keep attention" in file
-        and "# Budget of that ranking, per layer: rows = 1, tokens = 600," in file
-    )
-    assert load_run(output / "distill.toml", kind=DistillRun).model == {"path": str(output)}
+    run = load_run(output / "distill.toml", kind=DistillRun)
+    assert run.model == {"path": str(output)}
+    assert run.selection == {"tokens": 600, "batch_size": 1, "training_steps": 0}
     picture = tmp_path / "hybrid-layers" / "layers.png"
     assert f"Ranking of layers: {picture}\n" in printed and picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_file_has_the_budget_of_the_ranking(source, tmp_path, capsys):
+    text, file = tmp_path / "text.txt", tmp_path / "budget.toml"
+    text.write_text("the cat sat on the mat and looked at the dog in the garden. " * 400)
+    file.write_text("[selection]\ntokens = 1600\nbatch_size = 2\n")
+    arguments = ("--to", "gdn", "--keep", "auto:1", "--text", str(text), "--run-file")
+    for name, given, more, read in (
+        ("a", file, (), 1600),
+        ("b", tmp_path / "a" / "distill.toml", ("--budget", "1100"), 1100),
+    ):
+        assert convert(source, tmp_path / name, *arguments, str(given), *more) == 0
+        run = load_run(tmp_path / name / "distill.toml", kind=DistillRun)
+        assert run.selection == {"tokens": read, "batch_size": 2, "training_steps": 0}
+        assert load_ranking(tmp_path / f"{name}-layers" / "layers.json").rows == read // 512
+    capsys.readouterr()
+    for content, words in (
+        ("[selection]\ntoken = 1600\n", ("selection: the table has no key 'token'", "did you mean 'tokens'")),
+        ("[selection]\ntokens = 0\n", ("selection: tokens must be",)),
+        ("selection = 4\n", ("selection must be a table",)),
+        ("[model]\n", ("must have a table [selection]",)),
+    ):
+        file.write_text(content)
+        assert convert(source, tmp_path / "new", *arguments, str(file), "--dry-run") == 2
+        (error,) = capsys.readouterr().err.splitlines()
+        assert str(file) in error and all(word in error for word in words), error
 
 
 @pytest.mark.slow
@@ -159,9 +182,11 @@ def test_refused_in_one_line(source, tmp_path, capsys):
     refused("--to", "gdnn", words=("did you mean 'gdn'",))
     refused("--to", "gdn", "--keep", "1,4", words=("keep must be a whole number from 0 to 3", "4"))
     refused("--to", "gdn", "--keep", "auto:5", words=('"auto:N"', "4 layers", "auto:5"))
+    refused("--to", "gdn", "--keep", "auto:1", "--budget", "500", words=("tokens must be at least 512", "500"))
+    refused("--to", "gdn", "--keep", "auto:1", "--budget", "0", "--dry-run", words=("tokens must be",))
     refused("--to", "gdn", "--keep", "every:5", words=('"every:N"', "4 layers", "every:5"))
     refused("--to", "gdn", "--keep", "", words=("keep must be numbers of layers",))
-    for name, value in (("--text", str(source)), ("--budget", "600"), ("--rank-after", "0")):
+    for name, value in (("--text", str(source)), ("--budget", "600"), ("--rank-after", "0"), ("--run-file", "a.toml")):
         refused("--to", "gdn", name, value, words=(name, "unless --keep is auto:N", value))
     refused("--to", "gdn", "--option", "head_dim=8", words=("layer 0", "head_dim", "12"))
     refused("--to", "gka", "--option", "output_gate=none", words=("error: layer 0: output_gate must be one of None",))

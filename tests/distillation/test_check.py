@@ -33,6 +33,9 @@ from .runs import make_teacher, save
         ({"needles": ("s-niah-9",)}, r"a needle task must be one of"),
         ({"context_parallel": 2}, r"context_parallel must be 1 in a distillation"),
         ({"train": ("",)}, r"train must be a list of names"),
+        ({"selection": {"token": 5}}, r"selection: the table has no key 'token' \(did you mean 'tokens'"),
+        ({"selection": {"tokens": 0}}, r"selection: tokens must be"),
+        ({"stages": ({"selection": {}},)}, r"selection must stand above the stages"),
     ],
 )
 def test_settings(make_run, changes, message):

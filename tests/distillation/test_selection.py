@@ -212,5 +212,7 @@ def test_rows_of_documents():
     read = rows_of_documents(documents, length=25, settings=SelectionSettings(tokens=75), separator=0)
     assert [ids.tolist() for ids, _ in read] == [[1] * 25, [4] * 25, [2] * 10 + [0] + [3] * 14]
     assert all(starts.tolist() == [0] for _, starts in read)
+    one = rows_of_documents([list(range(90))], length=25, settings=SelectionSettings(tokens=200), separator=0)
+    assert [ids.tolist() for ids, _ in one] == [list(range(start, start + 25)) for start in (0, 25, 50)]
     with pytest.raises(ValueError, match="tokens must be at least 100"):
         rows_of_documents(documents, length=100, settings=SelectionSettings(tokens=75))

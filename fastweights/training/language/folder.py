@@ -27,7 +27,7 @@ MEASURED = ("context_lengths", "context_texts", "prompt")
 FREE = (
     *("output", "label", "cache", "compile", "graphs", "fsdp", "reshard_after_forward", "forward_prefetch"),
     *("context_parallel", "context_way", "keep_checkpoints", "tensorboard", "report_to", *MEASURED),
-    *("teacher", "cache_teacher", "needles"),  # of a distillation, whose teacher is known by its content
+    *("teacher", "cache_teacher", "needles", "selection"),  # of a distillation, whose teacher is known by its content
 )
 # Fields that came after the first run.json files were written. At their defaults they are left out.
 LATER = (

@@ -14,7 +14,7 @@ from .schedule import BatchStage, reset_alternatives
 __all__ = ["LISTS", "make_lists", "reads_on", "resolve", "split_into_stages"]
 
 # What all stages of a run share.
-SHARED = ("output", "cache", "tokenizer", "mixers", "presets", "stages", "stage")
+SHARED = ("output", "cache", "tokenizer", "mixers", "presets", "stages", "stage", "selection")
 LISTS: dict[str, type[Any]] = {"batch_ramp": BatchStage, "groups": ParameterGroup}  # fields that are lists of tables
 
 
