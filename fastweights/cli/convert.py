@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..checks import error_prefix
 from ..terminal import Console, show
 from ._options import DryRun, Imports, Overwrite, Quiet, import_mixers, one_line_errors, output_path
 from ._output import show_plan, show_plots
@@ -187,6 +186,7 @@ def convert(
 
 def _read_budget(run_file: Path | None, **given: int | None) -> "SelectionSettings":
     """That of the table [selection] of a run file, with what is `given` in place of its fields."""
+    from ..checks import error_prefix
     from ..distillation.selection import read_selection
     from ..training.run_files import check_run_file, read_toml
 

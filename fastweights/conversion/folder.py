@@ -283,10 +283,11 @@ def model_folder(source: str, known: Collection[str]) -> Path:
         ValueError: no such folder or name, another type, or files that cannot be read safely.
     """
     folder, found = _read_type(source)
-    if found not in known:
-        hybrid = isinstance(found, str) and found.startswith("fastweights_")
+    kind = found if isinstance(found, str) else ""
+    if kind not in known:
+        hybrid = kind.startswith("fastweights_")
         hint = "; it has memories already: convert the model that it was made of" if hybrid else ""
-        if found in FAMILIES:
+        if kind in FAMILIES:
             hint = " (linearize_folder)"
         raise ValueError(
             f"{source} is of architecture {found!r}; memories continue as others in models of the types "
