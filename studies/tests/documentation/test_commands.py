@@ -129,7 +129,7 @@ def test_a_run_file_is_taken(page: str, block: str, tmp_path: Path) -> None:
     file.write_text(block)
     if "task =" in block:
         assert load_recall_file(file).parts
-    elif "objective =" in block:
+    elif "objective =" in block or "[selection]" in block:
         assert load_run(file, kind=DistillRun).stage_runs()
     else:
         assert load_run(file).models()
