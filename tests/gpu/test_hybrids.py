@@ -30,7 +30,7 @@ teacher_dtype = "{dtype}"
 objective = "{objective}"
 cache = "{folder}/tokens"
 length = 256
-batch_size = 4
+{settings}
 max_steps = 10
 learning_rate = 1e-3
 log_every = 1
@@ -107,9 +107,9 @@ def test_two_gpus_share_a_teacher(folder: Path, objective: str, dtype: str) -> N
     rounding, which depends on the rows that it reads together."""
     losses = []
     for name, settings in (("one", "batch_size = 8"), ("two", "batch_size = 4\nfsdp = true")):
-        text = SHARED.format(folder=folder, name=f"{name}-{objective}-{dtype}", objective=objective, dtype=dtype)
-        file = folder / f"{name}-{objective}-{dtype}.toml"
-        file.write_text(text.replace("batch_size = 4", settings))
+        output = f"{name}-{objective}-{dtype}"
+        file = folder / f"{output}.toml"
+        file.write_text(SHARED.format(folder=folder, name=output, objective=objective, dtype=dtype, settings=settings))
         if name == "one":
             distill(load_run(file, kind=DistillRun))
         else:
@@ -117,6 +117,6 @@ def test_two_gpus_share_a_teacher(folder: Path, objective: str, dtype: str) -> N
             command = [sys.executable, *launch, "distill", str(file)]
             ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
             assert ended.returncode == 0, ended.stderr
-        result = load_result(folder / f"{name}-{objective}-{dtype}" / "result.json")
+        result = load_result(folder / output / "result.json")
         losses.append([*result.losses, *result.held_out_losses])
     torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-2, atol=1e-5)
