@@ -1,13 +1,18 @@
-"""Training of a language model on several GPUs: the same losses as on one with the batch of all of them. On one in half
-precision."""
+"""Training of a language model on several GPUs: the same losses as on one with the batch of all of them, and none of its processes
+outlives another. On one in half precision."""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -24,7 +29,7 @@ batch_size = {batch_size}
 accumulation = {accumulation}
 graphs = {graphs}
 length = 256
-max_steps = 30
+max_steps = {max_steps}
 learning_rate = 2e-3
 log_every = 5
 evaluation_rows = 16
@@ -43,7 +48,7 @@ max_megabytes = 4
 """
 
 
-def train(
+def command(
     folder: Path,
     name: str,
     gpus: int,
@@ -54,23 +59,35 @@ def train(
     graphs: bool = False,
     accumulation: int = 1,
     mixers: tuple[str, ...] = ("gdn", "softmax", "gka"),
-) -> list[float]:
-    """The losses of a run of a batch of 8 rows in all, in one process per GPU. A start takes far longer with torch.compile."""
+    max_steps: int = 30,
+) -> list[str]:
+    """Of a run of a batch of 8 rows in all, in one process per GPU."""
     file = folder / f"{name}.toml"
     fields = {
         "precision": precision,
         "compile": compiled,
         "fsdp": str(fsdp).lower(),
         "batch_size": 8 // gpus // accumulation,
+        "max_steps": max_steps,
     }
     fields |= {"graphs": str(graphs).lower(), "accumulation": accumulation, "mixers": json.dumps(mixers)}
     file.write_text(RUN.format(output=folder / name, cache=folder / "tokens", **fields))
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
-    command = [sys.executable, *launch, "-m", "fastweights", "train", str(file), *options]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return [sys.executable, *launch, "-m", "fastweights", "train", str(file), *options]
+
+
+def points(folder: Path, name: str) -> list[dict[str, Any]]:
+    """What a run has logged."""
+    log = folder / name / "log.jsonl"
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def train(folder: Path, name: str, gpus: int, *options: str, **how: Any) -> list[float]:
+    """The losses of a run. A start takes far longer with torch.compile."""
+    begun = command(folder, name, gpus, *options, **how)
+    result = subprocess.run(begun, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    points = map(json.loads, (folder / name / "log.jsonl").read_text().splitlines())
-    return [point.get("loss", point.get("held_out_loss")) for point in points]
+    return [point.get("loss", point.get("held_out_loss")) for point in points(folder, name)]
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +131,28 @@ def test_steps_of_two_gpus_are_replayed_with_their_exchange(folder: Path, fsdp: 
     launched = train(folder, f"launched-{fsdp}-{accumulation}", 2, **how)
     train(folder, f"replayed-{fsdp}-{accumulation}", 2, "--stop-at", "20", graphs=True, **how)
     assert train(folder, f"replayed-{fsdp}-{accumulation}", 2, graphs=True, **how) == launched
+
+
+@several
+@pytest.mark.parametrize("fsdp", [False, True], ids=["copied", "sharded"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_dies_or_stops_ends_the_others(folder: Path, number: int, fsdp: bool) -> None:
+    """Within a minute, in the middle of replayed steps, whose exchange waits for it. The same command continues."""
+    name = f"ended-{number}-{fsdp}"
+    begun = command(folder, name, 2, fsdp=fsdp, graphs=True, max_steps=10**6)
+    with (folder / f"{name}.txt").open("w") as errors:
+        launcher = psutil.Popen(begun, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors)
+    until = time.monotonic() + 200
+    while not any(point["step"] > 30 for point in points(folder, name)):
+        assert launcher.poll() is None and time.monotonic() < until, Path(errors.name).read_text()
+        time.sleep(0.1)
+    ranks = {int(process.environ()["RANK"]): process for process in launcher.children()}
+    ranks[1].send_signal(number)
+    ranks[0].wait(60)
+    launcher.kill() if number == signal.SIGSTOP else launcher.wait(60)
+    with suppress(psutil.NoSuchProcess):
+        ranks[1].kill()
+    assert "rank 1 (" in Path(errors.name).read_text()
+    further = points(folder, name)[-1]["step"] + 15
+    train(folder, name, 2, "--stop-at", str(further), fsdp=fsdp, graphs=True, max_steps=10**6)
+    assert points(folder, name)[-1]["step"] == further
