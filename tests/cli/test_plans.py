@@ -213,7 +213,7 @@ def test_completion_in_a_shell(capsys, monkeypatch):
 def test_trackers_go_to_the_trainer(folder):
     """TensorBoard has a log of its own, whose points a continued training takes back."""
     run = load_run("run.toml", overrides=['report_to=["wandb", "tensorboard", "trackio"]'])
-    arguments = training_arguments(run, folder / "checkpoints", [])
+    arguments = training_arguments(run, folder / "checkpoints", [], bucket=25)
     assert arguments.report_to == ["wandb", "trackio"] and arguments.run_name == "trained"
     assert run.writes_tensorboard and not load_run("run.toml").writes_tensorboard
     assert load_run("run.toml", report_to="trackio").report_to == ("trackio",)

@@ -1,5 +1,5 @@
-"""Training of a language model on several GPUs: the same losses as on one with the batch of all of them, and none of its processes
-outlives another. On one in half precision."""
+"""Training of a language model on several GPUs: the same losses as on one with the batch of all of them, and no process outlives
+another. On one in half precision."""
 
 from __future__ import annotations
 
@@ -139,7 +139,8 @@ def test_steps_of_two_gpus_are_replayed_with_their_exchange(folder: Path, fsdp: 
 def test_a_process_that_dies_or_stops_ends_the_others(folder: Path, number: int, fsdp: bool) -> None:
     """Within a minute, in the middle of replayed steps, whose exchange waits for it. The same command continues."""
     name = f"ended-{number}-{fsdp}"
-    begun = command(folder, name, 2, fsdp=fsdp, graphs=True, max_steps=10**6)
+    how: dict[str, Any] = {"fsdp": fsdp, "graphs": True, "mixers": ("gdn", "pgdn", "gka"), "max_steps": 10**6}
+    begun = command(folder, name, 2, **how)
     with (folder / f"{name}.txt").open("w") as errors:
         launcher = psutil.Popen(begun, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors)
     until = time.monotonic() + 200
@@ -154,5 +155,5 @@ def test_a_process_that_dies_or_stops_ends_the_others(folder: Path, number: int,
         ranks[1].kill()
     assert "rank 1 (" in Path(errors.name).read_text()
     further = points(folder, name)[-1]["step"] + 15
-    train(folder, name, 2, "--stop-at", str(further), fsdp=fsdp, graphs=True, max_steps=10**6)
+    train(folder, name, 2, "--stop-at", str(further), **how)
     assert points(folder, name)[-1]["step"] == further

@@ -46,7 +46,8 @@ __all__ = ["LanguageTrainer", "held_out_rows", "held_out_sample"]
 HELD_OUT_SEED = 0  # which held-out rows are read does not depend on the run
 COUNTED = "num_items_in_batch"  # predicted tokens of a step, by which transformers' Trainer divides its losses
 SCHEDULE = "scheduler.pt"  # transformers' name for the state of the schedule
-BUCKET = 100  # MB of gradients that DDP reduces at a time: fewer kernels of NCCL beside those of the backward
+BUCKETS = 16  # of gradients, each of which DDP reduces at a time: fewer kernels of NCCL beside those of the backward
+SMALL_BUCKET = 25  # MB, torch's own size
 OPEN_LOSS = "open_loss.json"  # in a checkpoint: the losses since the last point of the loss curve
 
 
@@ -77,7 +78,7 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
         self.rows = training_rows(run, text, self.start, count=self.plan.rows(self.plan.steps))
         super().__init__(
             model,
-            training_arguments(run, folder.checkpoints, self.blocks_of(model)),
+            training_arguments(run, folder.checkpoints, self.blocks_of(model), bucket_size(model)),
             data_collator=pack_rows,
             train_dataset=self.rows,
             eval_dataset=self.held_out,
@@ -338,8 +339,19 @@ def held_out_sample(run: LanguageRun, text: PreparedText) -> ShuffledRows:
     return ShuffledRows(rows, seed=HELD_OUT_SEED, count=min(run.evaluation_rows, len(rows)))
 
 
-def training_arguments(run: LanguageRun, folder: Path, blocks: list[torch.nn.Module]) -> TrainingArguments:
-    """The part of a run that transformers and accelerate carry out. blocks: modules that FSDP2 shards one by one."""
+def bucket_size(model: torch.nn.Module) -> int:
+    """MB of gradients in float32 that DDP reduces at a time."""
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return max(SMALL_BUCKET, 4 * trained // BUCKETS // 2**20)
+
+
+def training_arguments(run: LanguageRun, folder: Path, blocks: list[torch.nn.Module], bucket: int) -> TrainingArguments:
+    """The part of a run that transformers and accelerate carry out.
+
+    Args:
+        blocks: modules that FSDP2 shards one by one.
+        bucket: MB of gradients that DDP reduces at a time.
+    """
     extra: dict[str, Any] = {}
     if run.fsdp:
         extra |= {"fsdp": True, "fsdp_config": fsdp_config(run, blocks)}
@@ -369,7 +381,7 @@ def training_arguments(run: LanguageRun, folder: Path, blocks: list[torch.nn.Mod
         # A copy from pinned memory does not wait for the step before.
         accelerator_config={"non_blocking": torch.cuda.is_available(), "even_batches": False},
         ddp_find_unused_parameters=False,
-        ddp_bucket_cap_mb=BUCKET,
+        ddp_bucket_cap_mb=bucket,
         **extra,
     )
     use_one_gpu(arguments)

@@ -143,6 +143,20 @@ def test_rows_replace_those_of_the_same_training(tmp_path: Path) -> None:
     assert [(row.mixer, row.value, row.options) for row in read_rows(file)] == [(None, 3.0, {}), ("gka", 2.0, {})]
 
 
+def test_rows_of_several_gpus_are_beside_the_one_of_their_run(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    for day, gpus, way, speed in (
+        (1, 1, None, 4.0), (1, 2, "DDP", 6.0), (2, 1, None, 5.0), (2, 2, "FSDP2", 6.0), (2, 2, "DDP-bf16", 7.0),
+    ):  # fmt: skip
+        origin = dataclasses.replace(describe("a GPU"), date=f"2026-01-0{day}T00:00:00+00:00")
+        values = {"tokens_per_second": speed}
+        rows = scaling.make_training_rows("gdn-340m", None, gpus, way, 8, 16, values, origin)
+        replace_rows(file, rows, scaling.same_training)
+    rows = read_rows(file)
+    shares = {way: scaling.share_of_one_gpu(rows, {"gpus": 2, "way": way}) for way in ("DDP", "FSDP2", "DDP-bf16")}
+    assert shares == {"DDP": 6 / (2 * 4), "FSDP2": 6 / (2 * 5), "DDP-bf16": 7 / (2 * 5)}
+
+
 # A launcher and its process, in a session of its own as torchrun's are, that do not listen.
 DEAF = """
 import signal, subprocess, sys, time

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fastweights_studies.leaderboard import PARTS
+from fastweights_studies.measure.scaling import one_gpu_beside
 from fastweights_studies.pages import page_parts
 from fastweights_studies.places import ROOT
 from fastweights_studies.record import read_rows, select, write_rows
@@ -52,14 +53,11 @@ def test_other_results_are_other_words(tmp_path: Path) -> None:
     )
     change(steps, 7.65 * plain.value, measure="step_ms", column={"preset": "palimpsa-d-170m"})
     scaled = "scaling-nvidia-h200"
-    (alone,) = select(
-        read_rows(tmp_path / f"{scaled}.json"),
-        measure="tokens_per_second",
-        mixer=None,
-        column={"preset": "gdn-340m", "gpus": 1, "batch": 8},
-    )
-    ddp = {"preset": "gdn-340m", "way": "DDP"}
-    change(scaled, 0.123 * 4 * alone.value, measure="tokens_per_second", mixer=None, column=ddp)
+    speeds = select(read_rows(tmp_path / f"{scaled}.json"), measure="tokens_per_second", mixer=None)
+    for way, asked in (("DDP", 0.123), ("FSDP2", 0.456)):
+        column = {"preset": "gdn-340m", "gpus": 4, "way": way, "batch": 8}
+        alone = one_gpu_beside(speeds, *select(speeds, column=column))
+        change(scaled, asked * 4 * alone.value, measure="tokens_per_second", mixer=None, column=column)
     phase = {"model": "qwen3_next", "phase": "training_step"}
     for accelerated, ms in ((True, 4.0), (False, 5.0)):
         column = {**phase, "accelerated": accelerated}
@@ -76,7 +74,8 @@ def test_other_results_are_other_words(tmp_path: Path) -> None:
         "with at most 2 seeds: 1.000 with `", "the best of 33, 1.000 with `", "0.550 with `gdn`, 0.463 with `gka`",
         "`gdn` generates 120 tokens per second for one sequence", "and 54,300 at 16,384",
         "and 1,200 at 131,072. `gdn` reads a prompt at 1,000,000 tokens", "9.87 with `vla`", "`gdn` takes 333 ms, where",
-        "Called eagerly it takes 444 ms", "7.65 times at 170M", "each GPU processes .12 of", "train 1.2 times as fast",
+        "Called eagerly it takes 444 ms", "7.65 times at 170M", "Each GPU processes .12 of",
+        "of one GPU alone with DDP and .46 with FSDP2", "train 1.2 times as fast",
     ):  # fmt: skip
         assert said in text and said not in " ".join(README.split()), said
 

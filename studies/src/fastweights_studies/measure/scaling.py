@@ -38,6 +38,7 @@ import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -292,19 +293,29 @@ def make_training_rows(
 
 
 def same_training(row: Row) -> Hashable:
-    """Equal for rows of which the new ones take the place of the old: a way may have had other options."""
-    return row.mixer, *sorted(map(repr, row.column.items()))
+    """Equal for rows of which the new ones take the place of the old: a way may have had other options. Rows of one GPU stay, as
+    those of several are compared with the one of their run."""
+    own = row.origin.date if row.column["gpus"] == 1 else None
+    return row.mixer, own, *sorted(map(repr, row.column.items()))
+
+
+def one_gpu_beside(rows: Iterable[Row], row: Row) -> Row | None:
+    """The row of one GPU with as much to do that was measured nearest in time to a row of several: in its run, where that had
+    one."""
+    alone = select(rows, task=TASK, measure=row.measure, mixer=row.mixer, column={**row.column, "gpus": 1, "way": None})
+    when = datetime.fromisoformat(row.origin.date)
+    return min(alone, key=lambda one: abs(datetime.fromisoformat(one.origin.date) - when), default=None)
 
 
 def share_of_one_gpu(rows: Iterable[Row], column: Mapping[str, Plain], mixer: str | None = None) -> float | None:
     """Tokens per second of each GPU of a training over those of one GPU alone, with as much to do per GPU; None where it was
     not measured."""
     speeds = list(select(rows, task=TASK, measure="tokens_per_second", mixer=mixer))
-    alone = select(speeds, column={**column, "gpus": 1, "way": None})
-    together = select(speeds, column=column)
-    if not alone or not together or alone[0].value is None or together[0].value is None:
-        return None
-    return together[0].value / (int(column["gpus"]) * alone[0].value)  # type: ignore[arg-type]
+    for together in select(speeds, column=column):
+        alone = one_gpu_beside(speeds, together)
+        if alone is not None and alone.value is not None and together.value is not None:
+            return together.value / (int(column["gpus"]) * alone.value)  # type: ignore[arg-type]
+    return None
 
 
 def check_gpus(gpus: Sequence[int], there: int) -> None:

@@ -194,8 +194,8 @@ def trainings(results: Path) -> str:
         """As `fastweights train` runs it on one GPU."""
         return model.run(compiled="blocks", replayed=True)
 
-    copied: dict[str, Plain] = {"preset": "gdn-340m", "gpus": 4, "way": "DDP", "batch": 8, "length": 2048}
-    of_one_gpu = share(needed(share_of_one_gpu(scaled, copied)))
+    size: dict[str, Plain] = {"preset": "gdn-340m", "gpus": 4, "batch": 8, "length": 2048}
+    copied, sharded = (share(needed(share_of_one_gpu(scaled, {**size, "way": way}))) for way in ("DDP", "FSDP2"))
 
     gdn = Model(mixer="gdn")
     replayed_gdn = statistics.median(ms(find(trained(model))[1]) for model in COMPARED.values())
@@ -220,8 +220,8 @@ def trainings(results: Path) -> str:
                 "CUDA graph, as in `fastweights train` on one GPU; a step of `fastweights train` also reads packed documents and "
                 f"clips gradients ([how](docs/train.md#what-a-step-does)). Called eagerly it takes {ms(eager):.0f} ms. Compiled "
                 f"and replayed, it takes {', '.join([first, *others])} and {last}.",
-                f"Four H200 train the 340M preset of `gdn`. With DDP each GPU processes {of_one_gpu} of the tokens per "
-                "second of one GPU alone ([how](docs/train.md#on-several-gpus)).",
+                f"Four H200 train the 340M preset of `gdn`. Each GPU processes {copied} of the tokens per second of one GPU "
+                f"alone with DDP and {sharded} with FSDP2 ([how](docs/train.md#on-several-gpus)).",
                 f"With an output gate, compiled by blocks and replayed, `gdn` takes {ms(ours):.0f} ms, where "
                 f"flash-linear-attention's model of that size takes {ms(theirs):.0f} compiled and replayed in the same way. "
                 f"Called eagerly, in another run, it takes {ms(our_eager):.0f} ms and theirs {ms(their_eager):.0f}.",

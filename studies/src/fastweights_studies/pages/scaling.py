@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fastweights_studies.measure.scaling import WAYS, share_of_one_gpu
+from fastweights_studies.measure.scaling import WAYS, one_gpu_beside, share_of_one_gpu
 from fastweights_studies.pages.rendering import describe_origins, share, table
 from fastweights_studies.pages.results import read_measured, value_of
 from fastweights_studies.record import Row, select
@@ -72,8 +72,12 @@ def _is_divided(row: Row) -> bool:
 
 def _newest(rows: Sequence[Row]) -> str:
     """Commit and versions of the newest run."""
-    files = max(rows, key=lambda row: row.origin.date).origin.versions["files"]
-    return describe_origins([row for row in rows if row.origin.versions["files"] == files], lambda row: None)
+
+    def run(row: Row) -> tuple[str, ...]:
+        return row.origin.date[:10], row.origin.commit, row.origin.versions["files"]
+
+    newest = run(max(rows, key=lambda row: row.origin.date))
+    return describe_origins([row for row in rows if run(row) == newest], lambda row: None)
 
 
 def _count(row: Row, name: str) -> int:
@@ -98,8 +102,8 @@ def _same(rows: Iterable[Row], row: Row) -> list[Row]:
 
 
 def _alone(rows: Iterable[Row], row: Row) -> str:
-    value = value_of(_same(rows, row), "step_ms", column={**row.column, "gpus": 1, "way": None})
-    return "" if value is None else f"{value:.0f}"
+    alone = one_gpu_beside(_same(rows, row), row)
+    return "" if alone is None else f"{alone.value:.0f}"
 
 
 def _share(rows: Iterable[Row], row: Row) -> str:
