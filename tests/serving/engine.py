@@ -79,6 +79,8 @@ def engine(folder: Path, **settings: Any) -> Iterator[Any]:
         "max_num_seqs": 4, "max_num_batched_tokens": 32, "skip_tokenizer_init": True,
         "enable_prefix_caching": False,
     }  # fmt: skip
+    if torch.cuda.is_available():  # several tests at a time
+        plain["gpu_memory_utilization"] = 0.1
     llm = vllm.LLM(str(folder), **{**plain, **settings})
     try:
         yield llm

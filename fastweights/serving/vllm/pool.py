@@ -24,6 +24,7 @@ __all__ = ["STATE_DTYPES", "Layout", "PooledMixer", "StateBlock"]
 ALIGNMENT = 16  # bytes, the widest load of a GPU
 ROW_ALIGNMENT = 64  # bytes: Triton's kernels load 16 bytes at once where rows are multiples of 16 float32 apart
 REHEARSED = 70  # tokens, more than a chunk has
+LONG = 2048  # tokens of a prompt that kernels of a GPU read in segments
 
 
 class Place(NamedTuple):
@@ -174,12 +175,14 @@ class PooledMixer:
     def rehearse(self, drafted: int = 0) -> None:
         """Each kind of call on padding, so that its kernels are compiled before the first request. drafted: tokens at most that
         a call of `verify` has beside one."""
-        x_TD = token_of(self.mixer)[0].repeat(REHEARSED, 1)
-        rows = torch.zeros(2, dtype=torch.int32, device=x_TD.device)
-        edges = torch.tensor([0, 1, REHEARSED], dtype=torch.int32, device=x_TD.device)
-        self.decode(x_TD[:2], rows)
-        with self.reading(slice(1)):
-            self.prefill(x_TD, rows, rows > 0, edges)
+        token_1D = token_of(self.mixer)[0]
+        rows = torch.zeros(2, dtype=torch.int32, device=token_1D.device)
+        self.decode(token_1D.repeat(2, 1), rows)
+        for tokens in (LONG, REHEARSED) if token_1D.is_cuda else (REHEARSED,):
+            x_TD = token_1D.repeat(tokens, 1)
+            edges = torch.tensor([0, 1, tokens], dtype=torch.int32, device=x_TD.device)
+            with self.reading(slice(1)):
+                self.prefill(x_TD, rows, rows > 0, edges)
         if drafted:
             rows_NS = rows[:, None].repeat(1, 1 + drafted)
             self.verify(x_TD, rows_NS, torch.ones_like(rows), edges)

