@@ -11,6 +11,7 @@ from ..common.call import Specs, make_rule
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule, MemoryGrads
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..runtime.workspace import TensorSpec
+from .one_pass.launches import OnePass, takes_one_pass
 from .key_energy import record_energy_grads, record_key_energy
 from .precondition import QUERIES, Form, record_precondition, record_precondition_grads
 
@@ -62,6 +63,12 @@ class Memory(MemoryCall):
         chunks = self.begin(saved, A_end)
         self.record_outputs(chunks, saved, self.options[0], o, S_end)
         return (o, S_end, A_end), saved
+
+    def infer(self, final: bool) -> Specs:
+        """The outputs alone."""
+        if not takes_one_pass(self):
+            return self.forward(final)[0]
+        return *OnePass(self.x, self.device, self.options, self.recorder).forward(final), None
 
     def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> KernelInputs:
         """The gradient of every input; those of q, k and the preconditioner's gates per value head."""

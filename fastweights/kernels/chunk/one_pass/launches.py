@@ -1,0 +1,93 @@
+"""The launches of a forward in one pass, and which calls take it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ...common.call import Specs
+from ...common.delta_rule.launches import DeltaRule
+from ...common.delta_rule.sizes import segment_length
+from ...common.packing import CHUNK
+from ...runtime.gluon import runs_gluon
+from ...runtime.workspace import TensorSpec
+
+SQUARES = 2 * CHUNK * CHUNK  # numbers of T and P in the record of a chunk
+RECORD = SQUARES + 4 * CHUNK  # and two factors per token, in float32
+
+
+class PassTile(NamedTuple):
+    """Value columns of a program and how many chunks are there at once; 16 columns are a warp's."""
+
+    BV: int
+    stages: int
+
+
+class Tiles(NamedTuple):
+    """programs: how many of the pass keep the GPU busy."""
+
+    read: PassTile
+    summary: PassTile
+    programs: int
+
+
+TILES = Tiles(PassTile(128, 3), PassTile(128, 3), 132)
+NARROW = Tiles(PassTile(64, 3), PassTile(64, 3), 132)
+OPTIONS: dict[str, Any] = {}
+
+
+def takes_one_pass(call: DeltaRule) -> bool:
+    """Whether a forward that keeps nothing for a backward has these launches."""
+    x = call.memory
+    return (
+        runs_gluon(call.device)
+        and call.dtype in (torch.bfloat16, torch.float16)
+        and call.K == 128 and call.V == 128
+        and call.delta and call.decay <= 1 and not call.writes and x.write_key_rest is None and x.divisor is None
+    )  # fmt: skip
+
+
+class OnePass(DeltaRule):
+    """Outputs: o and S, None unless it is wanted."""
+
+    def set_up(self) -> None:
+        super().set_up()
+        self.tiles = OPTIONS.get("tiles", TILES)
+        programs = self.HV * -(-self.V // self.tiles.read.BV)
+        self.length, self.cut = segment_length(self.B, self.T, programs, self.tiles.programs)
+        if not self.cut and "tiles" not in OPTIONS:
+            self.tiles = NARROW
+        self.P = self.count_segments()
+
+    def forward(self, final: bool) -> Specs:
+        x, HV = self.memory, self.HV
+        o, S_end = self.token_tensor(HV, self.V), self.state(self.N) if final else None
+        saved = self.placeholders()
+        self.record_tables(saved)
+        made = self.empty(self.M, HV, RECORD)
+        from .passes import read_chunks, summarize_chunks
+        from .solve import solve_chunks
+
+        scale = self.options[0]
+        sizes = {"H": self.H, "HV": HV, "RECORD": RECORD, "DECAY": self.decay == 1}
+        self.launch(
+            solve_chunks, (self.M, HV), x.q, x.k, x.beta, x.g, made, saved.chunk_table, self.T, scale, **sizes,
+            HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), num_warps=4,
+            **({"maxnreg": OPTIONS["maxnreg"]} if "maxnreg" in OPTIONS else {}),
+        )  # fmt: skip
+        if self.segment is not None:
+            tile = self.tiles.summary
+            parts = (self.V + self.K) // tile.BV
+            self.launch(
+                summarize_chunks, (parts * self.P, HV), x.k, x.v, made, saved.starts, saved.transitions,
+                self.segment_table(saved), self.T, **sizes, BV=tile.BV, STAGES=tile.stages, num_warps=tile.BV // 16,
+            )  # fmt: skip
+            self.join_states(saved.starts, saved.transitions, x.S, back=False)
+        tile, start = self.tiles.read, saved.starts if self.segment is not None else x.S
+        self.launch(
+            read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, x.v, made, start, o, S_end, self.segment_table(saved),
+            self.T, scale, **sizes, BV=tile.BV, STARTED=start is not None, ENDED=final, STAGES=tile.stages,
+            num_warps=tile.BV // 16,
+        )  # fmt: skip
+        return o, S_end

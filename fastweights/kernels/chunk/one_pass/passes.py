@@ -1,0 +1,306 @@
+"""The pass over the chunks of a segment, in Gluon for Hopper GPUs: see the head of this folder."""
+
+from __future__ import annotations
+
+from ...common.packing import segment_place
+from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+
+
+@gluon.constexpr_function
+def product_layout(warps, columns, depth=16):
+    """Of the result [16 warps, columns] of a product; depth 16 for numbers of 16 bits, 8 for tf32."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, columns, depth])
+
+
+@gluon.constexpr_function
+def row_layout(warps, width):
+    """Of rows of so many numbers of 16 bits, 16 bytes per thread."""
+    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def rows_at_once(warps, width):
+    return min(64, 256 // width * warps)
+
+
+@gluon.jit
+def unknown_zero():
+    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def row_places(STRIDE: gl.constexpr, WIDTH: gl.constexpr):
+    """Of a tile [64, WIDTH] the rows, and the places of all numbers. A thread's rows differ by constants, which stand within
+    instructions."""
+    LAYOUT: gl.constexpr = row_layout(gl.num_warps(), WIDTH)
+    ROWS: gl.constexpr = 256 // WIDTH * gl.num_warps()
+    APART: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 256 // WIDTH, WIDTH // 8], [1, gl.num_warps(), 1], [2, 1, 0])
+    IN_ROWS: gl.constexpr = gl.SliceLayout(2, APART)
+    r = gl.arange(0, 64 // ROWS, gl.SliceLayout(1, IN_ROWS)) * ROWS
+    i = gl.arange(0, ROWS, gl.SliceLayout(0, IN_ROWS)) + unknown_zero()
+    c = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(1, APART)))
+    row = r[:, None] + i[None, :]
+    at = (r.to(gl.int64)[:, None] * STRIDE + i.to(gl.int64)[None, :] * STRIDE)[:, :, None] + c[None, None, :]
+    row = gl.convert_layout(row.reshape([64]), gl.SliceLayout(1, LAYOUT))
+    at = gl.convert_layout(at.reshape([64, WIDTH]), LAYOUT)
+    return row, gl.max_contiguous(gl.multiple_of(at, [8, 8]), [1, 8])
+
+
+@gluon.jit
+def copy_rows(buffer, x, live, STRIDE: gl.constexpr, MASKED: gl.constexpr):
+    """Begin to copy a tile [64, width] from x on; rows from `live` on become 0."""
+    row, at = row_places(STRIDE, buffer.shape[1])
+    if MASKED:
+        async_copy.async_copy_global_to_shared(buffer, x + at, mask=(row < live)[:, None])
+    else:
+        async_copy.async_copy_global_to_shared(buffer, x + at)
+
+
+@gluon.jit
+def copy_factors(buffer, x):
+    LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    at = x.to(gl.pointer_type(gl.float32), bitcast=True)
+    async_copy.async_copy_global_to_shared(buffer, at + gl.arange(0, 128, LAYOUT))
+
+
+@gluon.jit
+def store_rows(staged, out, x, live, STRIDE: gl.constexpr):
+    """Write out [columns, 64] as a tile [64, columns] by way of shared memory, its rows before `live`."""
+    row, at = row_places(STRIDE, staged.shape[1])
+    staged.permute((1, 0)).store(out)
+    gl.store(x + at, staged.load(at.type.layout), (row < live)[:, None])
+
+
+@gluon.jit
+def first_bad(x):
+    """By row [columns, 64], the first token that is a NaN or an infinity, 64 where none is."""
+    i = gl.arange(0, 64, gl.SliceLayout(0, x.type.layout))
+    bad = ~(gl.abs(x) < float("inf"))
+    return bad, gl.min(gl.where(bad, i[None, :], 64), 1)
+
+
+@gluon.jit
+def spoil(x, first):
+    """NaN from the first bad token on."""
+    i = gl.arange(0, 64, gl.SliceLayout(0, x.type.layout))
+    return gl.where(i[None, :] >= first[:, None], float("nan"), x)
+
+
+@gluon.jit
+def pass_tokens(
+    S, q, k, v, made, o, buffers, tokens, scale, has_values,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
+    DECAY: gl.constexpr, READ: gl.constexpr, STAGES: gl.constexpr, CAREFUL: gl.constexpr,
+):  # fmt: skip
+    """S after the tokens; with READ the outputs are written. CAREFUL: a NaN or an infinity spoils nothing before it."""
+    ks, qs, vs, Ts, Ps, fs, staged = buffers
+    BV: gl.constexpr = S.shape[0]
+    WARPS: gl.constexpr = gl.num_warps()
+    TYPE: gl.constexpr = ks.dtype
+    TOKENS: gl.constexpr = product_layout(WARPS, 64)
+    BY_TOKEN: gl.constexpr = gl.SliceLayout(0, TOKENS)
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, TOKENS, 2)
+    LEFT_S: gl.constexpr = gl.DotOperandLayout(0, S.type.layout, 2)
+    KEY_ROW: gl.constexpr = H * K
+    VALUE_ROW: gl.constexpr = HV * V
+    o -= 64 * VALUE_ROW
+    chunks = (tokens + 63) // 64
+
+    for ahead in gl.static_range(STAGES - 1):
+        live = tokens - ahead * 64
+        if live > 0:
+            copy_rows(ks.index(ahead), k, live, KEY_ROW, True)
+            copy_rows(vs.index(ahead), v, gl.where(has_values, live, 0), VALUE_ROW, True)
+            copy_rows(Ts.index(ahead), made, live, 64, False)
+            if READ:
+                copy_rows(qs.index(ahead), q, live, KEY_ROW, True)
+                copy_rows(Ps.index(ahead), made + 4096, live, 64, False)
+            if DECAY:
+                copy_factors(fs.index(ahead), made + 8192)
+        async_copy.commit_group()
+        k += 64 * KEY_ROW
+        q += 64 * KEY_ROW
+        v += 64 * VALUE_ROW
+        made += HV * RECORD
+
+    zeros = gl.zeros([BV, 64], gl.float32, TOKENS)
+    low = gl.convert_layout(S.to(TYPE), LEFT_S)
+    out = zeros
+    ruin = gl.full([BV], 64, gl.int32, gl.SliceLayout(1, TOKENS))
+    now = 0
+    into = STAGES - 1
+    for n in range(chunks):
+        async_copy.wait_group(STAGES - 2)
+        read = warpgroup_mma(low, ks.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if READ:
+            if CAREFUL:
+                out = spoil(out, ruin)
+            done = out.to(TYPE)
+            out = warpgroup_mma(low, qs.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            store_rows(staged, done, o, gl.where(n > 0, 64, 0), VALUE_ROW)
+            o += 64 * VALUE_ROW
+        live = tokens - (n + STAGES - 1) * 64
+        if live > 0:
+            copy_rows(ks.index(into), k, live, KEY_ROW, True)
+            copy_rows(vs.index(into), v, gl.where(has_values, live, 0), VALUE_ROW, True)
+            copy_rows(Ts.index(into), made, live, 64, False)
+            if READ:
+                copy_rows(qs.index(into), q, live, KEY_ROW, True)
+                copy_rows(Ps.index(into), made + 4096, live, 64, False)
+            if DECAY:
+                copy_factors(fs.index(into), made + 8192)
+        async_copy.commit_group()
+        k += 64 * KEY_ROW
+        q += 64 * KEY_ROW
+        v += 64 * VALUE_ROW
+        made += HV * RECORD
+
+        values = vs.index(now).permute((1, 0)).load(TOKENS).to(gl.float32)
+        if DECAY:
+            factors = fs.index(now)
+            since = factors.slice(0, 64).load(BY_TOKEN)
+            until = factors.slice(64, 64).load(BY_TOKEN)
+            total = factors.slice(63, 1).load(gl.SliceLayout(0, S.type.layout))
+        read = warpgroup_mma_wait(1 if READ else 0, deps=[read])
+        if DECAY:
+            x = values - since[None, :] * read
+        else:
+            x = values - read
+        if CAREFUL:
+            bad, ruin = first_bad(x)
+            x = gl.where(bad, 0.0, x)
+        x = gl.convert_layout(x.to(TYPE), LEFT)
+        u = warpgroup_mma(x, Ts.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if DECAY:
+            S *= total[None, :]
+        if READ:
+            out, low = warpgroup_mma_wait(1, deps=[out, low])
+        u, x = warpgroup_mma_wait(0, deps=[u, x])
+        if CAREFUL:
+            u = spoil(u, ruin)
+        if DECAY:
+            decayed = gl.convert_layout((u * until[None, :]).to(TYPE), LEFT_S)
+        else:
+            decayed = gl.convert_layout(u.to(TYPE), LEFT_S)
+        S = warpgroup_mma(decayed, ks.index(now), S, is_async=True)
+        if READ:
+            if DECAY:
+                out *= (since * scale)[None, :]
+            else:
+                out *= scale
+            if CAREFUL:
+                bad, ruin = first_bad(u)
+                u = gl.where(bad, 0.0, u)
+            written = gl.convert_layout(u.to(TYPE), LEFT)
+            out = warpgroup_mma(written, Ps.index(now).permute((1, 0)), out, is_async=True)
+        S, decayed = warpgroup_mma_wait(1 if READ else 0, deps=[S, decayed])
+        low = gl.convert_layout(S.to(TYPE), LEFT_S)
+        if READ:
+            out, written = warpgroup_mma_wait(0, deps=[out, written])
+        now = gl.where(now == STAGES - 1, 0, now + 1)
+        into = gl.where(into == STAGES - 1, 0, into + 1)
+    async_copy.wait_group(0)
+    if READ:
+        if CAREFUL:
+            out = spoil(out, ruin)
+        store_rows(staged, out.to(TYPE), o, gl.where(chunks > 0, tokens - (chunks - 1) * 64, 0), VALUE_ROW)
+    return S
+
+
+@gluon.jit
+def shared_buffers(
+    TYPE: gl.constexpr, K: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, READ: gl.constexpr
+):
+    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
+    TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BV], TYPE)
+    SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    ks = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], WIDE)
+    vs = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], TILE)
+    Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+    fs = gl.allocate_shared_memory(gl.float32, [STAGES, 128], LINE)
+    if READ:
+        qs = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], WIDE)
+        Ps = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+        staged = gl.allocate_shared_memory(TYPE, [64, BV], TILE)
+    else:
+        qs, Ps, staged = ks, Ts, vs
+    return ks, qs, vs, Ts, Ps, fs, staged
+
+
+@gluon.jit(do_not_specialize=["time"])
+def read_chunks(
+    q, k, v, made, start, o, end, segments, time, scale,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
+    DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The outputs of a segment from the state that it starts with, [P, HV, K, V]; `end`: that after each sequence."""
+    KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
+    PARTS: gl.constexpr = V // BV
+    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    first, stop, m, _, _, _ = segment_place(segments, segment, time)
+    tokens = (stop - first).to(gl.int32)
+    at_key = (first * H + head // (HV // H)) * K
+    at_value = (first * HV + head) * V + part * BV
+    c = gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+    d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
+    at_state = d[None, :] * V + (part * BV + c)[:, None]
+    buffers = shared_buffers(q.dtype.element_ty, K, BV, STAGES, True)
+    if STARTED:
+        S = gl.load(start + (segment.to(gl.int64) * HV + head) * (K * V) + at_state).to(gl.float32)
+    else:
+        S = gl.zeros([BV, K], gl.float32, KEYS)
+    made += (m * HV + head) * RECORD
+    S = pass_tokens(
+        S, q + at_key, k + at_key, v + at_value, made, o + at_value, buffers, tokens, scale, True,
+        H, HV, K, V, RECORD, DECAY, True, STAGES, False,
+    )  # fmt: skip
+    lost = gl.sum(gl.sum(S * 0.0, 1), 0)
+    if lost != lost:  # a NaN or an infinity, which a state keeps: outputs before it were spoiled by products with 0
+        if STARTED:
+            S = gl.load(start + (segment.to(gl.int64) * HV + head) * (K * V) + at_state).to(gl.float32)
+        else:
+            S = gl.zeros([BV, K], gl.float32, KEYS)
+        S = pass_tokens(
+            S, q + at_key, k + at_key, v + at_value, made, o + at_value, buffers, tokens, scale, True,
+            H, HV, K, V, RECORD, DECAY, True, STAGES, True,
+        )  # fmt: skip
+        S = gl.where(gl.abs(S) < float("inf"), S, float("nan"))
+    if ENDED:
+        _, _, _, sequence, _, is_last = segment_place(segments, segment, time)
+        if is_last:
+            gl.store(end + (sequence.to(gl.int64) * HV + head) * (K * V) + at_state, S)
+
+
+@gluon.jit(do_not_specialize=["time"])
+def summarize_chunks(
+    k, v, made, added, transition, segments, time,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
+    DECAY: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """What a segment does to a state, S -> T S + R: R into `added` [P, HV, K, V] and T into `transition` [P, HV, K, K]."""
+    KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
+    VALUES: gl.constexpr = V // BV
+    PARTS: gl.constexpr = VALUES + K // BV
+    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    first, stop, m, _, _, is_last = segment_place(segments, segment, time)
+    is_value = part < VALUES
+    column = gl.where(is_value, part, part - VALUES) * BV
+    tokens = gl.where(is_last, 0, (stop - first).to(gl.int32))  # nobody reads what the last segment does
+    at_key = (first * H + head // (HV // H)) * K
+    at_value = (first * HV + head) * V + gl.where(is_value, column, 0)
+    c = gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+    d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
+    S = gl.where(((column + c)[:, None] == d[None, :]) & (part >= VALUES), 1.0, 0.0)
+    buffers = shared_buffers(k.dtype.element_ty, K, BV, STAGES, False)
+    made += (m * HV + head) * RECORD
+    S = pass_tokens(
+        S, k, k + at_key, v + at_value, made, v, buffers, tokens, 1.0, is_value,
+        H, HV, K, V, RECORD, DECAY, False, STAGES, False,
+    )  # fmt: skip
+    at_segment = (segment.to(gl.int64) * HV + head) * K
+    if is_value:
+        gl.store(added + at_segment * V + d[None, :] * V + (column + c)[:, None], S)
+    else:
+        at = transition + at_segment * K + d[None, :] * K + (column + c)[:, None]
+        gl.store(at, S.to(transition.dtype.element_ty))

@@ -1,0 +1,197 @@
+"""What the passes take of a chunk, from its tokens alone, in Gluon for Hopper GPUs: see the head of this folder."""
+
+from __future__ import annotations
+
+from ...common.math import clamp_decay
+from ...common.packing import program_chunk
+from ...common.tiles import load_gate
+from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .passes import copy_rows, product_layout
+
+
+@gluon.jit
+def either(a, b):
+    return a | b
+
+
+@gluon.jit
+def pick_column(x, column: gl.constexpr):
+    """x[:, :, column] of numbers whose last axis lies within a thread: no instruction."""
+    i = gl.arange(0, x.shape[2], gl.SliceLayout(0, gl.SliceLayout(1, x.type.layout)))
+    bits = gl.where(i[None, None, :] == column, x.to(gl.int32, bitcast=True), 0)
+    return gl.reduce(bits, 2, either).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def own_block(x):
+    """The diagonal blocks of 16 [64, 16] of x [64, 64]."""
+    parts = x.reshape([64, 4, 16])
+    LAYOUT: gl.constexpr = parts.type.layout
+    j = gl.arange(0, 64, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+    b = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    own = (j // 16)[:, None] == b[None, :]
+    return gl.sum(gl.where(own[:, :, None], parts, 0.0), 1)
+
+
+@gluon.jit
+def on_diagonal(blocks, SQUARE: gl.constexpr):
+    """[64, 64] whose diagonal blocks are these, and 0 elsewhere."""
+    zero = gl.zeros([64, 64], gl.float32, SQUARE).reshape([64, 4, 16])
+    LAYOUT: gl.constexpr = zero.type.layout
+    j = gl.arange(0, 64, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+    b = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    own = (j // 16)[:, None] == b[None, :]
+    blocks = gl.convert_layout(blocks, gl.SliceLayout(1, LAYOUT))
+    return gl.convert_layout(gl.where(own[:, :, None], blocks[:, None, :], zero).reshape([64, 64]), SQUARE)
+
+
+@gluon.jit
+def as_left(x):
+    """x as the left operand of a product in tf32 whose right one was `in_order`: in every 8 columns the even ones come first, as a
+    thread's registers hold them, so that nothing moves."""
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, x.type.layout, 1)
+    turned = x.reshape([64, 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, 64])
+    return gl.convert_layout(turned, LEFT, assert_trivial=True)
+
+
+@gluon.jit
+def store_in_order(buffer, x):
+    """Rows of x, columns ordered as `as_left` does."""
+    buffer.store(x.reshape([64, 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, 64]))
+
+
+@gluon.jit
+def blocks_inverse(A, SQUARE: gl.constexpr):
+    """X, the inverses of the diagonal blocks of I + A [64, 64], by substitution: a thread has a column of a block. A comes
+    transposed. X comes back transposed, as blocks [64, 16], and as a matrix."""
+    ONE: gl.constexpr = gl.BlockedLayout([1, 1, 16], [2, 16, 1], [4, 1, 1], [2, 1, 0])
+    NARROW: gl.constexpr = product_layout(4, 16)
+    rows = gl.allocate_shared_memory(gl.float32, [4, 16, 16], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+    D = gl.convert_layout(own_block(A), NARROW).reshape([4, 16, 16])
+    IN_BLOCKS: gl.constexpr = D.type.layout
+    rows.store(D)
+    # D[b, l, i] is what row i takes from row l. Columns are solved from the first row on.
+    j = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, ONE)))
+    i = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, ONE)))
+    X = gl.where((j[None, :, None] == i[None, None, :]), 1.0, 0.0) + gl.zeros([4, 16, 16], gl.float32, ONE)
+    for row in gl.static_range(15):
+        X -= pick_column(X, row)[:, :, None] * rows.slice(row, 1, dim=1).load(ONE)
+    solved = gl.allocate_shared_memory(gl.float32, [4, 16, 16], gl.SwizzledSharedLayout(4, 2, 4, [2, 1, 0]))
+    solved.store(X)
+    transposed = on_diagonal(gl.convert_layout(solved.load(IN_BLOCKS).reshape([64, 16]), NARROW), SQUARE)
+    straight = on_diagonal(gl.convert_layout(solved.permute((0, 2, 1)).load(IN_BLOCKS).reshape([64, 16]), NARROW), SQUARE)
+    return transposed, straight
+
+
+@gluon.jit
+def inverse_transposed(A):
+    """(I + A)^-1 of a strictly lower triangular A [64, 64]; both transposed. X holds the inverses of the diagonal blocks of 16, L
+    what is below them. With N = X L, where N^4 = 0, it is (I + N)^-1 X = X - N (X - N (X - N X))."""
+    SQUARE: gl.constexpr = A.type.layout
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    Xt, X = blocks_inverse(A, SQUARE)
+    j = gl.arange(0, 64, gl.SliceLayout(1, SQUARE)) // 16
+    i = gl.arange(0, 64, gl.SliceLayout(0, SQUARE)) // 16
+    zeros = gl.zeros([64, 64], gl.float32, SQUARE)
+    below = gl.allocate_shared_memory(gl.float32, [64, 64], SHARED)
+    store_in_order(below, gl.where(j[:, None] < i[None, :], A, 0.0))
+    fence_async_shared()
+    left = as_left(X)
+    N = warpgroup_mma(left, below.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    N, left = warpgroup_mma_wait(0, deps=[N, left])
+    store_in_order(below, -N)
+    fence_async_shared()
+    Y = Xt
+    for _ in gl.static_range(3):
+        left = as_left(Y)
+        Y = warpgroup_mma(left, below.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        Y, left = warpgroup_mma_wait(0, deps=[Y, left])
+        Y += Xt
+    return Y
+
+
+@gluon.jit
+def store_square(staged, x, at):
+    """Write x, transposed, as a tile [64, 64] without gaps."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    c = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
+    staged.permute((1, 0)).store(x.to(staged.dtype))
+    gl.store(at + i[:, None] * 64 + c[None, :], staged.load(LAYOUT))
+
+
+@gluon.jit
+def add(a, b):
+    return a + b
+
+
+@gluon.jit(do_not_specialize=["time"])
+def solve_chunks(
+    q, k, beta, g, made, chunks, time, scale,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
+    HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, DECAY: gl.constexpr,
+):  # fmt: skip
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
+    TYPE: gl.constexpr = q.dtype.element_ty
+    SQUARE: gl.constexpr = product_layout(4, 64)
+    BY_J: gl.constexpr = gl.SliceLayout(1, SQUARE)
+    BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
+    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
+    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
+    at_key = (first * H + head // (HV // H)) * K
+    ks = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
+    qs = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
+    copy_rows(ks, k + at_key, count, H * K, True)
+    copy_rows(qs, q + at_key, count, H * K, True)
+    async_copy.commit_group()
+    t = gl.arange(0, 64, LINE)
+    gain = gl.load(beta + first * (HV // HEADS_BETA) + head // HEADS_BETA + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
+    if DECAY:
+        decay = gl.load(g + first * (HV // HEADS_G) + head // HEADS_G + t * (HV // HEADS_G), t < count, 0.0).to(gl.float32)
+        decay = gl.where(decay < -40.0, -40.0, decay) * 1.4426950408889634
+    else:
+        decay = gl.zeros([64], gl.float32, LINE)
+    async_copy.wait_group(0)
+    zeros = gl.zeros([64, 64], gl.float32, SQUARE)
+    overlap = warpgroup_mma(ks, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    scores = warpgroup_mma(ks, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    overlap, scores = warpgroup_mma_wait(0, deps=[overlap, scores])
+
+    # A token with a bad key or gate makes the decays from it on NaN.
+    norms = own_block(overlap)
+    e = gl.arange(0, 16, gl.SliceLayout(0, norms.type.layout))
+    f = gl.arange(0, 64, gl.SliceLayout(1, norms.type.layout)) % 16
+    norms = gl.sum(gl.where(f[:, None] == e[None, :], norms, 0.0), 1)
+    decay += 0.0 * (gl.convert_layout(norms, LINE) + gain)
+    decay = gl.associative_scan(decay, 0, add)
+    gates = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    summed = gates.slice(0, 64)
+    gains = gates.slice(64, 64)
+    summed.store(decay)
+    gains.store(gl.where(decay == decay, gain, 0.0))
+    total = summed.slice(63, 1).load(LINE)
+    from_i = summed.load(BY_I)
+    from_j = summed.load(BY_J)
+    i = gl.arange(0, 64, BY_I)
+    j = gl.arange(0, 64, BY_J)
+    until = gl.where(from_i == from_i, i, -1)  # no row of A has a bad number
+    if DECAY:
+        pair = gl.exp2(gl.where(i[None, :] >= j[:, None], from_i[None, :] - from_j[:, None], 0.0))
+        overlap *= pair
+    A = gl.where(until[None, :] > j[:, None], overlap * gains.load(BY_I)[None, :], 0.0)
+    staged = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
+    made += (m.to(gl.int64) * HV + head) * RECORD
+    if DECAY:
+        scores *= pair * scale
+    else:
+        scores *= scale
+    store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made + 4096)
+    if DECAY:
+        at = (made + 8192).to(gl.pointer_type(gl.float32), bitcast=True)
+        gl.store(at + t, gl.exp2(decay))
+        gl.store(at + 64 + t, gl.exp2(total - decay))
+    T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)
+    T = T * gains.load(BY_J)[:, None] + (0.0 * summed.load(BY_I))[None, :]
+    store_square(staged, T, made)
