@@ -9,9 +9,8 @@ import torch
 from ...common.call import Specs
 from ...common.delta_rule.launches import DeltaRule
 from ...common.delta_rule.sizes import segment_length
-from ...common.packing import CHUNK
+from ...common.packing import CHUNK, record_tables
 from ...runtime.gluon import runs_gluon
-from ...runtime.workspace import TensorSpec
 
 SQUARES = 2 * CHUNK * CHUNK  # numbers of T and P in the record of a chunk
 RECORD = SQUARES + 4 * CHUNK  # and two factors per token, in float32
@@ -63,31 +62,31 @@ class OnePass(DeltaRule):
     def forward(self, final: bool) -> Specs:
         x, HV = self.memory, self.HV
         o, S_end = self.token_tensor(HV, self.V), self.state(self.N) if final else None
-        saved = self.placeholders()
-        self.record_tables(saved)
         made = self.empty(self.M, HV, RECORD)
+        chunks = segments = added = transition = None
+        if self.packed:
+            chunks, segments = self.empty(self.M, 2, dtype=torch.int32), self.empty(self.P, 5, dtype=torch.int32)
+            record_tables(self.recorder, x.cu_seqlens, chunks, segments, self.T, self.segment_tokens)
         from .passes import read_chunks, summarize_chunks
         from .solve import solve_chunks
 
         scale = self.options[0]
         sizes = {"H": self.H, "HV": HV, "RECORD": RECORD, "DECAY": self.decay == 1}
         self.launch(
-            solve_chunks, (self.M, HV), x.q, x.k, x.beta, x.g, made, saved.chunk_table, self.T, scale, **sizes,
-            HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), num_warps=4,
-            **({"maxnreg": OPTIONS["maxnreg"]} if "maxnreg" in OPTIONS else {}),
+            solve_chunks, (self.M, HV), x.q, x.k, x.beta, x.g, made, chunks, self.T, scale, **sizes,
+            HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), num_warps=4, maxnreg=OPTIONS.get("maxnreg", 128),
         )  # fmt: skip
-        if self.segment is not None:
+        if self.cut:
             tile = self.tiles.summary
-            parts = (self.V + self.K) // tile.BV
+            added, transition = self.floats(self.P, HV, self.V, self.K), self.empty(self.P, HV, self.K, self.K)
             self.launch(
-                summarize_chunks, (parts * self.P, HV), x.k, x.v, made, saved.starts, saved.transitions,
-                self.segment_table(saved), self.T, **sizes, BV=tile.BV, STAGES=tile.stages, num_warps=tile.BV // 16,
+                summarize_chunks, ((self.V + self.K) // tile.BV * self.P, HV), x.k, x.v, made, added, transition, segments,
+                self.T, self.segment_tokens, **sizes, BV=tile.BV, STAGES=tile.stages, num_warps=tile.BV // 16,
             )  # fmt: skip
-            self.join_states(saved.starts, saved.transitions, x.S, back=False)
-        tile, start = self.tiles.read, saved.starts if self.segment is not None else x.S
+        tile = self.tiles.read
         self.launch(
-            read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, x.v, made, start, o, S_end, self.segment_table(saved),
-            self.T, scale, **sizes, BV=tile.BV, STARTED=start is not None, ENDED=final, STAGES=tile.stages,
-            num_warps=tile.BV // 16,
+            read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, x.v, made, x.S, added, transition, o, S_end, segments,
+            x.cu_seqlens, self.T, self.segment_tokens, scale, **sizes, BV=tile.BV, STARTED=x.S is not None, ENDED=final,
+            CUT=bool(self.cut), STAGES=tile.stages, num_warps=tile.BV // 16,
         )  # fmt: skip
         return o, S_end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...common.packing import segment_place
+from ...common.packing import pieces_of_sequence, segment_place
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
 
@@ -29,27 +29,27 @@ def unknown_zero():
 
 
 @gluon.jit
-def row_places(STRIDE: gl.constexpr, WIDTH: gl.constexpr):
-    """Of a tile [64, WIDTH] the rows, and the places of all numbers. A thread's rows differ by constants, which stand within
+def row_places(STRIDE: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
+    """Of a tile [HEIGHT, WIDTH] the rows, and the places of all numbers. A thread's rows differ by constants, which stand within
     instructions."""
     LAYOUT: gl.constexpr = row_layout(gl.num_warps(), WIDTH)
     ROWS: gl.constexpr = 256 // WIDTH * gl.num_warps()
     APART: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 256 // WIDTH, WIDTH // 8], [1, gl.num_warps(), 1], [2, 1, 0])
     IN_ROWS: gl.constexpr = gl.SliceLayout(2, APART)
-    r = gl.arange(0, 64 // ROWS, gl.SliceLayout(1, IN_ROWS)) * ROWS
+    r = gl.arange(0, HEIGHT // ROWS, gl.SliceLayout(1, IN_ROWS)) * ROWS
     i = gl.arange(0, ROWS, gl.SliceLayout(0, IN_ROWS)) + unknown_zero()
     c = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(1, APART)))
     row = r[:, None] + i[None, :]
     at = (r.to(gl.int64)[:, None] * STRIDE + i.to(gl.int64)[None, :] * STRIDE)[:, :, None] + c[None, None, :]
-    row = gl.convert_layout(row.reshape([64]), gl.SliceLayout(1, LAYOUT))
-    at = gl.convert_layout(at.reshape([64, WIDTH]), LAYOUT)
+    row = gl.convert_layout(row.reshape([HEIGHT]), gl.SliceLayout(1, LAYOUT))
+    at = gl.convert_layout(at.reshape([HEIGHT, WIDTH]), LAYOUT)
     return row, gl.max_contiguous(gl.multiple_of(at, [8, 8]), [1, 8])
 
 
 @gluon.jit
 def copy_rows(buffer, x, live, STRIDE: gl.constexpr, MASKED: gl.constexpr):
-    """Begin to copy a tile [64, width] from x on; rows from `live` on become 0."""
-    row, at = row_places(STRIDE, buffer.shape[1])
+    """Begin to copy a tile from x on; rows from `live` on become 0."""
+    row, at = row_places(STRIDE, buffer.shape[0], buffer.shape[1])
     if MASKED:
         async_copy.async_copy_global_to_shared(buffer, x + at, mask=(row < live)[:, None])
     else:
@@ -66,7 +66,7 @@ def copy_factors(buffer, x):
 @gluon.jit
 def store_rows(staged, out, x, live, STRIDE: gl.constexpr):
     """Write out [columns, 64] as a tile [64, columns] by way of shared memory, its rows before `live`."""
-    row, at = row_places(STRIDE, staged.shape[1])
+    row, at = row_places(STRIDE, 64, staged.shape[1])
     staged.permute((1, 0)).store(out)
     gl.store(x + at, staged.load(at.type.layout), (row < live)[:, None])
 
@@ -87,16 +87,37 @@ def spoil(x, first):
 
 
 @gluon.jit
+def shared_buffers(
+    TYPE: gl.constexpr, K: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, READ: gl.constexpr
+):
+    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
+    TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BV], TYPE)
+    SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    ks = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], WIDE)
+    vs = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], TILE)
+    Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+    fs = gl.allocate_shared_memory(gl.float32, [STAGES, 128], LINE)
+    if READ:
+        qs = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], WIDE)
+        Ps = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+        staged = gl.allocate_shared_memory(TYPE, [64, BV], TILE)
+    else:
+        qs, Ps, staged = ks, Ts, vs
+    return ks, qs, vs, Ts, Ps, fs, staged
+
+
+@gluon.jit
 def pass_tokens(
-    S, q, k, v, made, o, buffers, tokens, scale, has_values,
+    S, q, k, v, made, o, tokens, scale, has_values,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
     DECAY: gl.constexpr, READ: gl.constexpr, STAGES: gl.constexpr, CAREFUL: gl.constexpr,
 ):  # fmt: skip
     """S after the tokens; with READ the outputs are written. CAREFUL: a NaN or an infinity spoils nothing before it."""
-    ks, qs, vs, Ts, Ps, fs, staged = buffers
     BV: gl.constexpr = S.shape[0]
     WARPS: gl.constexpr = gl.num_warps()
-    TYPE: gl.constexpr = ks.dtype
+    TYPE: gl.constexpr = k.dtype.element_ty
+    ks, qs, vs, Ts, Ps, fs, staged = shared_buffers(TYPE, K, BV, STAGES, READ)
     TOKENS: gl.constexpr = product_layout(WARPS, 64)
     BY_TOKEN: gl.constexpr = gl.SliceLayout(0, TOKENS)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, TOKENS, 2)
@@ -208,99 +229,144 @@ def pass_tokens(
 
 
 @gluon.jit
-def shared_buffers(
-    TYPE: gl.constexpr, K: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, READ: gl.constexpr
-):
-    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
-    TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BV], TYPE)
-    SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
-    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    ks = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], WIDE)
-    vs = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], TILE)
-    Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
-    fs = gl.allocate_shared_memory(gl.float32, [STAGES, 128], LINE)
-    if READ:
-        qs = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], WIDE)
-        Ps = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
-        staged = gl.allocate_shared_memory(TYPE, [64, BV], TILE)
+def find_segment(segments, segment, time, length):
+    """Of a segment: its first token (int64), how many tokens it has, its first chunk (int64), its sequence, how many segments the
+    sequence has before it, and whether it is the last. segments: the table of packed sequences, None for rows."""
+    if segments is None:
+        per_row = gl.maximum((time + length - 1) // length, 1)
+        sequence = segment // per_row
+        earlier = segment - sequence * per_row
+        before = earlier * length
+        first = (sequence * time + before).to(gl.int64)
+        tokens = gl.minimum(time - before, length)
+        chunk = (sequence * ((time + 63) // 64) + before // 64).to(gl.int64)
+        is_last = earlier == per_row - 1
     else:
-        qs, Ps, staged = ks, Ts, vs
-    return ks, qs, vs, Ts, Ps, fs, staged
+        first, stop, chunk, sequence, _, is_last = segment_place(segments, segment, time)
+        tokens = (stop - first).to(gl.int32)
+        earlier = 0
+    return first, tokens, chunk, sequence, earlier, is_last
 
 
-@gluon.jit(do_not_specialize=["time"])
-def read_chunks(
-    q, k, v, made, start, o, end, segments, time, scale,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
-    DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr, STAGES: gl.constexpr,
+@gluon.jit
+def start_of_segment(
+    begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr,
+    STARTED: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
-    """The outputs of a segment from the state that it starts with, [P, HV, K, V]; `end`: that after each sequence."""
+    """The state [columns, keys] that a segment starts from: that of its sequence, taken through all segments before."""
     KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
-    PARTS: gl.constexpr = V // BV
-    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
-    first, stop, m, _, _, _ = segment_place(segments, segment, time)
-    tokens = (stop - first).to(gl.int32)
-    at_key = (first * H + head // (HV // H)) * K
-    at_value = (first * HV + head) * V + part * BV
-    c = gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+    c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
     d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
-    at_state = d[None, :] * V + (part * BV + c)[:, None]
-    buffers = shared_buffers(q.dtype.element_ty, K, BV, STAGES, True)
     if STARTED:
-        S = gl.load(start + (segment.to(gl.int64) * HV + head) * (K * V) + at_state).to(gl.float32)
+        at = begin + (sequence.to(gl.int64) * HV + head) * (K * V)
+        S = gl.load(at + d[None, :] * V + c[:, None]).to(gl.float32)
     else:
         S = gl.zeros([BV, K], gl.float32, KEYS)
+    if CUT:
+        if cu_seqlens is not None:
+            number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
+            earlier = segment - number
+        at = ((segment - earlier).to(gl.int64) * HV + head) * K
+        transition += at * K
+        adds = added + at * V + c[:, None] * K + d[None, :]
+        SHARED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([K, K], TYPE)
+        through = gl.allocate_shared_memory(TYPE, [2, K, K], SHARED)
+        zeros = gl.zeros([BV, K], gl.float32, KEYS)
+        if earlier > 0:
+            copy_rows(through.index(0), transition, K, K, False)
+        async_copy.commit_group()
+        R = gl.load(adds, earlier > 0, 0.0)
+        for step in range(earlier):
+            async_copy.wait_group(0)
+            low = gl.convert_layout(S.to(TYPE), gl.DotOperandLayout(0, KEYS, 2))
+            S = warpgroup_mma(low, through.index(step % 2), zeros, use_acc=False, is_async=True)
+            transition += HV * K * K
+            adds += HV * K * V
+            if step + 1 < earlier:
+                copy_rows(through.index((step + 1) % 2), transition, K, K, False)
+            async_copy.commit_group()
+            S, low = warpgroup_mma_wait(0, deps=[S, low])
+            S += R
+            R = gl.load(adds, step + 1 < earlier, 0.0)
+        async_copy.wait_group(0)
+    return S
+
+
+@gluon.jit(do_not_specialize=["time", "length"])
+def read_chunks(
+    q, k, v, made, begin, added, transition, o, end, segments, cu_seqlens, time, length, scale,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
+    DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The outputs of a segment. begin, end: the state before and after every sequence [N, HV, K, V]; added and transition: what
+    `summarize_chunks` left of the segments, where there are several (CUT), of `length` tokens."""
+    TYPE: gl.constexpr = q.dtype.element_ty
+    PARTS: gl.constexpr = V // BV
+    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    first, tokens, m, sequence, earlier, is_last = find_segment(segments, segment, time, length)
+    if (tokens == 0) & (~is_last):
+        return
+    at_key = (first * H + head // (HV // H)) * K
+    at_value = (first * HV + head) * V + part * BV
     made += (m * HV + head) * RECORD
+    S = start_of_segment(
+        begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
+        HV, K, V, BV, TYPE, STARTED, CUT,
+    )  # fmt: skip
     S = pass_tokens(
-        S, q + at_key, k + at_key, v + at_value, made, o + at_value, buffers, tokens, scale, True,
+        S, q + at_key, k + at_key, v + at_value, made, o + at_value, tokens, scale, True,
         H, HV, K, V, RECORD, DECAY, True, STAGES, False,
     )  # fmt: skip
     lost = gl.sum(gl.sum(S * 0.0, 1), 0)
     if lost != lost:  # a NaN or an infinity, which a state keeps: outputs before it were spoiled by products with 0
-        if STARTED:
-            S = gl.load(start + (segment.to(gl.int64) * HV + head) * (K * V) + at_state).to(gl.float32)
-        else:
-            S = gl.zeros([BV, K], gl.float32, KEYS)
+        S = start_of_segment(
+            begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
+            HV, K, V, BV, TYPE, STARTED, CUT,
+        )  # fmt: skip
         S = pass_tokens(
-            S, q + at_key, k + at_key, v + at_value, made, o + at_value, buffers, tokens, scale, True,
+            S, q + at_key, k + at_key, v + at_value, made, o + at_value, tokens, scale, True,
             H, HV, K, V, RECORD, DECAY, True, STAGES, True,
         )  # fmt: skip
         S = gl.where(gl.abs(S) < float("inf"), S, float("nan"))
     if ENDED:
-        _, _, _, sequence, _, is_last = segment_place(segments, segment, time)
         if is_last:
-            gl.store(end + (sequence.to(gl.int64) * HV + head) * (K * V) + at_state, S)
+            KEYS: gl.constexpr = S.type.layout
+            c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+            d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
+            gl.store(end + (sequence.to(gl.int64) * HV + head) * (K * V) + d[None, :] * V + c[:, None], S)
 
 
-@gluon.jit(do_not_specialize=["time"])
+@gluon.jit(do_not_specialize=["time", "length"])
 def summarize_chunks(
-    k, v, made, added, transition, segments, time,
+    k, v, made, added, transition, segments, time, length,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
     DECAY: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What a segment does to a state, S -> T S + R: R into `added` [P, HV, K, V] and T into `transition` [P, HV, K, K]."""
+    """What a segment does to a state, S -> T S + R, both transposed: R^T into `added` [P, HV, V, K] and T^T into `transition`
+    [P, HV, K, K]. The last segment of a sequence does nothing that anybody reads."""
     KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
     VALUES: gl.constexpr = V // BV
     PARTS: gl.constexpr = VALUES + K // BV
     part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
-    first, stop, m, _, _, is_last = segment_place(segments, segment, time)
+    first, tokens, m, _, _, is_last = find_segment(segments, segment, time, length)
+    if (tokens == 0) | is_last:
+        return
     is_value = part < VALUES
     column = gl.where(is_value, part, part - VALUES) * BV
-    tokens = gl.where(is_last, 0, (stop - first).to(gl.int32))  # nobody reads what the last segment does
     at_key = (first * H + head // (HV // H)) * K
     at_value = (first * HV + head) * V + gl.where(is_value, column, 0)
-    c = gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+    c = column + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
     d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
-    S = gl.where(((column + c)[:, None] == d[None, :]) & (part >= VALUES), 1.0, 0.0)
-    buffers = shared_buffers(k.dtype.element_ty, K, BV, STAGES, False)
+    S = gl.where((c[:, None] == d[None, :]) & (part >= VALUES), 1.0, 0.0)
     made += (m * HV + head) * RECORD
     S = pass_tokens(
-        S, k, k + at_key, v + at_value, made, v, buffers, tokens, 1.0, is_value,
+        S, k, k + at_key, v + at_value, made, v, tokens, 1.0, is_value,
         H, HV, K, V, RECORD, DECAY, False, STAGES, False,
     )  # fmt: skip
     at_segment = (segment.to(gl.int64) * HV + head) * K
+    at = c[:, None] * K + d[None, :]
     if is_value:
-        gl.store(added + at_segment * V + d[None, :] * V + (column + c)[:, None], S)
+        gl.store(added + at_segment * V + at, S)
     else:
-        at = transition + at_segment * K + d[None, :] * K + (column + c)[:, None]
-        gl.store(at, S.to(transition.dtype.element_ty))
+        gl.store(transition + at_segment * K + at, S.to(transition.dtype.element_ty))

@@ -187,6 +187,7 @@ def solve_chunks(
         scores *= pair * scale
     else:
         scores *= scale
+    scores += 0.0 * scores  # infinities become NaN
     store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made + 4096)
     if DECAY:
         at = (made + 8192).to(gl.pointer_type(gl.float32), bitcast=True)
