@@ -61,26 +61,52 @@ def store_in_order(buffer, x):
 
 
 @gluon.jit
+def take_row(X, solved, rows, row: gl.constexpr, first: gl.constexpr):
+    """X [4, 16, 4], the rows from `first` on of all columns, without what they take from a row that is solved."""
+    return X - solved[:, :, None] * rows.slice(row, 1, dim=1).slice(first, 4, dim=2).load(X.type.layout)
+
+
+@gluon.jit
 def blocks_inverse(A, SQUARE: gl.constexpr):
-    """X, the inverses of the diagonal blocks of I + A [64, 64], by substitution: a thread has a column of a block. A comes
-    transposed. X comes back transposed, as blocks [64, 16], and as a matrix."""
-    ONE: gl.constexpr = gl.BlockedLayout([1, 1, 16], [2, 16, 1], [4, 1, 1], [2, 1, 0])
+    """X, the inverses of the diagonal blocks of I + A [64, 64], by substitution: a thread has a column of a block, four rows of it
+    in each of four tensors. A comes transposed; X comes back transposed and as it is."""
+    COLUMN: gl.constexpr = gl.BlockedLayout([1, 1, 4], [2, 16, 1], [4, 1, 1], [2, 1, 0])
     NARROW: gl.constexpr = product_layout(4, 16)
-    rows = gl.allocate_shared_memory(gl.float32, [4, 16, 16], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    rows = gl.allocate_shared_memory(gl.float32, [4, 16, 16], LINE)
     D = gl.convert_layout(own_block(A), NARROW).reshape([4, 16, 16])
     IN_BLOCKS: gl.constexpr = D.type.layout
-    rows.store(D)
-    # D[b, l, i] is what row i takes from row l. Columns are solved from the first row on.
-    j = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, ONE)))
-    i = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, ONE)))
-    X = gl.where((j[None, :, None] == i[None, None, :]), 1.0, 0.0) + gl.zeros([4, 16, 16], gl.float32, ONE)
-    for row in gl.static_range(15):
-        X -= pick_column(X, row)[:, :, None] * rows.slice(row, 1, dim=1).load(ONE)
-    solved = gl.allocate_shared_memory(gl.float32, [4, 16, 16], gl.SwizzledSharedLayout(4, 2, 4, [2, 1, 0]))
-    solved.store(X)
-    transposed = on_diagonal(gl.convert_layout(solved.load(IN_BLOCKS).reshape([64, 16]), NARROW), SQUARE)
-    straight = on_diagonal(gl.convert_layout(solved.permute((0, 2, 1)).load(IN_BLOCKS).reshape([64, 16]), NARROW), SQUARE)
-    return transposed, straight
+    rows.store(D)  # rows[b, l, i] is what row i takes from row l
+    j = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, COLUMN)))[None, :, None]
+    i = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, COLUMN)))[None, None, :]
+    zero = gl.zeros([4, 16, 4], gl.float32, COLUMN)
+    X0 = zero + gl.where(j == i, 1.0, 0.0)
+    X1 = zero + gl.where(j == i + 4, 1.0, 0.0)
+    X2 = zero + gl.where(j == i + 8, 1.0, 0.0)
+    X3 = zero + gl.where(j == i + 12, 1.0, 0.0)
+    for row in gl.static_range(4):
+        x = pick_column(X0, row)
+        X0 = take_row(X0, x, rows, row, 0)
+        X1 = take_row(X1, x, rows, row, 4)
+        X2 = take_row(X2, x, rows, row, 8)
+        X3 = take_row(X3, x, rows, row, 12)
+    for row in gl.static_range(4):
+        x = pick_column(X1, row)
+        X1 = take_row(X1, x, rows, row + 4, 4)
+        X2 = take_row(X2, x, rows, row + 4, 8)
+        X3 = take_row(X3, x, rows, row + 4, 12)
+    for row in gl.static_range(4):
+        x = pick_column(X2, row)
+        X2 = take_row(X2, x, rows, row + 8, 8)
+        X3 = take_row(X3, x, rows, row + 8, 12)
+    for row in gl.static_range(3):
+        X3 = take_row(X3, pick_column(X3, row), rows, row + 12, 12)
+    solved = gl.allocate_shared_memory(gl.float32, [4, 16, 16], LINE)
+    X = gl.join(gl.join(X0, X2), gl.join(X1, X3))
+    solved.store(X.permute((0, 1, 3, 4, 2)).reshape([4, 16, 16]))
+    transposed = gl.convert_layout(solved.load(IN_BLOCKS).reshape([64, 16]), NARROW)
+    straight = gl.convert_layout(solved.permute((0, 2, 1)).load(IN_BLOCKS).reshape([64, 16]), NARROW)
+    return on_diagonal(transposed, SQUARE), on_diagonal(straight, SQUARE)
 
 
 @gluon.jit
