@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import torch
 
@@ -50,8 +49,3 @@ def version_is_tested() -> bool:
         return version("triton").startswith(TESTED)
     except PackageNotFoundError:  # built from source, say
         return False
-
-
-def is_gluon(kernel: Any) -> bool:
-    """Whether a kernel is written in Gluon."""
-    return HAS_GLUON and isinstance(kernel, gluon._runtime.GluonJITFunction)
