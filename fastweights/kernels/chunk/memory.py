@@ -11,7 +11,7 @@ from ..common.call import Specs, make_rule
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule, MemoryGrads
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..runtime.workspace import TensorSpec
-from .one_pass.launches import OnePass, takes_one_pass
+from .one_pass.launches import OnePass, OnePassKept, takes_one_pass
 from .key_energy import record_energy_grads, record_key_energy
 from .precondition import QUERIES, Form, record_precondition, record_precondition_grads
 
@@ -60,6 +60,9 @@ class Memory(MemoryCall):
 
     def forward(self, final: bool) -> tuple[Specs, SavedForBackward]:
         (o, S_end, A_end), saved = self.shapes(final)
+        if takes_one_pass(self):
+            OnePassKept(self.x, self.device, self.options, self.recorder).forward_kept(o, S_end, saved)
+            return (o, S_end, A_end), saved
         chunks = self.begin(saved, A_end)
         self.record_outputs(chunks, saved, self.options[0], o, S_end)
         return (o, S_end, A_end), saved

@@ -57,10 +57,11 @@ def copy_rows(buffer, x, live, STRIDE: gl.constexpr, MASKED: gl.constexpr):
 
 
 @gluon.jit
-def copy_factors(buffer, x):
+def copy_factors(buffer, x, there):
     LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
     at = x.to(gl.pointer_type(gl.float32), bitcast=True)
-    async_copy.async_copy_global_to_shared(buffer, at + gl.arange(0, 128, LAYOUT))
+    i = gl.arange(0, 128, LAYOUT)
+    async_copy.async_copy_global_to_shared(buffer, at + i, mask=(i < 128) & there)
 
 
 @gluon.jit
@@ -109,11 +110,11 @@ def shared_buffers(
 
 @gluon.jit
 def pass_tokens(
-    S, q, k, v, made, o, tokens, scale, has_values,
+    S, q, k, v, made, o, kept, tokens, scale, has_values,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
     DECAY: gl.constexpr, READ: gl.constexpr, STAGES: gl.constexpr, CAREFUL: gl.constexpr,
 ):  # fmt: skip
-    """S after the tokens; with READ the outputs are written. CAREFUL: a NaN or an infinity spoils nothing before it."""
+    """S after the tokens; with READ the outputs are written, and u into `kept` unless that is None. CAREFUL: a NaN or an infinity spoils nothing before it."""
     BV: gl.constexpr = S.shape[0]
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = k.dtype.element_ty
@@ -137,7 +138,7 @@ def pass_tokens(
                 copy_rows(qs.index(ahead), q, live, KEY_ROW, True)
                 copy_rows(Ps.index(ahead), made + 4096, live, 64, False)
             if DECAY:
-                copy_factors(fs.index(ahead), made + 8192)
+                copy_factors(fs.index(ahead), made + 8192, True)
         async_copy.commit_group()
         k += 64 * KEY_ROW
         q += 64 * KEY_ROW
@@ -152,31 +153,22 @@ def pass_tokens(
     into = STAGES - 1
     for n in range(chunks):
         async_copy.wait_group(STAGES - 2)
-        read = warpgroup_mma(low, ks.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
         if READ:
             if CAREFUL:
                 out = spoil(out, ruin)
             done = out.to(TYPE)
+        read = warpgroup_mma(low, ks.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if READ:
             out = warpgroup_mma(low, qs.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        # Copies are spread over the step: begun all at once, they would hold up what comes next. A buffer is copied to where a
+        # barrier costs nothing between that and what is read of it.
+        live = tokens - (n + STAGES - 1) * 64
+        whole = gl.where(live > 0, 64, 0)
+        if READ:
             store_rows(staged, done, o, gl.where(n > 0, 64, 0), VALUE_ROW)
             o += 64 * VALUE_ROW
-        live = tokens - (n + STAGES - 1) * 64
-        if live > 0:
-            copy_rows(ks.index(into), k, live, KEY_ROW, True)
-            copy_rows(vs.index(into), v, gl.where(has_values, live, 0), VALUE_ROW, True)
-            copy_rows(Ts.index(into), made, live, 64, False)
-            if READ:
-                copy_rows(qs.index(into), q, live, KEY_ROW, True)
-                copy_rows(Ps.index(into), made + 4096, live, 64, False)
-            if DECAY:
-                copy_factors(fs.index(into), made + 8192)
-        async_copy.commit_group()
-        k += 64 * KEY_ROW
-        q += 64 * KEY_ROW
-        v += 64 * VALUE_ROW
-        made += HV * RECORD
-
-        values = vs.index(now).permute((1, 0)).load(TOKENS).to(gl.float32)
+            copy_rows(qs.index(into), q, live, KEY_ROW, True)
+        values = vs.index(now).permute((1, 0)).load(TOKENS)
         if DECAY:
             factors = fs.index(now)
             since = factors.slice(0, 64).load(BY_TOKEN)
@@ -184,15 +176,18 @@ def pass_tokens(
             total = factors.slice(63, 1).load(gl.SliceLayout(0, S.type.layout))
         read = warpgroup_mma_wait(1 if READ else 0, deps=[read])
         if DECAY:
-            x = values - since[None, :] * read
+            x = values.to(gl.float32) - since[None, :] * read
         else:
-            x = values - read
+            x = values.to(gl.float32) - read
         if CAREFUL:
             bad, ruin = first_bad(x)
             x = gl.where(bad, 0.0, x)
         x = gl.convert_layout(x.to(TYPE), LEFT)
         u = warpgroup_mma(x, Ts.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        copy_rows(vs.index(into), v, gl.where(has_values, live, 0), VALUE_ROW, True)
+        copy_rows(Ts.index(into), made, whole, 64, True)
         if DECAY:
+            copy_factors(fs.index(into), made + 8192, live > 0)
             S *= total[None, :]
         if READ:
             out, low = warpgroup_mma_wait(1, deps=[out, low])
@@ -214,6 +209,19 @@ def pass_tokens(
                 u = gl.where(bad, 0.0, u)
             written = gl.convert_layout(u.to(TYPE), LEFT)
             out = warpgroup_mma(written, Ps.index(now).permute((1, 0)), out, is_async=True)
+            if kept is not None:
+                if CAREFUL:
+                    u = spoil(u, ruin)
+                store_rows(staged, u.to(TYPE), kept, tokens - n * 64, VALUE_ROW)
+                kept += 64 * VALUE_ROW
+        copy_rows(ks.index(into), k, live, KEY_ROW, True)
+        if READ:
+            copy_rows(Ps.index(into), made + 4096, whole, 64, True)
+        async_copy.commit_group()
+        q += 64 * KEY_ROW
+        k += 64 * KEY_ROW
+        v += 64 * VALUE_ROW
+        made += HV * RECORD
         S, decayed = warpgroup_mma_wait(1 if READ else 0, deps=[S, decayed])
         low = gl.convert_layout(S.to(TYPE), LEFT_S)
         if READ:
@@ -249,6 +257,15 @@ def find_segment(segments, segment, time, length):
 
 
 @gluon.jit
+def state_addresses(states, number, part, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr):
+    """Where the numbers [columns, keys] of a program lie in a state of states [.., K, V]."""
+    KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
+    c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+    d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
+    return states + number.to(gl.int64) * (K * V) + (d[None, :] * V + c[:, None])
+
+
+@gluon.jit
 def start_of_segment(
     begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr,
@@ -256,11 +273,8 @@ def start_of_segment(
 ):  # fmt: skip
     """The state [columns, keys] that a segment starts from: that of its sequence, taken through all segments before."""
     KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
-    c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
-    d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
     if STARTED:
-        at = begin + (sequence.to(gl.int64) * HV + head) * (K * V)
-        S = gl.load(at + d[None, :] * V + c[:, None]).to(gl.float32)
+        S = gl.load(state_addresses(begin, sequence * HV + head, part, K, V, BV)).to(gl.float32)
     else:
         S = gl.zeros([BV, K], gl.float32, KEYS)
     if CUT:
@@ -269,6 +283,8 @@ def start_of_segment(
             earlier = segment - number
         at = ((segment - earlier).to(gl.int64) * HV + head) * K
         transition += at * K
+        c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+        d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
         adds = added + at * V + c[:, None] * K + d[None, :]
         SHARED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([K, K], TYPE)
         through = gl.allocate_shared_memory(TYPE, [2, K, K], SHARED)
@@ -280,7 +296,7 @@ def start_of_segment(
         for step in range(earlier):
             async_copy.wait_group(0)
             low = gl.convert_layout(S.to(TYPE), gl.DotOperandLayout(0, KEYS, 2))
-            S = warpgroup_mma(low, through.index(step % 2), zeros, use_acc=False, is_async=True)
+            S = warpgroup_mma(low, through.index(step % 2).permute((1, 0)), zeros, use_acc=False, is_async=True)
             transition += HV * K * K
             adds += HV * K * V
             if step + 1 < earlier:
@@ -295,12 +311,13 @@ def start_of_segment(
 
 @gluon.jit(do_not_specialize=["time", "length"])
 def read_chunks(
-    q, k, v, made, begin, added, transition, o, end, segments, cu_seqlens, time, length, scale,
+    q, k, v, made, begin, added, transition, o, end, u, starts, segments, cu_seqlens, time, length, scale,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
     DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The outputs of a segment. begin, end: the state before and after every sequence [N, HV, K, V]; added and transition: what
-    `summarize_chunks` left of the segments, where there are several (CUT), of `length` tokens."""
+    `summarize_chunks` left of the segments, where there are several (CUT), of `length` tokens. For a backward u [BT, HV, V] and
+    the states that the segments start from [P, HV, K, V] are written too, None otherwise."""
     TYPE: gl.constexpr = q.dtype.element_ty
     PARTS: gl.constexpr = V // BV
     part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
@@ -314,8 +331,12 @@ def read_chunks(
         begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
         HV, K, V, BV, TYPE, STARTED, CUT,
     )  # fmt: skip
+    if u is not None:
+        u += at_value
+    if starts is not None:
+        gl.store(state_addresses(starts, segment * HV + head, part, K, V, BV), S)
     S = pass_tokens(
-        S, q + at_key, k + at_key, v + at_value, made, o + at_value, tokens, scale, True,
+        S, q + at_key, k + at_key, v + at_value, made, o + at_value, u, tokens, scale, True,
         H, HV, K, V, RECORD, DECAY, True, STAGES, False,
     )  # fmt: skip
     lost = gl.sum(gl.sum(S * 0.0, 1), 0)
@@ -325,16 +346,13 @@ def read_chunks(
             HV, K, V, BV, TYPE, STARTED, CUT,
         )  # fmt: skip
         S = pass_tokens(
-            S, q + at_key, k + at_key, v + at_value, made, o + at_value, tokens, scale, True,
+            S, q + at_key, k + at_key, v + at_value, made, o + at_value, u, tokens, scale, True,
             H, HV, K, V, RECORD, DECAY, True, STAGES, True,
         )  # fmt: skip
         S = gl.where(gl.abs(S) < float("inf"), S, float("nan"))
     if ENDED:
         if is_last:
-            KEYS: gl.constexpr = S.type.layout
-            c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
-            d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
-            gl.store(end + (sequence.to(gl.int64) * HV + head) * (K * V) + d[None, :] * V + c[:, None], S)
+            gl.store(state_addresses(end, sequence * HV + head, part, K, V, BV), S)
 
 
 @gluon.jit(do_not_specialize=["time", "length"])
@@ -343,7 +361,7 @@ def summarize_chunks(
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
     DECAY: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What a segment does to a state, S -> T S + R, both transposed: R^T into `added` [P, HV, V, K] and T^T into `transition`
+    """What a segment does to a state, S -> T S + R: R, transposed, into `added` [P, HV, V, K], T into `transition`
     [P, HV, K, K]. The last segment of a sequence does nothing that anybody reads."""
     KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
     VALUES: gl.constexpr = V // BV
@@ -361,12 +379,11 @@ def summarize_chunks(
     S = gl.where((c[:, None] == d[None, :]) & (part >= VALUES), 1.0, 0.0)
     made += (m * HV + head) * RECORD
     S = pass_tokens(
-        S, k, k + at_key, v + at_value, made, v, tokens, 1.0, is_value,
+        S, k, k + at_key, v + at_value, made, v, None, tokens, 1.0, is_value,
         H, HV, K, V, RECORD, DECAY, False, STAGES, False,
     )  # fmt: skip
     at_segment = (segment.to(gl.int64) * HV + head) * K
-    at = c[:, None] * K + d[None, :]
     if is_value:
-        gl.store(added + at_segment * V + at, S)
+        gl.store(added + at_segment * V + c[:, None] * K + d[None, :], S)
     else:
-        gl.store(transition + at_segment * K + at, S.to(transition.dtype.element_ty))
+        gl.store(transition + at_segment * K + d[None, :] * K + c[:, None], S.to(transition.dtype.element_ty))
