@@ -74,8 +74,8 @@ def draw(time: int, heads: int = 1, value_heads: int = 1) -> tuple[Tensor, ...]:
     torch.manual_seed(time)
     q, k = (F.normalize(torch.randn(1, time, heads, 128, dtype=torch.float64), dim=-1) for _ in range(2))
     v = torch.randn(1, time, value_heads, 128, dtype=torch.float64)
-    beta, g = torch.rand(1, time, value_heads, dtype=torch.float64), -torch.rand(1, time, value_heads, dtype=torch.float64)
-    return q, k, v, beta, g
+    beta, g = (torch.rand(1, time, value_heads, dtype=torch.float64) for _ in range(2))
+    return q, k, v, beta, -g
 
 
 @pytest.mark.parametrize("time", [1, 64, 100, 500])

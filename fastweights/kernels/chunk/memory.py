@@ -11,8 +11,8 @@ from ..common.call import Specs, make_rule
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule, MemoryGrads
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..runtime.workspace import TensorSpec
-from .one_pass.launches import OnePass, OnePassKept, takes_one_pass
 from .key_energy import record_energy_grads, record_key_energy
+from .one_pass.launches import OnePass, OnePassKept, takes_one_pass
 from .precondition import QUERIES, Form, record_precondition, record_precondition_grads
 
 __all__ = ["MEMORY", "PRECONDITIONER", "KernelInputs", "PreconditionerInputs"]
@@ -61,7 +61,7 @@ class Memory(MemoryCall):
     def forward(self, final: bool) -> tuple[Specs, SavedForBackward]:
         (o, S_end, A_end), saved = self.shapes(final)
         if takes_one_pass(self):
-            OnePassKept(self.x, self.device, self.options, self.recorder).forward_kept(o, S_end, saved)
+            OnePassKept(self.x, self.device, self.options, self.recorder).record_forward(o, S_end, saved)
             return (o, S_end, A_end), saved
         chunks = self.begin(saved, A_end)
         self.record_outputs(chunks, saved, self.options[0], o, S_end)
@@ -71,7 +71,7 @@ class Memory(MemoryCall):
         """The outputs alone."""
         if not takes_one_pass(self):
             return self.forward(final)[0]
-        return *OnePass(self.x, self.device, self.options, self.recorder).forward(final), None
+        return *OnePass(self.x, self.device, self.options, self.recorder).record_inference(final), None
 
     def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> KernelInputs:
         """The gradient of every input; those of q, k and the preconditioner's gates per value head."""

@@ -73,6 +73,10 @@ class Call:
     def has_large_shared_memory(self) -> bool:
         return has_large_shared_memory(self.device)
 
+    def forward(self, final: bool) -> tuple[Specs, Any]:
+        """Record the launches of a forward; its outputs and what a backward needs."""
+        raise NotImplementedError
+
     def infer(self, final: bool) -> Specs:
         """The outputs of a forward that keeps nothing for a backward; a family may record other launches for it."""
         return self.forward(final)[0]

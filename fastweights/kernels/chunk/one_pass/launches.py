@@ -17,27 +17,22 @@ RECORD = SQUARES + 4 * CHUNK  # and two factors per token, in float32
 
 
 class PassTile(NamedTuple):
-    """Value columns of a program and how many chunks are there at once; 16 columns are a warp's."""
+    """Value columns of a program, of which 16 are a warp's, and how many chunks there are in shared memory at once."""
 
     BV: int
     stages: int
 
 
-class Tiles(NamedTuple):
-    """programs: how many of the pass keep the GPU busy."""
-
-    read: PassTile
-    summary: PassTile
-    programs: int
-
-
-TILES = Tiles(PassTile(128, 3), PassTile(64, 3), 132)
-NARROW = Tiles(PassTile(64, 3), PassTile(64, 3), 132)
-OPTIONS: dict[str, Any] = {}
+# Measured on an H200 (studies/notes/kernels.md). A multiprocessor holds one program. Programs of 128 columns load keys, queries,
+# T and P once for these; where two of 64 columns find a multiprocessor each, they are faster.
+WHOLE = PassTile(128, 3)
+HALF = PassTile(64, 3)
+PROGRAMS = 132  # of 128 columns, that keep an H100 or H200 busy
+SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
 
 
 def takes_one_pass(call: DeltaRule) -> bool:
-    """Whether a forward that keeps nothing for a backward has these launches."""
+    """Whether a forward has these launches: wherever they were measured, they are faster."""
     x = call.memory
     return (
         runs_gluon(call.device)
@@ -52,17 +47,16 @@ class OnePass(DeltaRule):
 
     def set_up(self) -> None:
         super().set_up()
-        self.choose_tiles()
+        self.choose_segments()
+        few = not self.cut and 2 * self.N * self.HV <= PROGRAMS
+        self.pass_tile = HALF if few else WHOLE
 
-    def choose_tiles(self) -> None:
-        self.tiles = OPTIONS.get("tiles", TILES)
-        programs = self.HV * -(-self.V // self.tiles.read.BV)
-        self.length, self.cut = segment_length(self.B, self.T, programs, self.tiles.programs)
-        if not self.cut and "tiles" not in OPTIONS:
-            self.tiles = NARROW
+    def choose_segments(self) -> None:
+        programs = self.HV * (self.V // WHOLE.BV)
+        self.length, self.cut = segment_length(self.B, self.T, programs, PROGRAMS)
         self.P = self.count_segments()
 
-    def forward(self, final: bool) -> Specs:
+    def record_inference(self, final: bool) -> Specs:
         o, S_end = self.token_tensor(self.HV, self.V), self.state(self.N) if final else None
         chunks = segments = None
         if self.packed:
@@ -73,7 +67,7 @@ class OnePass(DeltaRule):
 
     def record_passes(self, o: Any, S_end: Any, saved: SavedForBackward) -> None:
         """Of `saved` what is None is not kept."""
-        from .passes import read_chunks, summarize_chunks
+        from .passes import read_chunks, summarize_chunks  # need Gluon
         from .solve import solve_chunks
 
         x, HV, scale = self.memory, self.HV, self.options[0]
@@ -83,18 +77,17 @@ class OnePass(DeltaRule):
         place = (segments, x.cu_seqlens, self.T, self.segment_tokens)
         self.launch(
             solve_chunks, (self.M, HV), x.q, x.k, x.beta, x.g, made, saved.T, saved.G, saved.chunk_table, self.T, scale, **sizes,
-            HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), num_warps=4, maxnreg=OPTIONS.get("maxnreg", 128),
+            HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
         added = transition = None
         if self.cut:
-            tile = self.tiles.summary
             added = self.floats(self.P, HV, self.V, self.K)
             transition = self.empty(self.P, HV, self.K, self.K) if saved.transitions is None else saved.transitions
             self.launch(
-                summarize_chunks, ((self.V + self.K) // tile.BV * self.P, HV), x.k, x.v, made, added, transition, segments,
-                self.T, self.segment_tokens, **sizes, BV=tile.BV, STAGES=tile.stages, num_warps=tile.BV // 16,
+                summarize_chunks, ((self.V + self.K) // HALF.BV * self.P, HV), x.k, x.v, made, added, transition, segments,
+                self.T, self.segment_tokens, **sizes, BV=HALF.BV, STAGES=HALF.stages, num_warps=HALF.BV // 16,
             )  # fmt: skip
-        tile = self.tiles.read
+        tile = self.pass_tile
         self.launch(
             read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, x.v, made, x.S, added, transition, o, S_end, saved.u,
             saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
@@ -105,9 +98,10 @@ class OnePass(DeltaRule):
 class OnePassKept(OnePass):
     """A forward before a backward, whose segments are those of the kernels in plain Triton."""
 
-    def choose_tiles(self) -> None:
-        self.tiles = TILES if self.cut else NARROW
+    def choose_segments(self) -> None:
+        """Those that the backward has."""
 
-    def forward_kept(self, o: Any, S_end: Any, saved: SavedForBackward) -> None:
-        self.record_tables(saved)
+    def record_forward(self, o: Any, S_end: Any, saved: SavedForBackward) -> None:
+        if self.packed:
+            self.record_tables(saved)
         self.record_passes(o, S_end, saved)

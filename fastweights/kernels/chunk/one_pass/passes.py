@@ -88,9 +88,7 @@ def spoil(x, first):
 
 
 @gluon.jit
-def shared_buffers(
-    TYPE: gl.constexpr, K: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, READ: gl.constexpr
-):
+def shared_buffers(TYPE: gl.constexpr, K: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, READ: gl.constexpr):
     WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BV], TYPE)
     SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
@@ -114,7 +112,8 @@ def pass_tokens(
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
     DECAY: gl.constexpr, READ: gl.constexpr, STAGES: gl.constexpr, CAREFUL: gl.constexpr,
 ):  # fmt: skip
-    """S after the tokens; with READ the outputs are written, and u into `kept` unless that is None. CAREFUL: a NaN or an infinity spoils nothing before it."""
+    """S after the tokens; with READ the outputs are written, and u into `kept` unless that is None. CAREFUL: a NaN or an infinity
+    spoils nothing before it."""
     BV: gl.constexpr = S.shape[0]
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = k.dtype.element_ty
@@ -176,9 +175,8 @@ def pass_tokens(
             total = factors.slice(63, 1).load(gl.SliceLayout(0, S.type.layout))
         read = warpgroup_mma_wait(1 if READ else 0, deps=[read])
         if DECAY:
-            x = values.to(gl.float32) - since[None, :] * read
-        else:
-            x = values.to(gl.float32) - read
+            read *= since[None, :]
+        x = values.to(gl.float32) - read
         if CAREFUL:
             bad, ruin = first_bad(x)
             x = gl.where(bad, 0.0, x)
@@ -194,10 +192,10 @@ def pass_tokens(
         u, x = warpgroup_mma_wait(0, deps=[u, x])
         if CAREFUL:
             u = spoil(u, ruin)
+        decayed = u
         if DECAY:
-            decayed = gl.convert_layout((u * until[None, :]).to(TYPE), LEFT_S)
-        else:
-            decayed = gl.convert_layout(u.to(TYPE), LEFT_S)
+            decayed *= until[None, :]
+        decayed = gl.convert_layout(decayed.to(TYPE), LEFT_S)
         S = warpgroup_mma(decayed, ks.index(now), S, is_async=True)
         if READ:
             if DECAY:
@@ -350,7 +348,7 @@ def read_chunks(
             H, HV, K, V, RECORD, DECAY, True, STAGES, True,
         )  # fmt: skip
         S = gl.where(gl.abs(S) < float("inf"), S, float("nan"))
-    if ENDED:
+    if ENDED:  # noqa: SIM102 (one is known when compiling)
         if is_last:
             gl.store(state_addresses(end, sequence * HV + head, part, K, V, BV), S)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
-from ...common.tiles import load_gate
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .passes import copy_rows, product_layout
 
@@ -47,8 +46,8 @@ def on_diagonal(blocks, SQUARE: gl.constexpr):
 
 @gluon.jit
 def as_left(x):
-    """x as the left operand of a product in tf32 whose right one was `in_order`: in every 8 columns the even ones come first, as a
-    thread's registers hold them, so that nothing moves."""
+    """x as the left operand of a product in tf32 with what `store_in_order` stored: of every 8 columns the even ones come first,
+    as a thread's registers hold them, so that nothing moves."""
     LEFT: gl.constexpr = gl.DotOperandLayout(0, x.type.layout, 1)
     turned = x.reshape([64, 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, 64])
     return gl.convert_layout(turned, LEFT, assert_trivial=True)
@@ -68,8 +67,8 @@ def take_row(X, solved, rows, row: gl.constexpr, first: gl.constexpr):
 
 @gluon.jit
 def blocks_inverse(A, SQUARE: gl.constexpr):
-    """X, the inverses of the diagonal blocks of I + A [64, 64], by substitution: a thread has a column of a block, four rows of it
-    in each of four tensors. A comes transposed; X comes back transposed and as it is."""
+    """X, the inverses of the diagonal blocks of I + A [64, 64], by substitution: a thread has a column of a block, and four rows
+    of it in each of four tensors. A comes transposed; X comes back transposed and as it is."""
     COLUMN: gl.constexpr = gl.BlockedLayout([1, 1, 4], [2, 16, 1], [4, 1, 1], [2, 1, 0])
     NARROW: gl.constexpr = product_layout(4, 16)
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
@@ -175,10 +174,11 @@ def solve_chunks(
     copy_rows(qs, q + at_key, count, H * K, True)
     async_copy.commit_group()
     t = gl.arange(0, 64, LINE)
-    gain = gl.load(beta + first * (HV // HEADS_BETA) + head // HEADS_BETA + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
+    at = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
+    gain = gl.load(at + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
     if DECAY:
-        decay = gl.load(g + first * (HV // HEADS_G) + head // HEADS_G + t * (HV // HEADS_G), t < count, 0.0).to(gl.float32)
-        decay = gl.where(decay < -40.0, -40.0, decay) * 1.4426950408889634
+        at = g + first * (HV // HEADS_G) + head // HEADS_G
+        decay = clamp_decay(gl.load(at + t * (HV // HEADS_G), t < count, 0.0))
     else:
         decay = gl.zeros([64], gl.float32, LINE)
     async_copy.wait_group(0)
@@ -218,13 +218,13 @@ def solve_chunks(
     scores += 0.0 * scores  # infinities become NaN
     store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made + 4096, 64, 64)
     if DECAY:
-        at = (made + 8192).to(gl.pointer_type(gl.float32), bitcast=True)
-        gl.store(at + t, gl.exp2(decay))
-        gl.store(at + 64 + t, gl.exp2(total - decay))
+        factors = (made + 8192).to(gl.pointer_type(gl.float32), bitcast=True)
+        gl.store(factors + t, gl.exp2(decay))
+        gl.store(factors + 64 + t, gl.exp2(total - decay))
     T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)
     if inverse is not None:
-        at = inverse + (first * HV + head) * 64
-        store_square(staged, T + (0.0 * summed.load(BY_I))[None, :], at, count, HV * 64)
+        kept = T + (0.0 * summed.load(BY_I))[None, :]
+        store_square(staged, kept, inverse + (first * HV + head) * 64, count, HV * 64)
         if DECAY:
             gl.store(G + first * HV + head + t * HV, decay, t < count)
     T = T * gains.load(BY_J)[:, None] + (0.0 * summed.load(BY_I))[None, :]
