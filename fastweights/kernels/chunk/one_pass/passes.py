@@ -107,7 +107,7 @@ def shared_buffers(TYPE: gl.constexpr, K: gl.constexpr, BV: gl.constexpr, STAGES
 
 
 @gluon.jit
-def pass_tokens(
+def pass_segment(
     S, q, k, v, made, o, kept, tokens, scale, has_values,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
     DECAY: gl.constexpr, READ: gl.constexpr, STAGES: gl.constexpr, CAREFUL: gl.constexpr,
@@ -333,7 +333,7 @@ def read_chunks(
         u += at_value
     if starts is not None:
         gl.store(state_addresses(starts, segment * HV + head, part, K, V, BV), S)
-    S = pass_tokens(
+    S = pass_segment(
         S, q + at_key, k + at_key, v + at_value, made, o + at_value, u, tokens, scale, True,
         H, HV, K, V, RECORD, DECAY, True, STAGES, False,
     )  # fmt: skip
@@ -343,7 +343,7 @@ def read_chunks(
             begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
             HV, K, V, BV, TYPE, STARTED, CUT,
         )  # fmt: skip
-        S = pass_tokens(
+        S = pass_segment(
             S, q + at_key, k + at_key, v + at_value, made, o + at_value, u, tokens, scale, True,
             H, HV, K, V, RECORD, DECAY, True, STAGES, True,
         )  # fmt: skip
@@ -376,7 +376,7 @@ def summarize_chunks(
     d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
     S = gl.where((c[:, None] == d[None, :]) & (part >= VALUES), 1.0, 0.0)
     made += (m * HV + head) * RECORD
-    S = pass_tokens(
+    S = pass_segment(
         S, k, k + at_key, v + at_value, made, v, None, tokens, 1.0, is_value,
         H, HV, K, V, RECORD, DECAY, False, STAGES, False,
     )  # fmt: skip
