@@ -12,7 +12,7 @@ from ..common.delta_rule.launches import ChunkOperands, DeltaRule, MemoryGrads
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..runtime.workspace import TensorSpec
 from .key_energy import record_energy_grads, record_key_energy
-from .one_pass.launches import OnePass, OnePassKept, takes_one_pass
+from .one_pass.launches import OnePass, takes_one_pass
 from .precondition import QUERIES, Form, record_precondition, record_precondition_grads
 
 __all__ = ["MEMORY", "PRECONDITIONER", "KernelInputs", "PreconditionerInputs"]
@@ -60,9 +60,6 @@ class Memory(MemoryCall):
 
     def forward(self, final: bool) -> tuple[Specs, SavedForBackward]:
         (o, S_end, A_end), saved = self.shapes(final)
-        if takes_one_pass(self):
-            OnePassKept(self.x, self.device, self.options, self.recorder).record_forward(o, S_end, saved)
-            return (o, S_end, A_end), saved
         chunks = self.begin(saved, A_end)
         self.record_outputs(chunks, saved, self.options[0], o, S_end)
         return (o, S_end, A_end), saved

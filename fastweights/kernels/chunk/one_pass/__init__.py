@@ -23,9 +23,6 @@ are computed as if it were 0. A bad value or state spoils its column of S. Produ
 tokens of the chunk before it. The loop does not look for them: a state never loses a NaN, so where the state at a segment's end
 has one, the segment is passed again by a loop that does (CAREFUL).
 
-Before a backward the same launches also write T, u, G and the states that segments start from; the backward is that of
-`common.delta_rule`.
-
 The kernels are written in Gluon (`runtime/gluon.py`), for bfloat16 and float16 and 128 key and value channels. `takes_one_pass`
-(`launches.py`) says which calls take them; all others take the kernels in plain Triton.
+(`launches.py`) says which calls take them. All others, and every forward before a backward, take the kernels in plain Triton.
 """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ...common.call import Specs
 from ...common.delta_rule.launches import DeltaRule
-from ...common.delta_rule.sizes import SavedForBackward, segment_length
+from ...common.delta_rule.sizes import segment_length
 from ...common.packing import CHUNK, record_tables
 from ...runtime.gluon import runs_gluon
 
@@ -32,7 +32,7 @@ SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
 
 
 def takes_one_pass(call: DeltaRule) -> bool:
-    """Whether a forward has these launches: wherever they were measured, they are faster."""
+    """Whether a forward that keeps nothing for a backward has these launches: wherever they were measured, they are faster."""
     x = call.memory
     return (
         runs_gluon(call.device)
@@ -47,61 +47,39 @@ class OnePass(DeltaRule):
 
     def set_up(self) -> None:
         super().set_up()
-        self.choose_segments()
-        few = not self.cut and 2 * self.N * self.HV <= PROGRAMS
-        self.pass_tile = HALF if few else WHOLE
-
-    def choose_segments(self) -> None:
         programs = self.HV * (self.V // WHOLE.BV)
         self.length, self.cut = segment_length(self.B, self.T, programs, PROGRAMS)
         self.P = self.count_segments()
+        few = not self.cut and 2 * self.N * self.HV <= PROGRAMS
+        self.pass_tile = HALF if few else WHOLE
 
     def record_inference(self, final: bool) -> Specs:
-        o, S_end = self.token_tensor(self.HV, self.V), self.state(self.N) if final else None
-        chunks = segments = None
-        if self.packed:
-            chunks, segments = self.empty(self.M, 2, dtype=torch.int32), self.empty(self.P, 5, dtype=torch.int32)
-            record_tables(self.recorder, self.memory.cu_seqlens, chunks, segments, self.T, self.segment_tokens)
-        self.record_passes(o, S_end, SavedForBackward(chunk_table=chunks, segment_table=segments))
-        return o, S_end
-
-    def record_passes(self, o: Any, S_end: Any, saved: SavedForBackward) -> None:
-        """Of `saved` what is None is not kept."""
+        """The launches; o and, with final, the state after every sequence."""
         from .passes import read_chunks, summarize_chunks  # need Gluon
         from .solve import solve_chunks
 
         x, HV, scale = self.memory, self.HV, self.options[0]
+        o, S_end = self.token_tensor(HV, self.V), self.state(self.N) if final else None
         made = self.empty(self.M, HV, RECORD)
-        segments = saved.segment_table if self.packed else None
+        chunks = segments = added = transition = None
+        if self.packed:
+            chunks, segments = self.empty(self.M, 2, dtype=torch.int32), self.empty(self.P, 5, dtype=torch.int32)
+            record_tables(self.recorder, x.cu_seqlens, chunks, segments, self.T, self.segment_tokens)
         sizes = {"H": self.H, "HV": HV, "RECORD": RECORD, "DECAY": self.decay == 1}
-        place = (segments, x.cu_seqlens, self.T, self.segment_tokens)
         self.launch(
-            solve_chunks, (self.M, HV), x.q, x.k, x.beta, x.g, made, saved.T, saved.G, saved.chunk_table, self.T, scale, **sizes,
+            solve_chunks, (self.M, HV), x.q, x.k, x.beta, x.g, made, chunks, self.T, scale, **sizes,
             HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
-        added = transition = None
         if self.cut:
-            added = self.floats(self.P, HV, self.V, self.K)
-            transition = self.empty(self.P, HV, self.K, self.K) if saved.transitions is None else saved.transitions
+            added, transition = self.floats(self.P, HV, self.V, self.K), self.empty(self.P, HV, self.K, self.K)
             self.launch(
                 summarize_chunks, ((self.V + self.K) // HALF.BV * self.P, HV), x.k, x.v, made, added, transition, segments,
                 self.T, self.segment_tokens, **sizes, BV=HALF.BV, STAGES=HALF.stages, num_warps=HALF.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
         self.launch(
-            read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, x.v, made, x.S, added, transition, o, S_end, saved.u,
-            saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
-            ENDED=S_end is not None, CUT=bool(self.cut), STAGES=tile.stages, num_warps=tile.BV // 16,
+            read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, x.v, made, x.S, added, transition, o, S_end, segments,
+            x.cu_seqlens, self.T, self.segment_tokens, scale, **sizes, BV=tile.BV, STARTED=x.S is not None, ENDED=final,
+            CUT=bool(self.cut), STAGES=tile.stages, num_warps=tile.BV // 16,
         )  # fmt: skip
-
-
-class OnePassKept(OnePass):
-    """A forward before a backward, whose segments are those of the kernels in plain Triton."""
-
-    def choose_segments(self) -> None:
-        """Those that the backward has."""
-
-    def record_forward(self, o: Any, S_end: Any, saved: SavedForBackward) -> None:
-        if self.packed:
-            self.record_tables(saved)
-        self.record_passes(o, S_end, saved)
+        return o, S_end
