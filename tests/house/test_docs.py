@@ -146,7 +146,7 @@ def launched_kernels(folder: Path) -> set[tuple[str, str]]:
         for path, tree in trees.items()
         for node in tree.body
         if isinstance(node, ast.FunctionDef) and node.name in names
-        if any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+        if any(re.match(r"(triton|gluon)\.jit", ast.unparse(decorator)) for decorator in node.decorator_list)
     }
 
 

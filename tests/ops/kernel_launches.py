@@ -47,7 +47,10 @@ class Compilation(NamedTuple):
 
         from fastweights.kernels.runtime.private_api import newest_ptxas
 
-        source = triton.compiler.ASTSource(self.kernel, self.signature, self.constexprs, self.attrs)
+        source_type = triton.compiler.ASTSource
+        if self.kernel.is_gluon():
+            from triton.experimental.gluon._runtime import GluonASTSource as source_type
+        source = source_type(self.kernel, self.signature, self.constexprs, self.attrs)
         with newest_ptxas():
             compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self.options)
         return Compiled(compiled.metadata.shared, compiled.asm["cubin"], compiled.asm["ttgir"])

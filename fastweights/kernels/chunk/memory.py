@@ -12,6 +12,7 @@ from ..common.delta_rule.launches import ChunkOperands, DeltaRule, MemoryGrads
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..runtime.workspace import TensorSpec
 from .key_energy import record_energy_grads, record_key_energy
+from .one_pass.launches import OnePass, takes_one_pass
 from .precondition import QUERIES, Form, record_precondition, record_precondition_grads
 
 __all__ = ["MEMORY", "PRECONDITIONER", "KernelInputs", "PreconditionerInputs"]
@@ -62,6 +63,12 @@ class Memory(MemoryCall):
         chunks = self.begin(saved, A_end)
         self.record_outputs(chunks, saved, self.options[0], o, S_end)
         return (o, S_end, A_end), saved
+
+    def infer(self, final: bool) -> Specs:
+        """The outputs alone."""
+        if not takes_one_pass(self):
+            return self.forward(final)[0]
+        return *OnePass(self.x, self.device, self.options, self.recorder).record_inference(final), None
 
     def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> KernelInputs:
         """The gradient of every input; those of q, k and the preconditioner's gates per value head."""

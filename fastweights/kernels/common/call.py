@@ -73,6 +73,14 @@ class Call:
     def has_large_shared_memory(self) -> bool:
         return has_large_shared_memory(self.device)
 
+    def forward(self, final: bool) -> tuple[Specs, Any]:
+        """Record the launches of a forward; its outputs and what a backward needs."""
+        raise NotImplementedError
+
+    def infer(self, final: bool) -> Specs:
+        """The outputs of a forward that keeps nothing for a backward; a family may record other launches for it."""
+        return self.forward(final)[0]
+
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         """A launch that takes from `self.constants` what the kernel names and the caller does not give."""
         missing = [name for name in kernel.arg_names[len(arguments) :] if name not in constants]
@@ -159,4 +167,7 @@ def make_rule(call: type[Any]) -> Rule:
     ) -> Specs:  # fmt: skip
         return call(x, device, options, recorder).backward(saved, output_grads, state_grads)
 
-    return Rule(shapes, forward, backward)
+    def infer(recorder: Recorder, x: Any, device: torch.device, options: Sequence[Any], final: bool) -> Specs:
+        return call(x, device, options, recorder).infer(final)
+
+    return Rule(shapes, forward, backward, infer)

@@ -116,11 +116,14 @@ class Rule(NamedTuple):
     forward(recorder, inputs, device, options, final): records the launches; returns what `shapes` returns.
     backward(recorder, inputs, device, options, saved, output_grads, state_grads): records the launches; returns a gradient
         for every input or None. state_grads: whether the initial states need one.
+    infer(recorder, inputs, device, options, final): records the launches of a forward that keeps nothing for a backward; returns
+        the placeholders of the outputs.
     """
 
     shapes: Callable[..., tuple[Sequence[TensorSpec | None], Sequence[TensorSpec | None]]]
     forward: Callable[..., tuple[Sequence[TensorSpec | None], Sequence[TensorSpec | None]]]
     backward: Callable[..., Sequence[TensorSpec | None]]
+    infer: Callable[..., Sequence[TensorSpec | None]]
 
 
 class PlanKey(NamedTuple):
@@ -146,8 +149,10 @@ class CallPlans:
 
     @cached_property
     def recorded(self) -> tuple[list[Launch], Sequence[TensorSpec | None], Sequence[TensorSpec | None]]:
-        """The launches of a forward, its outputs, and what a backward needs."""
+        """The launches of a forward, its outputs, and what a backward needs, nothing where none follows."""
         recorder, key = Recorder(), self.key
+        if not key.keep_saved:
+            return recorder.launches, key.rule.infer(recorder, self.inputs, key.device, key.options, key.final), ()
         outputs, saved = key.rule.forward(recorder, self.inputs, key.device, key.options, key.final)
         return recorder.launches, outputs, saved
 
@@ -155,7 +160,7 @@ class CallPlans:
     def forward(self) -> LaunchPlan:
         """Returns the outputs and, with keep_saved, what a backward needs."""
         launches, outputs, saved = self.recorded
-        return LaunchPlan(launches, self.inputs, [*outputs, *(saved if self.key.keep_saved else ())], self.key.device)
+        return LaunchPlan(launches, self.inputs, [*outputs, *saved], self.key.device)
 
     def backward(
         self, inputs: Sequence[Tensor | None], saved: Sequence[Tensor | None], output_grads: Sequence[Tensor | None],

@@ -148,12 +148,16 @@ class ChunkSizes(Call):
         self.tile = tiles(self.K, self.V, self.dtype, self.delta, self.has_large_shared_memory, self.finer)
         programs = self.HV * -(-self.V // self.tile["chunk_state"].BV)
         self.length, self.cut = segment_length(self.B, self.T, programs, programs_at_once(self.delta))
-        pieces = max_pieces(self.N, self.T, CHUNK * self.length, self.packed, least=1)
-        self.P = self.N + self.cut * (pieces - self.N)
+        self.P = self.count_segments()
         # What is written to narrow states has the largest error: T and u are not rounded on the way to it.
         self.u_dtype = torch.float32 if self.K < 64 or self.finer else self.dtype
         self.constants |= {"DECAY": self.decay, "DELTA": self.delta, "WRITE": self.writes, "FINER": self.finer}
         self.constants["GOES_ON"] = False
+
+    def count_segments(self) -> int:
+        """P, from the length of segments and whether there are any."""
+        pieces = max_pieces(self.N, self.T, CHUNK * self.length, self.packed, least=1)
+        return self.N + self.cut * (pieces - self.N)
 
     # A launch chooses by these. `placeholders` must not: it is called with the symbols of torch.compile(dynamic=True) too.
 

@@ -1,0 +1,28 @@
+r"""The delta rules with one decay per head, or none, on Hopper GPUs: one pass over the chunks, with the state on chip.
+
+The mathematics is that of `common.delta_rule`, whose names are used here. Its kernels hand W, U, u and the states of all chunks
+to each other through memory. Here a launch per chunk leaves T diag(beta), P and two decays per token (`solve.py`), and a pass per
+segment, head and tile of value columns does the rest (`passes.py`). The state S is held transposed, [values, keys], in registers:
+
+    x = V^T - exp(G) (S K^T)          u = x (T diag(beta))^T
+    O^T = scale exp(G) (S Q^T) + u P^T
+    S <- exp(G_C) S + (exp(G_C - G) u) K
+
+S, x and u are left operands of products, which Hopper's tensor cores read from registers in the layout that products leave, so
+nothing that depends on S goes through shared memory. What comes from memory is copied there two chunks ahead.
+
+Long sequences of few heads are cut into segments. `summarize_chunks` finds what a segment does to a state, S -> T S + R, and
+every program of the pass takes the state of its sequence through the segments before its own, in the place of
+`combine_segments`.
+
+T = (I + A)^-1 comes from the inverses X of its diagonal blocks of 16 tokens, by substitution, and from L, what is below them.
+With N = X L, where N^4 = 0, T = X - N (X - N (X - N X)).
+
+**NaN and infinity.** A token with a bad key or gate makes G NaN from it on, which its rows of T and P take over; rows before it
+are computed as if it were 0. A bad value or state spoils its column of S. Products with zeros also spoil, in its column, the
+tokens of the chunk before it. The loop does not look for them: a state never loses a NaN, so where the state at a segment's end
+has one, the segment is passed again by a loop that does (CAREFUL).
+
+The kernels are written in Gluon (`runtime/gluon.py`), for bfloat16 and float16 and 128 key and value channels. `takes_one_pass`
+(`launches.py`) says which calls take them. All others, and every forward before a backward, take the kernels in plain Triton.
+"""

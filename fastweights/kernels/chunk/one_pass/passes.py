@@ -1,0 +1,376 @@
+"""The pass over the chunks of a segment, in Gluon for Hopper GPUs: see the head of this folder."""
+
+from __future__ import annotations
+
+from ...common.packing import pieces_of_sequence, segment_place
+from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+
+
+@gluon.constexpr_function
+def product_layout(warps, columns, depth=16):
+    """Of the result [16 warps, columns] of a product; depth 16 for numbers of 16 bits, 8 for tf32."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, columns, depth])
+
+
+@gluon.constexpr_function
+def row_layout(warps, width):
+    """Of rows of so many numbers of 16 bits, 16 bytes per thread."""
+    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def rows_at_once(warps, width):
+    return min(64, 256 // width * warps)
+
+
+@gluon.jit
+def unknown_zero():
+    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def row_places(STRIDE: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
+    """Of a tile [HEIGHT, WIDTH] the rows, and the places of all numbers. A thread's rows differ by constants, which stand within
+    instructions."""
+    LAYOUT: gl.constexpr = row_layout(gl.num_warps(), WIDTH)
+    ROWS: gl.constexpr = 256 // WIDTH * gl.num_warps()
+    APART: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 256 // WIDTH, WIDTH // 8], [1, gl.num_warps(), 1], [2, 1, 0])
+    IN_ROWS: gl.constexpr = gl.SliceLayout(2, APART)
+    r = gl.arange(0, HEIGHT // ROWS, gl.SliceLayout(1, IN_ROWS)) * ROWS
+    i = gl.arange(0, ROWS, gl.SliceLayout(0, IN_ROWS)) + unknown_zero()
+    c = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(1, APART)))
+    row = r[:, None] + i[None, :]
+    at = (r.to(gl.int64)[:, None] * STRIDE + i.to(gl.int64)[None, :] * STRIDE)[:, :, None] + c[None, None, :]
+    row = gl.convert_layout(row.reshape([HEIGHT]), gl.SliceLayout(1, LAYOUT))
+    at = gl.convert_layout(at.reshape([HEIGHT, WIDTH]), LAYOUT)
+    return row, gl.max_contiguous(gl.multiple_of(at, [8, 8]), [1, 8])
+
+
+@gluon.jit
+def copy_rows(buffer, x, live, STRIDE: gl.constexpr, MASKED: gl.constexpr):
+    """Begin to copy a tile from x on; rows from `live` on become 0."""
+    row, at = row_places(STRIDE, buffer.shape[0], buffer.shape[1])
+    if MASKED:
+        async_copy.async_copy_global_to_shared(buffer, x + at, mask=(row < live)[:, None])
+    else:
+        async_copy.async_copy_global_to_shared(buffer, x + at)
+
+
+@gluon.jit
+def copy_factors(buffer, x, there):
+    LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    at = x.to(gl.pointer_type(gl.float32), bitcast=True)
+    i = gl.arange(0, 128, LAYOUT)
+    async_copy.async_copy_global_to_shared(buffer, at + i, mask=(i < 128) & there)
+
+
+@gluon.jit
+def store_rows(staged, out, x, live, STRIDE: gl.constexpr):
+    """Write out [columns, 64] as a tile [64, columns] by way of shared memory, its rows before `live`."""
+    row, at = row_places(STRIDE, 64, staged.shape[1])
+    staged.permute((1, 0)).store(out)
+    gl.store(x + at, staged.load(at.type.layout), (row < live)[:, None])
+
+
+@gluon.jit
+def first_bad(x):
+    """By row [columns, 64], the first token that is a NaN or an infinity, 64 where none is."""
+    i = gl.arange(0, 64, gl.SliceLayout(0, x.type.layout))
+    bad = ~(gl.abs(x) < float("inf"))
+    return bad, gl.min(gl.where(bad, i[None, :], 64), 1)
+
+
+@gluon.jit
+def spoil(x, first):
+    """NaN from the first bad token on."""
+    i = gl.arange(0, 64, gl.SliceLayout(0, x.type.layout))
+    return gl.where(i[None, :] >= first[:, None], float("nan"), x)
+
+
+@gluon.jit
+def shared_buffers(TYPE: gl.constexpr, K: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, READ: gl.constexpr):
+    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
+    TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BV], TYPE)
+    SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    ks = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], WIDE)
+    vs = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], TILE)
+    Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+    fs = gl.allocate_shared_memory(gl.float32, [STAGES, 128], LINE)
+    if READ:
+        qs = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], WIDE)
+        Ps = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+        staged = gl.allocate_shared_memory(TYPE, [64, BV], TILE)
+    else:
+        qs, Ps, staged = ks, Ts, vs
+    return ks, qs, vs, Ts, Ps, fs, staged
+
+
+@gluon.jit
+def pass_segment(
+    S, q, k, v, made, o, tokens, scale, has_values,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
+    DECAY: gl.constexpr, READ: gl.constexpr, STAGES: gl.constexpr, CAREFUL: gl.constexpr,
+):  # fmt: skip
+    """S after the tokens; with READ the outputs are written. CAREFUL: a NaN or an infinity spoils nothing before it."""
+    BV: gl.constexpr = S.shape[0]
+    WARPS: gl.constexpr = gl.num_warps()
+    TYPE: gl.constexpr = k.dtype.element_ty
+    ks, qs, vs, Ts, Ps, fs, staged = shared_buffers(TYPE, K, BV, STAGES, READ)
+    TOKENS: gl.constexpr = product_layout(WARPS, 64)
+    BY_TOKEN: gl.constexpr = gl.SliceLayout(0, TOKENS)
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, TOKENS, 2)
+    LEFT_S: gl.constexpr = gl.DotOperandLayout(0, S.type.layout, 2)
+    KEY_ROW: gl.constexpr = H * K
+    VALUE_ROW: gl.constexpr = HV * V
+    o -= 64 * VALUE_ROW
+    chunks = (tokens + 63) // 64
+
+    for ahead in gl.static_range(STAGES - 1):
+        live = tokens - ahead * 64
+        if live > 0:
+            copy_rows(ks.index(ahead), k, live, KEY_ROW, True)
+            copy_rows(vs.index(ahead), v, gl.where(has_values, live, 0), VALUE_ROW, True)
+            copy_rows(Ts.index(ahead), made, live, 64, False)
+            if READ:
+                copy_rows(qs.index(ahead), q, live, KEY_ROW, True)
+                copy_rows(Ps.index(ahead), made + 4096, live, 64, False)
+            if DECAY:
+                copy_factors(fs.index(ahead), made + 8192, True)
+        async_copy.commit_group()
+        k += 64 * KEY_ROW
+        q += 64 * KEY_ROW
+        v += 64 * VALUE_ROW
+        made += HV * RECORD
+
+    zeros = gl.zeros([BV, 64], gl.float32, TOKENS)
+    low = gl.convert_layout(S.to(TYPE), LEFT_S)
+    out = zeros
+    ruin = gl.full([BV], 64, gl.int32, gl.SliceLayout(1, TOKENS))
+    now = 0
+    into = STAGES - 1
+    for n in range(chunks):
+        async_copy.wait_group(STAGES - 2)
+        if READ:
+            if CAREFUL:
+                out = spoil(out, ruin)
+            done = out.to(TYPE)
+        read = warpgroup_mma(low, ks.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if READ:
+            out = warpgroup_mma(low, qs.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        # Copies are spread over the step: begun all at once, they would hold up what comes next. A buffer is copied to where a
+        # barrier costs nothing between that and what is read of it.
+        live = tokens - (n + STAGES - 1) * 64
+        whole = gl.where(live > 0, 64, 0)
+        if READ:
+            store_rows(staged, done, o, gl.where(n > 0, 64, 0), VALUE_ROW)
+            o += 64 * VALUE_ROW
+            copy_rows(qs.index(into), q, live, KEY_ROW, True)
+        values = vs.index(now).permute((1, 0)).load(TOKENS)
+        if DECAY:
+            factors = fs.index(now)
+            since = factors.slice(0, 64).load(BY_TOKEN)
+            until = factors.slice(64, 64).load(BY_TOKEN)
+            total = factors.slice(63, 1).load(gl.SliceLayout(0, S.type.layout))
+        read = warpgroup_mma_wait(1 if READ else 0, deps=[read])
+        if DECAY:
+            read *= since[None, :]
+        x = values.to(gl.float32) - read
+        if CAREFUL:
+            bad, ruin = first_bad(x)
+            x = gl.where(bad, 0.0, x)
+        x = gl.convert_layout(x.to(TYPE), LEFT)
+        u = warpgroup_mma(x, Ts.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        copy_rows(vs.index(into), v, gl.where(has_values, live, 0), VALUE_ROW, True)
+        copy_rows(Ts.index(into), made, whole, 64, True)
+        if DECAY:
+            copy_factors(fs.index(into), made + 8192, live > 0)
+            S *= total[None, :]
+        if READ:
+            out, low = warpgroup_mma_wait(1, deps=[out, low])
+        u, x = warpgroup_mma_wait(0, deps=[u, x])
+        if CAREFUL:
+            u = spoil(u, ruin)
+        decayed = u
+        if DECAY:
+            decayed *= until[None, :]
+        decayed = gl.convert_layout(decayed.to(TYPE), LEFT_S)
+        S = warpgroup_mma(decayed, ks.index(now), S, is_async=True)
+        if READ:
+            if DECAY:
+                out *= (since * scale)[None, :]
+            else:
+                out *= scale
+            if CAREFUL:
+                bad, ruin = first_bad(u)
+                u = gl.where(bad, 0.0, u)
+            written = gl.convert_layout(u.to(TYPE), LEFT)
+            out = warpgroup_mma(written, Ps.index(now).permute((1, 0)), out, is_async=True)
+        copy_rows(ks.index(into), k, live, KEY_ROW, True)
+        if READ:
+            copy_rows(Ps.index(into), made + 4096, whole, 64, True)
+        async_copy.commit_group()
+        q += 64 * KEY_ROW
+        k += 64 * KEY_ROW
+        v += 64 * VALUE_ROW
+        made += HV * RECORD
+        S, decayed = warpgroup_mma_wait(1 if READ else 0, deps=[S, decayed])
+        low = gl.convert_layout(S.to(TYPE), LEFT_S)
+        if READ:
+            out, written = warpgroup_mma_wait(0, deps=[out, written])
+        now = gl.where(now == STAGES - 1, 0, now + 1)
+        into = gl.where(into == STAGES - 1, 0, into + 1)
+    async_copy.wait_group(0)
+    if READ:
+        if CAREFUL:
+            out = spoil(out, ruin)
+        store_rows(staged, out.to(TYPE), o, gl.where(chunks > 0, tokens - (chunks - 1) * 64, 0), VALUE_ROW)
+    return S
+
+
+@gluon.jit
+def find_segment(segments, segment, time, length):
+    """Of a segment: its first token (int64), how many tokens it has, its first chunk (int64), its sequence, how many segments the
+    sequence has before it, and whether it is the last. segments: the table of packed sequences, None for rows."""
+    if segments is None:
+        per_row = gl.maximum((time + length - 1) // length, 1)
+        sequence = segment // per_row
+        earlier = segment - sequence * per_row
+        before = earlier * length
+        first = (sequence * time + before).to(gl.int64)
+        tokens = gl.minimum(time - before, length)
+        chunk = (sequence * ((time + 63) // 64) + before // 64).to(gl.int64)
+        is_last = earlier == per_row - 1
+    else:
+        first, stop, chunk, sequence, _, is_last = segment_place(segments, segment, time)
+        tokens = (stop - first).to(gl.int32)
+        earlier = 0
+    return first, tokens, chunk, sequence, earlier, is_last
+
+
+@gluon.jit
+def state_addresses(states, number, part, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr):
+    """Where the numbers [columns, keys] of a program lie in a state of states [.., K, V]."""
+    KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
+    c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+    d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
+    return states + number.to(gl.int64) * (K * V) + (d[None, :] * V + c[:, None])
+
+
+@gluon.jit
+def start_of_segment(
+    begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr,
+    STARTED: gl.constexpr, CUT: gl.constexpr,
+):  # fmt: skip
+    """The state [columns, keys] that a segment starts from: that of its sequence, taken through all segments before."""
+    KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
+    if STARTED:
+        S = gl.load(state_addresses(begin, sequence * HV + head, part, K, V, BV)).to(gl.float32)
+    else:
+        S = gl.zeros([BV, K], gl.float32, KEYS)
+    if CUT:
+        if cu_seqlens is not None:
+            number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
+            earlier = segment - number
+        at = ((segment - earlier).to(gl.int64) * HV + head) * K
+        transition += at * K
+        c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+        d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
+        adds = added + at * V + c[:, None] * K + d[None, :]
+        SHARED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([K, K], TYPE)
+        through = gl.allocate_shared_memory(TYPE, [2, K, K], SHARED)
+        zeros = gl.zeros([BV, K], gl.float32, KEYS)
+        if earlier > 0:
+            copy_rows(through.index(0), transition, K, K, False)
+        async_copy.commit_group()
+        R = gl.load(adds, earlier > 0, 0.0)
+        for step in range(earlier):
+            async_copy.wait_group(0)
+            low = gl.convert_layout(S.to(TYPE), gl.DotOperandLayout(0, KEYS, 2))
+            S = warpgroup_mma(low, through.index(step % 2).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            transition += HV * K * K
+            adds += HV * K * V
+            if step + 1 < earlier:
+                copy_rows(through.index((step + 1) % 2), transition, K, K, False)
+            async_copy.commit_group()
+            S, low = warpgroup_mma_wait(0, deps=[S, low])
+            S += R
+            R = gl.load(adds, step + 1 < earlier, 0.0)
+        async_copy.wait_group(0)
+    return S
+
+
+@gluon.jit(do_not_specialize=["time", "length"])
+def read_chunks(
+    q, k, v, made, begin, added, transition, o, end, segments, cu_seqlens, time, length, scale,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
+    DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The outputs of a segment. begin, end: the state before and after every sequence [N, HV, K, V]; added and transition: what
+    `summarize_chunks` left of the segments, where there are several (CUT), of `length` tokens."""
+    TYPE: gl.constexpr = q.dtype.element_ty
+    PARTS: gl.constexpr = V // BV
+    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    first, tokens, m, sequence, earlier, is_last = find_segment(segments, segment, time, length)
+    if (tokens == 0) & (~is_last):
+        return
+    at_key = (first * H + head // (HV // H)) * K
+    at_value = (first * HV + head) * V + part * BV
+    made += (m * HV + head) * RECORD
+    S = start_of_segment(
+        begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
+        HV, K, V, BV, TYPE, STARTED, CUT,
+    )  # fmt: skip
+    S = pass_segment(
+        S, q + at_key, k + at_key, v + at_value, made, o + at_value, tokens, scale, True,
+        H, HV, K, V, RECORD, DECAY, True, STAGES, False,
+    )  # fmt: skip
+    lost = gl.sum(gl.sum(S * 0.0, 1), 0)
+    if lost != lost:  # a NaN or an infinity, which a state keeps: outputs before it were spoiled by products with 0
+        S = start_of_segment(
+            begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
+            HV, K, V, BV, TYPE, STARTED, CUT,
+        )  # fmt: skip
+        S = pass_segment(
+            S, q + at_key, k + at_key, v + at_value, made, o + at_value, tokens, scale, True,
+            H, HV, K, V, RECORD, DECAY, True, STAGES, True,
+        )  # fmt: skip
+        S = gl.where(gl.abs(S) < float("inf"), S, float("nan"))
+    if ENDED:  # noqa: SIM102 (one is known when compiling)
+        if is_last:
+            gl.store(state_addresses(end, sequence * HV + head, part, K, V, BV), S)
+
+
+@gluon.jit(do_not_specialize=["time", "length"])
+def summarize_chunks(
+    k, v, made, added, transition, segments, time, length,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
+    DECAY: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """What a segment does to a state, S -> T S + R: R, transposed, into `added` [P, HV, V, K], T into `transition`
+    [P, HV, K, K]. The last segment of a sequence does nothing that anybody reads."""
+    KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
+    VALUES: gl.constexpr = V // BV
+    PARTS: gl.constexpr = VALUES + K // BV
+    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    first, tokens, m, _, _, is_last = find_segment(segments, segment, time, length)
+    if (tokens == 0) | is_last:
+        return
+    is_value = part < VALUES
+    column = gl.where(is_value, part, part - VALUES) * BV
+    at_key = (first * H + head // (HV // H)) * K
+    at_value = (first * HV + head) * V + gl.where(is_value, column, 0)
+    c = column + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+    d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
+    S = gl.where((c[:, None] == d[None, :]) & (part >= VALUES), 1.0, 0.0)
+    made += (m * HV + head) * RECORD
+    S = pass_segment(
+        S, k, k + at_key, v + at_value, made, v, tokens, 1.0, is_value,
+        H, HV, K, V, RECORD, DECAY, False, STAGES, False,
+    )  # fmt: skip
+    at_segment = (segment.to(gl.int64) * HV + head) * K
+    if is_value:
+        gl.store(added + at_segment * V + c[:, None] * K + d[None, :], S)
+    else:
+        gl.store(transition + at_segment * K + d[None, :] * K + c[:, None], S.to(transition.dtype.element_ty))

@@ -1,0 +1,225 @@
+"""What the passes take of a chunk, from its tokens alone, in Gluon for Hopper GPUs: see the head of this folder."""
+
+from __future__ import annotations
+
+from ...common.math import clamp_decay
+from ...common.packing import program_chunk
+from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .passes import copy_rows, product_layout
+
+
+@gluon.jit
+def either(a, b):
+    return a | b
+
+
+@gluon.jit
+def pick_column(x, column: gl.constexpr):
+    """x[:, :, column] of numbers whose last axis lies within a thread: no instruction."""
+    i = gl.arange(0, x.shape[2], gl.SliceLayout(0, gl.SliceLayout(1, x.type.layout)))
+    bits = gl.where(i[None, None, :] == column, x.to(gl.int32, bitcast=True), 0)
+    return gl.reduce(bits, 2, either).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def own_block(x):
+    """The diagonal blocks of 16 [64, 16] of x [64, 64]."""
+    parts = x.reshape([64, 4, 16])
+    LAYOUT: gl.constexpr = parts.type.layout
+    j = gl.arange(0, 64, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+    b = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    own = (j // 16)[:, None] == b[None, :]
+    return gl.sum(gl.where(own[:, :, None], parts, 0.0), 1)
+
+
+@gluon.jit
+def on_diagonal(blocks, SQUARE: gl.constexpr):
+    """[64, 64] whose diagonal blocks are these, and 0 elsewhere."""
+    zero = gl.zeros([64, 64], gl.float32, SQUARE).reshape([64, 4, 16])
+    LAYOUT: gl.constexpr = zero.type.layout
+    j = gl.arange(0, 64, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+    b = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    own = (j // 16)[:, None] == b[None, :]
+    blocks = gl.convert_layout(blocks, gl.SliceLayout(1, LAYOUT))
+    return gl.convert_layout(gl.where(own[:, :, None], blocks[:, None, :], zero).reshape([64, 64]), SQUARE)
+
+
+@gluon.jit
+def as_left(x):
+    """x as the left operand of a product in tf32 with what `store_in_order` stored: of every 8 columns the even ones come first,
+    as a thread's registers hold them, so that nothing moves."""
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, x.type.layout, 1)
+    turned = x.reshape([64, 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, 64])
+    return gl.convert_layout(turned, LEFT, assert_trivial=True)
+
+
+@gluon.jit
+def store_in_order(buffer, x):
+    """Rows of x, columns ordered as `as_left` does."""
+    buffer.store(x.reshape([64, 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, 64]))
+
+
+@gluon.jit
+def take_row(X, solved, rows, row: gl.constexpr, first: gl.constexpr):
+    """X [4, 16, 4], the rows from `first` on of all columns, without what they take from a row that is solved."""
+    return X - solved[:, :, None] * rows.slice(row, 1, dim=1).slice(first, 4, dim=2).load(X.type.layout)
+
+
+@gluon.jit
+def blocks_inverse(A, SQUARE: gl.constexpr):
+    """X, the inverses of the diagonal blocks of I + A [64, 64], by substitution: a thread has a column of a block, and four rows
+    of it in each of four tensors. A comes transposed; X comes back transposed and as it is."""
+    COLUMN: gl.constexpr = gl.BlockedLayout([1, 1, 4], [2, 16, 1], [4, 1, 1], [2, 1, 0])
+    NARROW: gl.constexpr = product_layout(4, 16)
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    rows = gl.allocate_shared_memory(gl.float32, [4, 16, 16], LINE)
+    D = gl.convert_layout(own_block(A), NARROW).reshape([4, 16, 16])
+    IN_BLOCKS: gl.constexpr = D.type.layout
+    rows.store(D)  # rows[b, l, i] is what row i takes from row l
+    j = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, COLUMN)))[None, :, None]
+    i = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, COLUMN)))[None, None, :]
+    zero = gl.zeros([4, 16, 4], gl.float32, COLUMN)
+    X0 = zero + gl.where(j == i, 1.0, 0.0)
+    X1 = zero + gl.where(j == i + 4, 1.0, 0.0)
+    X2 = zero + gl.where(j == i + 8, 1.0, 0.0)
+    X3 = zero + gl.where(j == i + 12, 1.0, 0.0)
+    for row in gl.static_range(4):
+        x = pick_column(X0, row)
+        X0 = take_row(X0, x, rows, row, 0)
+        X1 = take_row(X1, x, rows, row, 4)
+        X2 = take_row(X2, x, rows, row, 8)
+        X3 = take_row(X3, x, rows, row, 12)
+    for row in gl.static_range(4):
+        x = pick_column(X1, row)
+        X1 = take_row(X1, x, rows, row + 4, 4)
+        X2 = take_row(X2, x, rows, row + 4, 8)
+        X3 = take_row(X3, x, rows, row + 4, 12)
+    for row in gl.static_range(4):
+        x = pick_column(X2, row)
+        X2 = take_row(X2, x, rows, row + 8, 8)
+        X3 = take_row(X3, x, rows, row + 8, 12)
+    for row in gl.static_range(3):
+        X3 = take_row(X3, pick_column(X3, row), rows, row + 12, 12)
+    solved = gl.allocate_shared_memory(gl.float32, [4, 16, 16], LINE)
+    X = gl.join(gl.join(X0, X2), gl.join(X1, X3))
+    solved.store(X.permute((0, 1, 3, 4, 2)).reshape([4, 16, 16]))
+    transposed = gl.convert_layout(solved.load(IN_BLOCKS).reshape([64, 16]), NARROW)
+    straight = gl.convert_layout(solved.permute((0, 2, 1)).load(IN_BLOCKS).reshape([64, 16]), NARROW)
+    return on_diagonal(transposed, SQUARE), on_diagonal(straight, SQUARE)
+
+
+@gluon.jit
+def inverse_transposed(A):
+    """(I + A)^-1 of a strictly lower triangular A [64, 64]; both transposed. X holds the inverses of the diagonal blocks of 16, L
+    what is below them. With N = X L, where N^4 = 0, it is (I + N)^-1 X = X - N (X - N (X - N X))."""
+    SQUARE: gl.constexpr = A.type.layout
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    Xt, X = blocks_inverse(A, SQUARE)
+    j = gl.arange(0, 64, gl.SliceLayout(1, SQUARE)) // 16
+    i = gl.arange(0, 64, gl.SliceLayout(0, SQUARE)) // 16
+    zeros = gl.zeros([64, 64], gl.float32, SQUARE)
+    below = gl.allocate_shared_memory(gl.float32, [64, 64], SHARED)
+    store_in_order(below, gl.where(j[:, None] < i[None, :], A, 0.0))
+    fence_async_shared()
+    left = as_left(X)
+    N = warpgroup_mma(left, below.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    N, left = warpgroup_mma_wait(0, deps=[N, left])
+    store_in_order(below, -N)
+    fence_async_shared()
+    Y = Xt
+    for _ in gl.static_range(3):
+        left = as_left(Y)
+        Y = warpgroup_mma(left, below.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        Y, left = warpgroup_mma_wait(0, deps=[Y, left])
+        Y += Xt
+    return Y
+
+
+@gluon.jit
+def store_square(staged, x, at):
+    """Write x, transposed, as a tile [64, 64] without gaps."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    c = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
+    staged.permute((1, 0)).store(x.to(staged.dtype))
+    gl.store(at + i[:, None] * 64 + c[None, :], staged.load(LAYOUT))
+
+
+@gluon.jit
+def add(a, b):
+    return a + b
+
+
+@gluon.jit(do_not_specialize=["time"])
+def solve_chunks(
+    q, k, beta, g, made, chunks, time, scale,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
+    HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, DECAY: gl.constexpr,
+):  # fmt: skip
+    """One chunk of one head: T diag(beta), P and the decays from its start and to its end, in `made` [M, HV, RECORD]."""
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
+    TYPE: gl.constexpr = q.dtype.element_ty
+    SQUARE: gl.constexpr = product_layout(4, 64)
+    BY_J: gl.constexpr = gl.SliceLayout(1, SQUARE)
+    BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
+    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
+    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
+    at_key = (first * H + head // (HV // H)) * K
+    ks = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
+    qs = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
+    copy_rows(ks, k + at_key, count, H * K, True)
+    copy_rows(qs, q + at_key, count, H * K, True)
+    async_copy.commit_group()
+    t = gl.arange(0, 64, LINE)
+    at = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
+    gain = gl.load(at + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
+    if DECAY:
+        at = g + first * (HV // HEADS_G) + head // HEADS_G
+        decay = clamp_decay(gl.load(at + t * (HV // HEADS_G), t < count, 0.0))
+    else:
+        decay = gl.zeros([64], gl.float32, LINE)
+    async_copy.wait_group(0)
+    zeros = gl.zeros([64, 64], gl.float32, SQUARE)
+    overlap = warpgroup_mma(ks, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    scores = warpgroup_mma(ks, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    overlap, scores = warpgroup_mma_wait(0, deps=[overlap, scores])
+
+    # A token with a bad key or gate makes the decays from it on NaN.
+    norms = own_block(overlap)
+    e = gl.arange(0, 16, gl.SliceLayout(0, norms.type.layout))
+    f = gl.arange(0, 64, gl.SliceLayout(1, norms.type.layout)) % 16
+    norms = gl.sum(gl.where(f[:, None] == e[None, :], norms, 0.0), 1)
+    decay += 0.0 * (gl.convert_layout(norms, LINE) + gain)
+    decay = gl.associative_scan(decay, 0, add)
+    gates = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    summed = gates.slice(0, 64)
+    gains = gates.slice(64, 64)
+    summed.store(decay)
+    gains.store(gl.where(decay == decay, gain, 0.0))
+    total = summed.slice(63, 1).load(LINE)
+    from_i = summed.load(BY_I)
+    from_j = summed.load(BY_J)
+    i = gl.arange(0, 64, BY_I)
+    j = gl.arange(0, 64, BY_J)
+    until = gl.where(from_i == from_i, i, -1)  # no row of A has a bad number
+    if DECAY:
+        pair = gl.exp2(gl.where(i[None, :] >= j[:, None], from_i[None, :] - from_j[:, None], 0.0))
+        overlap *= pair
+    A = gl.where(until[None, :] > j[:, None], overlap * gains.load(BY_I)[None, :], 0.0)
+    staged = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
+    made += (m.to(gl.int64) * HV + head) * RECORD
+    if DECAY:
+        scores *= pair * scale
+    else:
+        scores *= scale
+    scores += 0.0 * scores  # infinities become NaN
+    store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made + 4096)
+    if DECAY:
+        factors = (made + 8192).to(gl.pointer_type(gl.float32), bitcast=True)
+        gl.store(factors + t, gl.exp2(decay))
+        gl.store(factors + 64 + t, gl.exp2(total - decay))
+    T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)
+    T = T * gains.load(BY_J)[:, None] + (0.0 * summed.load(BY_I))[None, :]
+    store_square(staged, T, made)
