@@ -39,6 +39,11 @@ def test_the_first_token_has_all(clock: Clock) -> None:
     assert serving_vllm.first_token_ms(clock.write, 500, 3) == pytest.approx(3502.0)
 
 
+def test_tokens_behind_a_difference_do_not_count() -> None:
+    """A model goes on from other tokens than it would have written."""
+    assert serving_vllm.same_tokens([[1, 2, 3, 4], [5, 0, 7, 8]], [[1, 2, 3, 4], [5, 6, 7, 8]]) == 5 / 8
+
+
 def test_rows_keep_batches_prompts_and_mixers_apart(tmp_path: Path) -> None:
     file, origin = tmp_path / "rows.json", describe("a GPU")
     for mixer, batch, prompt, ms in (

@@ -6,8 +6,8 @@
 Needs vLLM (docs/serving.md). A preset with random weights is served in bfloat16 by vLLM's engine in a process of its own, with
 CUDA graphs of whole decoding steps. A step is the difference between two answers of different length to the same prompts, divided
 by the tokens between them. The time to the first token is that of an answer of one token. Both are medians. The step of
-`generate()` is measured before, in the same run, for presets without softmax layers. Writes
-studies/results/serving-vllm-<device>.json.
+`generate()` is measured before, in the same run, for presets without softmax layers. Checked: the part of greedy tokens that are
+those of `generate()`, which near ties in bfloat16 keep below 1. Writes studies/results/serving-vllm-<device>.json.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,6 +37,7 @@ from fastweights_studies.record import Origin, Plain, Row
 TASK = "serving_vllm"
 FEW = 16  # tokens of the shorter answer
 FIRST = 2048  # tokens of the prompt whose first token is timed
+COMPARED = 8, 64, 16  # prompts, tokens of each, tokens of each answer, which are compared with those of generate()
 Write = Callable[[int, int, int], None]  # prompts, tokens of each, tokens of each answer
 
 
@@ -75,34 +77,61 @@ def own_step_ms(model: Any, batch: int, repeats: int) -> float:
     return interleaved({"generate": steps.graph.replay}, repeats)["generate"].median
 
 
-def save_model(folder: str, name: str, mixer: str | None, batches: Sequence[int], repeats: int) -> dict[int, float]:
-    """Save the model, and measure the step of its `generate()` by batch, where it has no softmax layers."""
+class Own(NamedTuple):
+    """What `generate()` does with the model: milliseconds of its step by batch, None with softmax layers; prompts and answers."""
+
+    steps: dict[int, float]
+    prompts: list[list[int]]
+    answers: list[list[int]]
+
+
+def save_model(folder: str, name: str, mixer: str | None, batches: Sequence[int], repeats: int) -> Own:
+    """Save the model, and measure and ask it before vLLM does."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = FastWeightsForCausalLM(preset(name, **({"mixer": mixer} if mixer else {}))).bfloat16().eval()
     model.save_pretrained(folder)
-    if "softmax" in {kind for kind, _ in model.config.mixers()}:
-        return {}
-    return {batch: own_step_ms(model, batch, repeats) for batch in batches}
+    count, prompt, tokens = COMPARED
+    ids_NT = torch.randint(model.config.vocab_size, (count, prompt), device="cuda")
+    written = model.generate(
+        ids_NT, attention_mask=torch.ones_like(ids_NT), max_new_tokens=tokens, do_sample=False, eos_token_id=None
+    )
+    recurrent = "softmax" not in {kind for kind, _ in model.config.mixers()}
+    steps = {batch: own_step_ms(model, batch, repeats) for batch in batches} if recurrent else {}
+    return Own(steps, ids_NT.tolist(), written[:, prompt:].tolist())
 
 
-def serve(folder: str, batch: int, length: int, settings: Mapping[str, Any]) -> Write:
-    """vLLM with the model of a folder; what writes answers to random prompts."""
-    import vllm
+def same_tokens(answers: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> float:
+    """The part of the tokens that are equal, up to the first one of each answer that is not."""
+    alike = 0
+    for answer, right in zip(answers, wanted, strict=True):
+        differing = (place for place, token in enumerate(right) if answer[place] != token)
+        alike += next(differing, len(right))
+    return alike / sum(map(len, wanted))
 
-    llm = vllm.LLM(
-        folder, dtype="bfloat16", max_model_len=length, max_num_seqs=batch, skip_tokenizer_init=True,
-        enable_prefix_caching=False, disable_log_stats=True, **settings,
-    )  # fmt: skip
-    vocabulary = llm.llm_engine.model_config.hf_config.vocab_size
-    drawn = torch.Generator().manual_seed(0)
 
-    def write(count: int, prompt: int, tokens: int) -> None:
-        ids = torch.randint(vocabulary, (count, prompt), generator=drawn).tolist()
-        sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        llm.generate([{"prompt_token_ids": one} for one in ids], sampling, use_tqdm=False)
+class Server:
+    """vLLM with the model of a folder."""
 
-    return write
+    def __init__(self, folder: str, batch: int, length: int, settings: Mapping[str, Any]) -> None:
+        import vllm
+
+        self.sampling = partial(vllm.SamplingParams, temperature=0, ignore_eos=True, detokenize=False)
+        self.llm = vllm.LLM(
+            folder, dtype="bfloat16", max_model_len=length, max_num_seqs=batch, skip_tokenizer_init=True,
+            enable_prefix_caching=False, disable_log_stats=True, **settings,
+        )  # fmt: skip
+        self.vocabulary = self.llm.llm_engine.model_config.hf_config.vocab_size
+        self.drawn = torch.Generator().manual_seed(0)
+
+    def answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+        given = [{"prompt_token_ids": one} for one in prompts]
+        results = self.llm.generate(given, self.sampling(max_tokens=tokens), use_tqdm=False)
+        return [list(result.outputs[0].token_ids) for result in results]
+
+    def write(self, count: int, prompt: int, tokens: int) -> None:
+        """Answers to random prompts."""
+        self.answers(torch.randint(self.vocabulary, (count, prompt), generator=self.drawn).tolist(), tokens)
 
 
 def make_serving_rows(
@@ -136,21 +165,26 @@ def main() -> None:
             own = save_model(folder, asked.preset, mixer, batches, asked.tokens)
             gc.collect()
             torch.cuda.empty_cache()
-            write = serve(folder, max(batches), length, settings)
+            server = Server(folder, max(batches), length, settings)
             title = asked.preset + (f" with {mixer}" if mixer else "")
-            first = first_token_ms(write, FIRST, asked.repeats)
-            print(f"{title}: first token after {FIRST:,} tokens {first:.1f} ms", flush=True)
-            replace_rows(path, make_serving_rows(asked.preset, mixer, 1, FIRST, {"first_token_ms": first}, origin))
+            same = same_tokens(server.answers(own.prompts, COMPARED[-1]), own.answers)
+            first = first_token_ms(server.write, FIRST, asked.repeats)
+            print(
+                f"{title}: {same:.3f} of the tokens alike, first token after {FIRST:,} tokens {first:.1f} ms",
+                flush=True,
+            )
+            found: dict[str, Value] = {"first_token_ms": first, "same_tokens": same}
+            replace_rows(path, make_serving_rows(asked.preset, mixer, 1, FIRST, found, origin))
             for batch in batches:
-                ms = step_ms(write, batch, asked.prompt, asked.tokens, asked.repeats)
+                ms = step_ms(server.write, batch, asked.prompt, asked.tokens, asked.repeats)
                 values: dict[str, Value] = {"step_ms": ms, "tokens_per_second": 1e3 * batch / ms}
                 said = ""
-                if batch in own:
-                    values["generate_step_ms"] = own[batch]
-                    said = f", {own[batch] / ms:.2f} of the rate of generate()'s step ({own[batch]:.3f} ms)"
+                if batch in own.steps:
+                    values["generate_step_ms"] = own.steps[batch]
+                    said = f", {own.steps[batch] / ms:.2f} of the rate of generate()'s step ({own.steps[batch]:.3f} ms)"
                 print(f"{title}, {batch} sequences: {ms:.3f} ms per step{said}", flush=True)
                 replace_rows(path, make_serving_rows(asked.preset, mixer, batch, asked.prompt, values, origin))
-            del write
+            del server
             gc.collect()
 
 
