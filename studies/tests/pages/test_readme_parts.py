@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastweights_studies.leaderboard import PARTS
 from fastweights_studies.measure.scaling import one_gpu_beside
-from fastweights_studies.pages import page_parts
+from fastweights_studies.pages import block_effects, page_parts
 from fastweights_studies.places import ROOT
 from fastweights_studies.record import read_rows, select, write_rows
 
@@ -85,6 +85,21 @@ def test_the_table_of_layers_says_which_decays_there_are() -> None:
     assert found == ["", "none", "per head, not learned", "per head", "per key channel", "per head"]
     row = "| `pgdn` | gated DeltaNet with preconditioned write keys, as pdn has | per head | H K (V + 1) |"
     assert row in page_parts.LAYERS.read_text()
+
+
+def test_effects_of_the_block_are_those_of_their_rows(tmp_path: Path) -> None:
+    """Means of the seeds, and the interval of the family: a difference that all seeds share is no tie."""
+    rows = read_rows(page_parts.RESULTS / "block-effects-nvidia-h200.json")
+    given = {"before": 0.25, "after": 0.5}
+    changed = [
+        replace(row, value=given[str(row.column["side"])] + 0.001 * (row.seed or 0) * (row.column["side"] == "after"))
+        if row.column["effect"] == "palimpsa-d-skip" and row.measure == "accuracy"
+        else row
+        for row in rows
+    ]
+    write_rows(tmp_path / "block-effects-nvidia-h200.json", changed)
+    line = next(line for line in block_effects.measured(tmp_path).splitlines() if "skip_init" in line)
+    assert line.split(" | ")[1:] == ["0.25", "0.50", "+0.25 [+0.25, +0.26] |"]
 
 
 def test_the_families_of_the_readme_have_every_mixer_once() -> None:

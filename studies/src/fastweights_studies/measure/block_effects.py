@@ -13,9 +13,10 @@ one family, and writes studies/results/block-effects-<device>.json. Runs continu
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fastweights.layers import MixerChoice
@@ -25,9 +26,9 @@ from fastweights.training import RecallExperiment, run_recall_parts
 from fastweights_studies.measure.environment import describe, find_gpu
 from fastweights_studies.measure.rows import name_file, replace_rows
 from fastweights_studies.origin import find_origin
-from fastweights_studies.paired import compare_family
+from fastweights_studies.paired import Difference, compare_family
 from fastweights_studies.places import RESULTS
-from fastweights_studies.record import Origin, Plain, Row
+from fastweights_studies.record import Origin, Plain, Row, select
 
 TASK = "block_effect"
 HEAD = {"head_dim": 16}
@@ -99,19 +100,33 @@ def rows_of(name: str, results: Sequence[RecallResult], origin: Origin) -> list[
     return rows
 
 
+def sides_of(rows: Iterable[Row], name: str) -> tuple[dict[int, float], dict[int, float]]:
+    """The accuracies by seed before and after an effect's change."""
+    chosen = select(rows, measure="accuracy", column={"effect": name})
+    before, after = (
+        {
+            row.seed: row.value
+            for row in select(chosen, column={"side": side})
+            if row.seed is not None and row.value is not None
+        }
+        for side in ("before", "after")
+    )
+    return before, after
+
+
+def differences(rows: Sequence[Row]) -> dict[str, Difference]:
+    """Of each effect that was measured, as one family."""
+    names = dict.fromkeys(str(row.column["effect"]) for row in rows)
+    return compare_family({name: sides_of(rows, name)[::-1] for name in names})
+
+
 def report(rows: Sequence[Row]) -> list[str]:
     """A line per effect: both accuracies, and the paired difference with the confidence of all effects together."""
-    values: dict[str, dict[str, dict[int, float]]] = {}
-    for row in rows:
-        if row.measure == "accuracy" and row.seed is not None and row.value is not None:
-            sides = values.setdefault(str(row.column["effect"]), {})
-            sides.setdefault(str(row.column["side"]), {})[row.seed] = row.value
-    found = compare_family({name: (sides["after"], sides["before"]) for name, sides in values.items()})
-    return [
-        f"{name:20} " + ", ".join(f"{side} {sum(own.values()) / len(own):.3f}" for side, own in values[name].items())
-        + f", difference {difference}"
-        for name, difference in found.items()
-    ]  # fmt: skip
+    lines = []
+    for name, difference in differences(rows).items():
+        before, after = (fmean(own.values()) for own in sides_of(rows, name))
+        lines.append(f"{name:20} before {before:.3f}, after {after:.3f}, difference {difference}")
+    return lines
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from fastweights_studies.leaderboard import part_rows
 from fastweights_studies.measure import ops_cpu
 from fastweights_studies.measure.models import FLA, Model, Step, read_steps
 from fastweights_studies.measure.scaling import share_of_one_gpu
-from fastweights_studies.pages import linearization, scaling
+from fastweights_studies.pages import block_effects, linearization, scaling
 from fastweights_studies.pages.evidence import recall_defaults, speed
 from fastweights_studies.pages.rendering import Page, list_item, replace_part, share, table
 from fastweights_studies.pages.results import read_measured, value_of
@@ -357,7 +357,7 @@ def attention(results: Path) -> str:
 Part = Callable[[Path], str]
 PARTS: dict[Path, dict[str, Part]] = {
     README: {"layers": families, "measured": measured},
-    LAYERS: {"layers": layers},
+    LAYERS: {"layers": layers, "block effects": block_effects.measured},
     TASK_PAGE: {"tasks": tasks},
     CPU: {"recall": recall, "language models": language, "ops": ops},
     RULES: {"first values": first_values, "attention": attention},
