@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from fastweights_studies.measure.block_effects import differences, sides_of
+from fastweights_studies.measure.block_effects import TASK, differences, sides_of
 from fastweights_studies.pages.rendering import describe_origins, table
 from fastweights_studies.pages.results import read_measured
 from fastweights_studies.paired import Difference
@@ -17,6 +17,7 @@ from fastweights_studies.record import Row
 
 __all__ = ["measured"]
 
+DEVICE = "NVIDIA H200"  # whose size the page speaks of
 # What is changed, by the effect.
 CHANGES: Mapping[str, str] = {
     "softmax-convolution": "`softmax`, 32 pairs: with the convolution and SiLU that the memories have",
@@ -28,7 +29,7 @@ CHANGES: Mapping[str, str] = {
 
 
 def measured(results: Path) -> str:
-    rows = read_measured("block-effects", "block_effect", results)
+    rows = [row for row in read_measured("block-effects", TASK, results) if row.origin.device == DEVICE]
     found = differences(rows)
     lines = [[CHANGES[name], *_cells(rows, name), _say(found[name])] for name in found]
     head = ["changed", "before", "after", "difference, 95% interval of the family"]
