@@ -23,7 +23,7 @@ class PassTile(NamedTuple):
     stages: int
 
 
-# Measured on an H200 (studies/notes/kernels.md). A multiprocessor holds one program. Programs of 128 columns load keys, queries,
+# Measured on an H200. A multiprocessor holds one program. Programs of 128 columns load keys, queries,
 # T and P once for these; where two of 64 columns find a multiprocessor each, they are faster.
 WHOLE = PassTile(128, 3)
 HALF = PassTile(64, 3)
