@@ -17,13 +17,15 @@ from studies.tests.leaderboard.toy import make_row
 from tests.evaluation.small import model
 from tests.public_calls import fields
 
-__all__ = ["CALLS", "INSIDE", "NAMED", "WITHOUT"]
+__all__ = ["CALLS", "INSIDE", "NAMED", "TAKEN", "WITHOUT"]
 
 # Public packages are those with __all__ outside these.
 INSIDE = ("commands", "judge", "measure", "own", "pages", "papers")
 # Names without a call here, and why.
 WITHOUT: dict[str, str] = {"leaderboard.Part": "has no objects but those of its subclasses"}
 # What messages call an argument.
+# Kinds of values that a call takes beside those of its annotation.
+TAKEN = {("claims.Claim", "safe"): {"no text"}}
 NAMED = {
     ("claims.find_claim", "name"): "claim",
     ("claims.load_record", "path"): "result",

@@ -11,7 +11,7 @@ from tests.public_calls import public
 from tests.wrong_calls import SOME, check_call
 from tests.wrong_values import VALUES
 
-from .public_calls import CALLS, INSIDE, NAMED, WITHOUT
+from .public_calls import CALLS, INSIDE, NAMED, TAKEN, WITHOUT
 
 PUBLIC = public(fastweights_studies, INSIDE)
 
@@ -33,4 +33,4 @@ def test_some_kinds(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_all_kinds(name: str, tmp_path: Path) -> None:
-    check_call(name, PUBLIC[name], CALLS[name](), VALUES, tmp_path, named=NAMED)
+    check_call(name, PUBLIC[name], CALLS[name](), VALUES, tmp_path, named=NAMED, taken=TAKEN)
