@@ -8,11 +8,12 @@ GPUs. Elsewhere `HAS_GLUON` or `runs_gluon` is false and kernels in plain Triton
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-TESTED = ("3.6.",)
+from ...environment import installed_version, is_version
+
+TESTED = "3.6"
 HOPPER = (9, 0)
 
 try:
@@ -41,11 +42,5 @@ def runs_gluon(device: torch.device) -> bool:
 
     if not HAS_GLUON or is_interpreted() or device.type != "cuda":
         return False
-    return version_is_tested() and torch.cuda.get_device_capability(device) == HOPPER
-
-
-def version_is_tested() -> bool:
-    try:
-        return version("triton").startswith(TESTED)
-    except PackageNotFoundError:  # built from source, say
-        return False
+    tested = is_version(installed_version("triton"), TESTED)
+    return tested and torch.cuda.get_device_capability(device) == HOPPER

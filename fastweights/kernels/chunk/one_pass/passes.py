@@ -18,11 +18,6 @@ def row_layout(warps, width):
     return gl.BlockedLayout([1, 8], [256 // width, width // 8], [warps, 1], [1, 0])
 
 
-@gluon.constexpr_function
-def rows_at_once(warps, width):
-    return min(64, 256 // width * warps)
-
-
 @gluon.jit
 def unknown_zero():
     return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)

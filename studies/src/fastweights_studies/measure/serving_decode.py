@@ -88,19 +88,29 @@ def same_tokens(pooled: PooledModel, ids_NT: Tensor, steps: int) -> float:
     return (torch.stack(written, 1) == wanted).float().mean().item()
 
 
+def capture_step(model: Any, ids_NT: Tensor, repeats: int) -> tuple[DecodeSteps, torch.cuda.CUDAGraph]:
+    """The step of `generate()` after these prompts, to be replayed `repeats` times at most: what holds its memory, and its graph.
+
+    Raises:
+        SystemExit: the step cannot be captured.
+    """
+    caches = model(ids_NT, use_cache=True).past_key_values.layers
+    fixed = [block.mixer.fixed_cache(cache, repeats) for block, cache in zip(model.model.layers, caches, strict=True)]
+    steps = DecodeSteps(model, 1 + repeats)
+    steps.begin(ids_NT[:, -1:], fixed)
+    if steps.graph is None:
+        raise SystemExit("the step of generate() cannot be captured; see the warning above")
+    return steps, steps.graph
+
+
 def measure(model: Any, batch: int, state_dtype: torch.dtype | None, repeats: int) -> dict[str, dict[str, Value]]:
     """Of a step in the pool and of the step of generate()."""
     pooled = PooledModel(model, batch, state_dtype)
     ids_NT = torch.randint(model.config.vocab_size, (batch, PROMPT), device=model.device)
     same = same_tokens(pooled, ids_NT, COMPARED)
     token = torch.zeros(len(pooled.padded), dtype=torch.long, device=model.device)
-    caches = model(ids_NT, use_cache=True).past_key_values.layers
-    fixed = [block.mixer.fixed_cache(cache, repeats) for block, cache in zip(model.model.layers, caches, strict=True)]
-    own = DecodeSteps(model, 1 + repeats)
-    own.begin(ids_NT[:, -1:], fixed)
-    if own.graph is None:
-        raise SystemExit("the step of generate() cannot be captured; see the warning above")
-    times = interleaved({"pool": as_graph(lambda: pooled.step(token)), "generate": own.graph.replay}, repeats)
+    _held, graph = capture_step(model, ids_NT, repeats)
+    times = interleaved({"pool": as_graph(lambda: pooled.step(token)), "generate": graph.replay}, repeats)
     rates = {name: batch / spread.median * 1e3 for name, spread in times.items()}
     found: dict[str, dict[str, Value]] = {
         name: {"step_ms": spread, "tokens_per_second": rates[name]} for name, spread in times.items()

@@ -26,11 +26,11 @@ import torch
 
 from fastweights.environment import installed_version
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.decoding import DecodeSteps
 from fastweights.models.presets import preset
 from fastweights_studies.measure.environment import describe, find_gpu
 from fastweights_studies.measure.judge.timing import interleaved
 from fastweights_studies.measure.rows import Value, make_rows, name_file, replace_rows
+from fastweights_studies.measure.serving_decode import PROMPT, capture_step
 from fastweights_studies.places import RESULTS
 from fastweights_studies.record import Origin, Plain, Row
 
@@ -67,18 +67,13 @@ def first_token_ms(write: Write, prompt: int, repeats: int) -> float:
 @torch.no_grad()
 def own_step_ms(model: Any, batch: int, repeats: int) -> float:
     """Milliseconds of the captured step of `generate()`."""
-    ids_NT = torch.randint(model.config.vocab_size, (batch, 64), device=model.device)
-    caches = model(ids_NT, use_cache=True).past_key_values.layers
-    fixed = [block.mixer.fixed_cache(cache, repeats) for block, cache in zip(model.model.layers, caches, strict=True)]
-    steps = DecodeSteps(model, 1 + repeats)
-    steps.begin(ids_NT[:, -1:], fixed)
-    if steps.graph is None:
-        raise SystemExit("the step of generate() cannot be captured; see the warning above")
-    return interleaved({"generate": steps.graph.replay}, repeats)["generate"].median
+    ids_NT = torch.randint(model.config.vocab_size, (batch, PROMPT), device=model.device)
+    _held, graph = capture_step(model, ids_NT, repeats)
+    return interleaved({"generate": graph.replay}, repeats)["generate"].median
 
 
 class Own(NamedTuple):
-    """What `generate()` does with the model: milliseconds of its step by batch, None with softmax layers; prompts and answers."""
+    """What `generate()` does with the model: milliseconds of its step by batch, none with softmax layers; prompts and answers."""
 
     steps: dict[int, float]
     prompts: list[list[int]]
