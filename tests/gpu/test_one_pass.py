@@ -30,14 +30,20 @@ def draw(rows: int, time: int, heads: int, value_heads: int, states: int) -> dic
     v = torch.randn(rows, time, value_heads, 128, device="cuda").bfloat16()
     beta, g = (torch.rand(rows, time, value_heads, device="cuda") for _ in range(2))
     state = torch.randn(states, value_heads, 128, 128, device="cuda")
-    g *= 1e-3  # so little that segments depend on those before them
+    g *= 1e-3  # so little that segments depend on those before and behind them
     return {"q": q, "k": k, "v": v, "beta": beta, "g": -g, "initial_state": state}
 
 
 def results(inputs: dict[str, Tensor], backend: str = "triton", **given: Any) -> list[Tensor]:
-    """o and the state after."""
+    """o, the state after, and the gradients of the inputs."""
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    o, S = delta_rule(**leaves, **given, output_final_state=True, backend=backend)
+    return [o, S, *torch.autograd.grad(o.float().square().sum() + S.float().sum(), list(leaves.values()))]
+
+
+def without_gradients(inputs: dict[str, Tensor], **given: Any) -> list[Tensor]:
     with torch.no_grad():
-        return list(delta_rule(**inputs, **given, output_final_state=True, backend=backend))
+        return list(delta_rule(**inputs, **given, output_final_state=True, backend="triton"))
 
 
 def in_plain_triton(call: Callable[[], list[Tensor]]) -> list[Tensor]:
@@ -67,7 +73,10 @@ def test_as_exact_as_in_plain_triton(form: str) -> None:
     wanted = results({name: x.double() for name, x in inputs.items()}, "torch", **given)
     got, again = results(inputs, **given), results(inputs, **given)
     plain = in_plain_triton(lambda: results(inputs, **given))
+    alone = without_gradients(inputs, **given)
     assert all(map(torch.equal, got, again))
+    for kept, found in zip(got, alone, strict=False):
+        assert relative_error(found, kept) < 2e-3  # other segments
     for x, before, right in zip(got, plain, wanted, strict=True):
         assert relative_error(x, right) < 1.5 * relative_error(before, right) + 1e-4
 
@@ -78,8 +87,8 @@ def test_bad_numbers_stand_where_they_do_in_plain_triton(name: str) -> None:
     given = {"cu_seqlens": torch.tensor([0, 100, 230, 231, 300], dtype=torch.int32, device="cuda")}
     place = (1, 1, 3, 9) if name == "initial_state" else (0, 130, 1, 7)
     inputs[name][place[: inputs[name].ndim]] = float("nan")
-    got = results(inputs, **given)
-    plain = in_plain_triton(lambda: results(inputs, **given))
+    got = without_gradients(inputs, **given)
+    plain = in_plain_triton(lambda: without_gradients(inputs, **given))
     for x, before in zip(got, plain, strict=True):
         assert not x.isfinite().all() or name == "q"
         assert torch.equal(x.isfinite(), before.isfinite())

@@ -12,7 +12,7 @@ from ..common.delta_rule.launches import ChunkOperands, DeltaRule, MemoryGrads
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..runtime.workspace import TensorSpec
 from .key_energy import record_energy_grads, record_key_energy
-from .one_pass.launches import OnePass, takes_one_pass
+from .one_pass.launches import OnePass, OnePassKept, takes_one_pass
 from .precondition import QUERIES, Form, record_precondition, record_precondition_grads
 
 __all__ = ["MEMORY", "PRECONDITIONER", "KernelInputs", "PreconditionerInputs"]
@@ -44,7 +44,7 @@ class MemoryCall(DeltaRule):
         g = x.g if self.decay == 1 else None
         dbeta, dg, dcenter = self.reduce_grads(saved, grads.gates, x.beta, g, center_grads)
         return KernelInputs(
-            grads.q, grads.k, grads.v, dbeta, grads.g if self.decay == 2 else dg,
+            self.sum_heads(grads.q, x.q), self.sum_heads(grads.k, x.k), grads.v, dbeta, grads.g if self.decay == 2 else dg,
             None if x.write_key is None else grads.write_key, None if x.S is None else grads.S, dprecond_g, dprecond_beta,
             dcenter, None if x.A is None else dA,
         )  # fmt: skip
@@ -60,6 +60,9 @@ class Memory(MemoryCall):
 
     def forward(self, final: bool) -> tuple[Specs, SavedForBackward]:
         (o, S_end, A_end), saved = self.shapes(final)
+        if takes_one_pass(self):
+            OnePassKept(self.x, self.device, self.options, self.recorder).record_forward(o, S_end, saved)
+            return (o, S_end, A_end), saved
         chunks = self.begin(saved, A_end)
         self.record_outputs(chunks, saved, self.options[0], o, S_end)
         return (o, S_end, A_end), saved
@@ -73,7 +76,8 @@ class Memory(MemoryCall):
     def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> KernelInputs:
         """The gradient of every input; those of q, k and the preconditioner's gates per value head."""
         do, dS_end, dA_end = output_grads
-        grads = self.memory_grads(saved, self.options[0], do, dS_end, state_grads)
+        memory = OnePassKept(self.x, self.device, self.options, self.recorder) if takes_one_pass(self) else self
+        grads = memory.memory_grads(saved, self.options[0], do, dS_end, state_grads)
         return self.input_grads(saved, grads, dA_end, state_grads)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
-from .joining import combine_segments, reduce_gate_grads, sum_tiles
+from .joining import combine_segments, reduce_gate_grads, sum_heads, sum_tiles
 from .packing import CHUNK
 
 Specs = Sequence[TensorSpec | None]
@@ -139,6 +139,20 @@ class Call:
             center_count, PARTS=parts, HEADS_BETA=self.group(beta), HEADS_G=self.group(g), BETA=beta is not None, G=g is not None,
             CENTER=center is not None, BLOCK=SUM_BLOCK,
         )  # fmt: skip
+
+    def sum_heads(self, gradient: TensorSpec, like: Any) -> TensorSpec:
+        """The gradient of an input from that of every value head: those that share a head are summed."""
+        group = self.group(like)
+        if group == 1:
+            return gradient
+        out = self.empty(*like.shape, dtype=gradient.dtype)
+        count, width = prod(out.shape), out.shape[-1]
+        unit = 8 if width % 8 == 0 else 1
+        self.launch(
+            sum_heads, (-(-count // SUM_BLOCK),), gradient, out, count // unit, UNIT=unit, WIDTH=width, GROUP=group,
+            BLOCK=SUM_BLOCK, num_warps=4,
+        )  # fmt: skip
+        return out
 
     def sum_tiles(self, parts: TensorSpec, out: TensorSpec) -> None:
         """A gradient from what the tiles of a head left of it, one after the other in `parts`."""

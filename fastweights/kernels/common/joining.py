@@ -109,3 +109,19 @@ def sum_tiles(x, out, units, tiles, UNIT: tl.constexpr, AT_ONCE: tl.constexpr, B
             total += tl.load(x + at, (at < count) & (first + i < tiles), 0.0).to(tl.float32)
             x += count
     tl.store(out + at, total.to(out.dtype.element_ty), at < count)
+
+
+@triton.jit(do_not_specialize=["units"])
+def sum_heads(
+    x, out, units, UNIT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """out [.., heads, WIDTH] from x [.., heads * GROUP, WIDTH], in float32. units * UNIT numbers: 8 that follow each other are
+    one load."""
+    count = units.to(tl.int64) * UNIT
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    head = at // WIDTH
+    first = head * (GROUP * WIDTH) + (at - head * WIDTH)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for member in tl.static_range(GROUP):
+        total += tl.load(x + first + member * WIDTH, at < count, 0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), at < count)

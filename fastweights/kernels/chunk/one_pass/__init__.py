@@ -23,6 +23,17 @@ are computed as if it were 0. A bad value or state spoils its column of S. Produ
 tokens of the chunk before it. The loop does not look for them: a state never loses a NaN, so where the state at a segment's end
 has one, the segment is passed again by a loop that does (CAREFUL).
 
+Before a backward the same launches also write T, u, G and the states that segments start from. The backward has neither W nor
+what the outputs of a chunk give to u in memory, as W^T du = K^T (beta exp(G) z). `score_chunks` finds P again (`gradients.py`),
+`states_again` the states of all chunks from u, and `pass_back` goes from the last chunk to the first with dS^T [values, keys]
+(`back.py`):
+
+    du = P^T dO + exp(G_C - G) K dS,   z = T^T du
+    dS <- exp(G_C) dS + (scale exp(G) Q)^T dO - (beta exp(G) K)^T z
+
+Segments are joined backwards likewise, with the transitions of the forward. `gradients_of_chunk` then finds the gradients of a
+chunk, dP among them, by the formulas of `chunk_gradients`.
+
 The kernels are written in Gluon (`runtime/gluon.py`), for bfloat16 and float16 and 128 key and value channels. `takes_one_pass`
-(`launches.py`) says which calls take them. All others, and every forward before a backward, take the kernels in plain Triton.
+(`launches.py`) says which calls take them; all others take the kernels in plain Triton.
 """

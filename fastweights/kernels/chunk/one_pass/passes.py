@@ -103,11 +103,12 @@ def shared_buffers(TYPE: gl.constexpr, K: gl.constexpr, BV: gl.constexpr, STAGES
 
 @gluon.jit
 def pass_segment(
-    S, q, k, v, made, o, tokens, scale, has_values,
+    S, q, k, v, made, o, kept, tokens, scale, has_values,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
     DECAY: gl.constexpr, READ: gl.constexpr, STAGES: gl.constexpr, CAREFUL: gl.constexpr,
 ):  # fmt: skip
-    """S after the tokens; with READ the outputs are written. CAREFUL: a NaN or an infinity spoils nothing before it."""
+    """S after the tokens; with READ the outputs are written, and u into `kept` unless that is None. CAREFUL: a NaN or an infinity
+    spoils nothing before it."""
     BV: gl.constexpr = S.shape[0]
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = k.dtype.element_ty
@@ -201,6 +202,11 @@ def pass_segment(
                 u = gl.where(bad, 0.0, u)
             written = gl.convert_layout(u.to(TYPE), LEFT)
             out = warpgroup_mma(written, Ps.index(now).permute((1, 0)), out, is_async=True)
+            if kept is not None:
+                if CAREFUL:
+                    u = spoil(u, ruin)
+                store_rows(staged, u.to(TYPE), kept, tokens - n * 64, VALUE_ROW)
+                kept += 64 * VALUE_ROW
         copy_rows(ks.index(into), k, live, KEY_ROW, True)
         if READ:
             copy_rows(Ps.index(into), made + 4096, whole, 64, True)
@@ -298,12 +304,13 @@ def start_of_segment(
 
 @gluon.jit(do_not_specialize=["time", "length"])
 def read_chunks(
-    q, k, v, made, begin, added, transition, o, end, segments, cu_seqlens, time, length, scale,
+    q, k, v, made, begin, added, transition, o, end, u, starts, segments, cu_seqlens, time, length, scale,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
     DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The outputs of a segment. begin, end: the state before and after every sequence [N, HV, K, V]; added and transition: what
-    `summarize_chunks` left of the segments, where there are several (CUT), of `length` tokens."""
+    `summarize_chunks` left of the segments, where there are several (CUT), of `length` tokens. For a backward u [BT, HV, V] and
+    the states that the segments start from [P, HV, K, V] are written too, None otherwise."""
     TYPE: gl.constexpr = q.dtype.element_ty
     PARTS: gl.constexpr = V // BV
     part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
@@ -317,8 +324,12 @@ def read_chunks(
         begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
         HV, K, V, BV, TYPE, STARTED, CUT,
     )  # fmt: skip
+    if u is not None:
+        u += at_value
+    if starts is not None:
+        gl.store(state_addresses(starts, segment * HV + head, part, K, V, BV), S)
     S = pass_segment(
-        S, q + at_key, k + at_key, v + at_value, made, o + at_value, tokens, scale, True,
+        S, q + at_key, k + at_key, v + at_value, made, o + at_value, u, tokens, scale, True,
         H, HV, K, V, RECORD, DECAY, True, STAGES, False,
     )  # fmt: skip
     lost = gl.sum(gl.sum(S * 0.0, 1), 0)
@@ -328,7 +339,7 @@ def read_chunks(
             HV, K, V, BV, TYPE, STARTED, CUT,
         )  # fmt: skip
         S = pass_segment(
-            S, q + at_key, k + at_key, v + at_value, made, o + at_value, tokens, scale, True,
+            S, q + at_key, k + at_key, v + at_value, made, o + at_value, u, tokens, scale, True,
             H, HV, K, V, RECORD, DECAY, True, STAGES, True,
         )  # fmt: skip
         S = gl.where(gl.abs(S) < float("inf"), S, float("nan"))
@@ -341,18 +352,20 @@ def read_chunks(
 def summarize_chunks(
     k, v, made, added, transition, segments, time, length,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
-    DECAY: gl.constexpr, STAGES: gl.constexpr,
+    DECAY: gl.constexpr, STAGES: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     """What a segment does to a state, S -> T S + R: R, transposed, into `added` [P, HV, V, K], T into `transition`
-    [P, HV, K, K]. The last segment of a sequence does nothing that anybody reads."""
+    [P, HV, K, K]. Of the last segment of a sequence nobody reads R, and T only with LAST, in a backward."""
     KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
     VALUES: gl.constexpr = V // BV
     PARTS: gl.constexpr = VALUES + K // BV
     part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
     first, tokens, m, _, _, is_last = find_segment(segments, segment, time, length)
-    if (tokens == 0) | is_last:
-        return
     is_value = part < VALUES
+    if (tokens == 0) & (~is_last):
+        return
+    if is_last & (is_value | (not LAST)):
+        return
     column = gl.where(is_value, part, part - VALUES) * BV
     at_key = (first * H + head // (HV // H)) * K
     at_value = (first * HV + head) * V + gl.where(is_value, column, 0)
@@ -361,7 +374,7 @@ def summarize_chunks(
     S = gl.where((c[:, None] == d[None, :]) & (part >= VALUES), 1.0, 0.0)
     made += (m * HV + head) * RECORD
     S = pass_segment(
-        S, k, k + at_key, v + at_value, made, v, tokens, 1.0, is_value,
+        S, k, k + at_key, v + at_value, made, v, None, tokens, 1.0, is_value,
         H, HV, K, V, RECORD, DECAY, False, STAGES, False,
     )  # fmt: skip
     at_segment = (segment.to(gl.int64) * HV + head) * K

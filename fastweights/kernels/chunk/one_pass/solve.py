@@ -136,13 +136,13 @@ def inverse_transposed(A):
 
 
 @gluon.jit
-def store_square(staged, x, at):
-    """Write x, transposed, as a tile [64, 64] without gaps."""
+def store_square(staged, x, at, live, STRIDE: gl.constexpr):
+    """Write x, transposed, as a tile [64, 64], its rows before `live`."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
     c = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
     staged.permute((1, 0)).store(x.to(staged.dtype))
-    gl.store(at + i[:, None] * 64 + c[None, :], staged.load(LAYOUT))
+    gl.store(at + i[:, None] * STRIDE + c[None, :], staged.load(LAYOUT), (i < live)[:, None])
 
 
 @gluon.jit
@@ -152,11 +152,12 @@ def add(a, b):
 
 @gluon.jit(do_not_specialize=["time"])
 def solve_chunks(
-    q, k, beta, g, made, chunks, time, scale,
+    q, k, beta, g, made, inverse, G, chunks, time, scale,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
     HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, DECAY: gl.constexpr,
 ):  # fmt: skip
-    """One chunk of one head: T diag(beta), P and the decays from its start and to its end, in `made` [M, HV, RECORD]."""
+    """One chunk of one head: T diag(beta), P and the decays from its start and to its end, in `made` [M, HV, RECORD]. For a
+    backward T [BT, HV, 64] and the summed decays G [BT, HV] are written too, None otherwise."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -215,11 +216,16 @@ def solve_chunks(
     else:
         scores *= scale
     scores += 0.0 * scores  # infinities become NaN
-    store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made + 4096)
+    store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made + 4096, 64, 64)
     if DECAY:
         factors = (made + 8192).to(gl.pointer_type(gl.float32), bitcast=True)
         gl.store(factors + t, gl.exp2(decay))
         gl.store(factors + 64 + t, gl.exp2(total - decay))
     T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)
+    if inverse is not None:
+        kept = T + (0.0 * summed.load(BY_I))[None, :]
+        store_square(staged, kept, inverse + (first * HV + head) * 64, count, HV * 64)
+        if DECAY:
+            gl.store(G + first * HV + head + t * HV, decay, t < count)
     T = T * gains.load(BY_J)[:, None] + (0.0 * summed.load(BY_I))[None, :]
-    store_square(staged, T, made)
+    store_square(staged, T, made, 64, 64)

@@ -1,0 +1,268 @@
+"""The passes of a backward, in Gluon for Hopper GPUs: the states of all chunks again, and their gradients; see the head of this
+folder."""
+
+from __future__ import annotations
+
+from ...common.packing import pieces_of_sequence
+from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .passes import copy_rows, find_segment, product_layout, row_places, state_addresses
+
+
+@gluon.jit
+def copy_line(buffer, x, there):
+    """Begin to copy numbers of float32 that follow each other, as many as the buffer holds."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    i = gl.arange(0, buffer.shape[0], LAYOUT)
+    async_copy.async_copy_global_to_shared(buffer, x + i, mask=(i < buffer.shape[0]) & there)
+
+
+@gluon.jit
+def store_tile(staged, x, at, live, STRIDE: gl.constexpr):
+    """Write x [columns, rows], by way of shared memory, as rows of columns before `live`."""
+    row, places = row_places(STRIDE, staged.shape[0], staged.shape[1])
+    staged.permute((1, 0)).store(x)
+    gl.store(at + places, staged.load(places.type.layout), (row < live)[:, None])
+
+
+@gluon.jit(do_not_specialize=["time", "length"])
+def states_again(
+    k, u, factors, start, h, segments, time, length,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+    STARTED: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The states at the chunks' starts h [M, HV, K, V], from u [BT, HV, V] and the states [P, HV, K, V] that segments start from.
+    factors [M, HV, 4, 64]: of each token the decay from the chunk's start, to its end, and from its start times beta."""
+    WARPS: gl.constexpr = gl.num_warps()
+    TYPE: gl.constexpr = k.dtype.element_ty
+    KEYS: gl.constexpr = product_layout(WARPS, K)
+    TOKENS: gl.constexpr = product_layout(WARPS, 64)
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, KEYS, 2)
+    KEY_ROW: gl.constexpr = H * K
+    VALUE_ROW: gl.constexpr = HV * V
+    PARTS: gl.constexpr = V // BV
+    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    first, tokens, m, _, _, _ = find_segment(segments, segment, time, length)
+    k += (first * H + head // (HV // H)) * K
+    u += (first * HV + head) * V + part * BV
+    h += (m * HV + head) * (K * V) + part * BV
+    factors += (m * HV + head) * 256
+    if STARTED:
+        S = gl.load(state_addresses(start, segment * HV + head, part, K, V, BV)).to(gl.float32)
+    else:
+        S = gl.zeros([BV, K], gl.float32, KEYS)
+    ks = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], gl.NVMMASharedLayout.get_default_for([64, K], TYPE))
+    us = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], gl.NVMMASharedLayout.get_default_for([64, BV], TYPE))
+    fs = gl.allocate_shared_memory(gl.float32, [STAGES, 256], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    staged = gl.allocate_shared_memory(TYPE, [K, BV], gl.NVMMASharedLayout.get_default_for([K, BV], TYPE))
+    chunks = (tokens + 63) // 64
+    for ahead in gl.static_range(STAGES - 1):
+        live = tokens - ahead * 64
+        copy_rows(ks.index(ahead), k, live, KEY_ROW, True)
+        copy_rows(us.index(ahead), u, live, VALUE_ROW, True)
+        copy_line(fs.index(ahead), factors, live > 0)
+        async_copy.commit_group()
+        k += 64 * KEY_ROW
+        u += 64 * VALUE_ROW
+        factors += HV * 256
+    now = 0
+    into = STAGES - 1
+    for n in range(chunks):
+        async_copy.wait_group(STAGES - 2)
+        written = us.index(now).permute((1, 0)).load(TOKENS).to(gl.float32)
+        until = fs.index(now).slice(64, 64).load(gl.SliceLayout(0, TOKENS))
+        total = fs.index(now).slice(63, 1).load(gl.SliceLayout(0, KEYS))
+        low = S.to(TYPE)
+        S *= total[None, :]
+        written = gl.convert_layout((written * until[None, :]).to(TYPE), LEFT)
+        S = warpgroup_mma(written, ks.index(now), S, is_async=True)
+        store_tile(staged, low, h, K, V)
+        live = tokens - (n + STAGES - 1) * 64
+        copy_rows(ks.index(into), k, live, KEY_ROW, True)
+        copy_rows(us.index(into), u, live, VALUE_ROW, True)
+        copy_line(fs.index(into), factors, live > 0)
+        async_copy.commit_group()
+        h += HV * K * V
+        k += 64 * KEY_ROW
+        u += 64 * VALUE_ROW
+        factors += HV * 256
+        S, written = warpgroup_mma_wait(0, deps=[S, written])
+        now = gl.where(now == STAGES - 1, 0, now + 1)
+        into = gl.where(into == STAGES - 1, 0, into + 1)
+    async_copy.wait_group(0)
+
+
+@gluon.jit
+def end_of_segment(
+    begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr,
+    STARTED: gl.constexpr, CUT: gl.constexpr,
+):  # fmt: skip
+    """The gradient [columns, keys] of the state after a segment: of that after its sequence, taken back through all segments
+    behind it."""
+    KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
+    if STARTED:
+        S = gl.load(state_addresses(begin, sequence * HV + head, part, K, V, BV)).to(gl.float32)
+    else:
+        S = gl.zeros([BV, K], gl.float32, KEYS)
+    if CUT:
+        number, count = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
+        later = number + count - 1 - segment
+        at = ((number + count - 1).to(gl.int64) * HV + head) * K
+        transition += at * K
+        c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+        d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
+        adds = added + at * V + c[:, None] * K + d[None, :]
+        through = gl.allocate_shared_memory(TYPE, [2, K, K], gl.NVMMASharedLayout.get_default_for([K, K], TYPE))
+        zeros = gl.zeros([BV, K], gl.float32, KEYS)
+        if later > 0:
+            copy_rows(through.index(0), transition, K, K, False)
+        async_copy.commit_group()
+        R = gl.load(adds, later > 0, 0.0)
+        for step in range(later):
+            async_copy.wait_group(0)
+            low = gl.convert_layout(S.to(TYPE), gl.DotOperandLayout(0, KEYS, 2))
+            S = warpgroup_mma(low, through.index(step % 2), zeros, use_acc=False, is_async=True)
+            transition -= HV * K * K
+            adds -= HV * K * V
+            if step + 1 < later:
+                copy_rows(through.index((step + 1) % 2), transition, K, K, False)
+            async_copy.commit_group()
+            S, low = warpgroup_mma_wait(0, deps=[S, low])
+            S += R
+            R = gl.load(adds, step + 1 < later, 0.0)
+        async_copy.wait_group(0)
+    return S
+
+
+@gluon.jit(do_not_specialize=["time", "length"])
+def pass_back(
+    q, k, inverse, scores, do, z, factors, begin, added, transition, dh, dS, segments, cu_seqlens, time, length, scale,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+    STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """From the last chunk to the first: the gradients of the states at the chunks' ends dh [M, HV, K, V], and z = T^T du
+    [BT, HV, V]. scores, factors: see `score_chunks`. begin: the gradient of the states after the sequences, dS of those before.
+    SUMMARY: only what each segment adds, into `added` [P, HV, V, K], from zero; see `end_of_segment`."""
+    WARPS: gl.constexpr = gl.num_warps()
+    TYPE: gl.constexpr = k.dtype.element_ty
+    KEYS: gl.constexpr = product_layout(WARPS, K)
+    TOKENS: gl.constexpr = product_layout(WARPS, 64)
+    BY_TOKEN: gl.constexpr = gl.SliceLayout(0, TOKENS)
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, TOKENS, 2)
+    LEFT_S: gl.constexpr = gl.DotOperandLayout(0, KEYS, 2)
+    KEY_ROW: gl.constexpr = H * K
+    VALUE_ROW: gl.constexpr = HV * V
+    PARTS: gl.constexpr = V // BV
+    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    first, tokens, m, sequence, earlier, _ = find_segment(segments, segment, time, length)
+    if segments is not None:
+        number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
+        earlier = segment - number
+    if (tokens == 0) & (earlier != 0):
+        return
+    if SUMMARY:
+        if earlier == 0:  # nobody reads what the first segment adds
+            return
+        S = gl.zeros([BV, K], gl.float32, KEYS)
+    else:
+        S = end_of_segment(
+            begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
+            HV, K, V, BV, TYPE, STARTED, CUT,
+        )  # fmt: skip
+    chunks = (tokens + 63) // 64
+    t = first + (chunks - 1).to(gl.int64) * 64
+    m += chunks - 1
+    at_value = (t * HV + head) * V + part * BV
+    q += (t * H + head // (HV // H)) * K
+    k += (t * H + head // (HV // H)) * K
+    inverse += (t * HV + head) * 64
+    scores += (m * HV + head) * 4096
+    do += at_value
+    factors += (m * HV + head) * 256
+    TALL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
+    TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BV], TYPE)
+    ks = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
+    qs = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
+    dos = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], TILE)
+    SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
+    Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+    Ps = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+    fs = gl.allocate_shared_memory(gl.float32, [STAGES, 256], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    if not SUMMARY:
+        z += at_value
+        dh += (m * HV + head) * (K * V) + part * BV
+        staged = gl.allocate_shared_memory(TYPE, [K, BV], gl.NVMMASharedLayout.get_default_for([K, BV], TYPE))
+    left = gl.where(chunks > 0, tokens - (chunks - 1) * 64, 0)  # tokens of the chunk that is copied, 0 before the first
+    last = left
+    for ahead in gl.static_range(STAGES - 1):
+        copy_rows(ks.index(ahead), k, left, KEY_ROW, True)
+        copy_rows(Ps.index(ahead), scores, gl.where(left > 0, 64, 0), 64, True)
+        copy_rows(Ts.index(ahead), inverse, left, HV * 64, True)
+        copy_rows(qs.index(ahead), q, left, KEY_ROW, True)
+        copy_rows(dos.index(ahead), do, left, VALUE_ROW, True)
+        copy_line(fs.index(ahead), factors, left > 0)
+        async_copy.commit_group()
+        left = gl.where(chunks > ahead + 1, 64, 0)
+        q -= 64 * KEY_ROW
+        k -= 64 * KEY_ROW
+        inverse -= 64 * HV * 64
+        do -= 64 * VALUE_ROW
+        scores -= HV * 4096
+        factors -= HV * 256
+    zeros = gl.zeros([BV, 64], gl.float32, TOKENS)
+    now = 0
+    into = STAGES - 1
+    for n in range(chunks):
+        async_copy.wait_group(STAGES - 2)
+        kept = S.to(TYPE)
+        low = gl.convert_layout(kept, LEFT_S)
+        du = warpgroup_mma(low, ks.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if not SUMMARY:
+            store_tile(staged, kept, dh, K, V)
+            dh -= HV * K * V
+        grad = dos.index(now).permute((1, 0)).load(TOKENS)
+        line = fs.index(now)
+        since = line.slice(0, 64).load(BY_TOKEN)
+        until = line.slice(64, 64).load(BY_TOKEN)
+        weight = line.slice(128, 64).load(BY_TOKEN)
+        total = line.slice(63, 1).load(gl.SliceLayout(0, KEYS))
+        plain = gl.convert_layout(grad, LEFT)
+        given = warpgroup_mma(plain, Ps.index(now), zeros, use_acc=False, is_async=True)
+        du, low, given, plain = warpgroup_mma_wait(0, deps=[du, low, given, plain])
+        du = gl.convert_layout((du * until[None, :] + given).to(TYPE), LEFT)
+        found = warpgroup_mma(du, Ts.index(now), zeros, use_acc=False, is_async=True)
+        S *= total[None, :]
+        grad = gl.convert_layout((grad.to(gl.float32) * (since * scale)[None, :]).to(TYPE), LEFT_S)
+        S = warpgroup_mma(grad, qs.index(now), S, is_async=True)
+        found, du = warpgroup_mma_wait(1, deps=[found, du])
+        back = gl.convert_layout((-weight[None, :] * found).to(TYPE), LEFT_S)
+        S = warpgroup_mma(back, ks.index(now), S, is_async=True)
+        if not SUMMARY:
+            store_tile(staged.slice(0, 64), found.to(TYPE), z, gl.where(n > 0, 64, last), VALUE_ROW)
+            z -= 64 * VALUE_ROW
+        left = gl.where(n + STAGES - 1 < chunks, 64, 0)
+        copy_rows(ks.index(into), k, left, KEY_ROW, True)
+        copy_rows(Ps.index(into), scores, left, 64, True)
+        copy_rows(Ts.index(into), inverse, left, HV * 64, True)
+        copy_rows(qs.index(into), q, left, KEY_ROW, True)
+        copy_rows(dos.index(into), do, left, VALUE_ROW, True)
+        copy_line(fs.index(into), factors, left > 0)
+        async_copy.commit_group()
+        q -= 64 * KEY_ROW
+        k -= 64 * KEY_ROW
+        inverse -= 64 * HV * 64
+        do -= 64 * VALUE_ROW
+        scores -= HV * 4096
+        factors -= HV * 256
+        S, grad, back = warpgroup_mma_wait(0, deps=[S, grad, back])
+        now = gl.where(now == STAGES - 1, 0, now + 1)
+        into = gl.where(into == STAGES - 1, 0, into + 1)
+    async_copy.wait_group(0)
+    if SUMMARY:
+        c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+        d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
+        at = added + (segment.to(gl.int64) * HV + head) * (K * V)
+        gl.store(at + c[:, None] * K + d[None, :], S)
+    elif ENDED:  # noqa: SIM102 (one is known when compiling)
+        if earlier == 0:
+            gl.store(state_addresses(dS, sequence * HV + head, part, K, V, BV), S)
