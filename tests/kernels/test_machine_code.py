@@ -19,6 +19,7 @@ from . import forms
 from .cases import KERNEL_CASES, ONE_OF_EACH_FAMILY
 from .pipelining import overwritten_operands
 from .reductions import disordered_reductions
+from .scoreboards import early_reads
 
 pytestmark = pytest.mark.compiler
 # Bytes that a program may have (CUDA programming guide, compute capabilities).
@@ -142,6 +143,7 @@ def check_compiled(kernels: list[Compilation], capability: int) -> None:
             wrong.append(f"{name}: {compiled.shared} bytes of shared memory, {compiled.stack} spilled; {one.choices}")
         wrong += [f"{name}: {operand} overwritten; {one.choices}" for operand in overwritten_operands(compiled.ttgir)]
         wrong += [f"{name}: {each}; {one.choices}" for each in disordered_reductions(compiled.ttgir)]
+        wrong += [f"{name}: {each}; {one.choices}" for each in early_reads(compiled.sass)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -273,6 +275,33 @@ LOOP = """
 @pytest.mark.parametrize(("buffers", "pendings", "wrong"), [(2, 0, []), (2, 1, ["%late: %S"]), (3, 2, [])])
 def test_an_overwritten_operand_is_recognized(buffers: int, pendings: int, wrong: list[str]) -> None:
     assert overwritten_operands(LOOP.format(buffers=buffers, pendings=pendings)) == wrong
+
+
+# Of a kernel that the assemblers of CUDA 12.8 and 12.9 got wrong: the fence held the scoreboard that the load took next.
+FENCED = """
+        /*61c0*/   FENCE.VIEW.ASYNC.S ;                    /* 0x00000000000073c6 */
+                                                           /* 0x002e640000000000 */
+        /*61d0*/   NOP ;                                   /* 0x0000000000007918 */
+                                                           /* 0x002fe20000000000 */
+        /*61e0*/   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;         /* 0x00008000000079c5 */
+                                                           /* 0x000fc40000010000 */
+        /*61f0*/   LDS.128 R164, [R12+UR4+0xc000] ;        /* 0x00c000040ca47984 */
+                                                           /* 0x000e680008000c00 */
+        /*6200*/   LDS.128 R156, [R12+UR4+0xc800] ;        /* 0x00c800040c9c7984 */
+                                                           /* 0x000ea20008000c00 */
+"""
+READ = """
+        /*6210*/   PRMT R134, R165, 0x7632, R134 ;         /* 0x00007632a4867816 */
+                                                           /* 0x{waits}fc40000000086 */
+"""
+ON_FIRST, ON_SECOND, ON_NONE = "002", "004", "000"  # a bit per scoreboard; the loads hold 1 and 2
+
+
+@pytest.mark.parametrize("waits", [ON_FIRST, ON_SECOND, ON_NONE])
+def test_an_early_read_is_recognized(waits: str) -> None:
+    """Loads from shared memory end in order: a wait for the second is one for the first."""
+    wrong = ["PRMT R134, R165, 0x7632, R134: LDS.128 R164, [R12+UR4+0xc000]"] if waits == ON_NONE else []
+    assert early_reads(FENCED + READ.format(waits=waits)) == wrong
 
 
 def in_segments(name: str, dtype: str, width: int) -> Callable[[], None]:

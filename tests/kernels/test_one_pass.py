@@ -14,6 +14,8 @@ from torch import Tensor
 from fastweights.ops import delta_rule
 from tests.ops.kernel_launches import Compilation, recorded
 
+from .scoreboards import early_reads
+
 SCALE = 0.3
 
 
@@ -221,11 +223,16 @@ def test_a_forward_takes_one_pass(on_hopper: None) -> None:
     assert names(launched(300, cu_seqlens=packed)) == ["write_tables", "solve_chunks", "read_chunks"]
 
 
-def with_backward(time: int, **given: object) -> list[Compilation]:
+def with_backward(
+    time: int, gates: torch.dtype = torch.bfloat16, heads: int = 16, sequences: int = 1, **given: object
+) -> list[Compilation]:
+    """gates: the dtype of beta and g; heads: of the values, half as many of the keys."""
+
     def step() -> None:
-        tokens = {"q": (8, 128), "k": (8, 128), "v": (16, 128), "beta": (16,), "g": (16,)}
-        drawn = {name: torch.zeros(1, time, *shape, dtype=torch.bfloat16) for name, shape in tokens.items()}
-        state = torch.zeros(1, 16, 128, 128)
+        tokens = {"q": (heads // 2, 128), "k": (heads // 2, 128), "v": (heads, 128), "beta": (heads,), "g": (heads,)}
+        dtypes = {"beta": gates, "g": gates}
+        drawn = {name: torch.zeros(1, time, *x, dtype=dtypes.get(name, torch.bfloat16)) for name, x in tokens.items()}
+        state = torch.zeros(sequences, heads, 128, 128)
         leaves = {name: x.requires_grad_() for name, x in (*drawn.items(), ("initial_state", state))}
         o, S = delta_rule(**leaves, **given, output_final_state=True, backend="triton")  # type: ignore[arg-type]
         torch.autograd.backward((o, S), (torch.zeros_like(o), torch.zeros_like(S)))
@@ -271,3 +278,14 @@ def test_machine_code(on_hopper: None) -> None:
         assert compiled.shared <= 227 * 1024
         assert compiled.stack <= spilled.get(name, 0)
         assert products >= 4 and waits <= max(1, products / 4)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("gates", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("heads", [4, 16])
+@pytest.mark.parametrize("edges", [None, [0, 100, 300]], ids=["rows", "packed"])
+def test_every_load_is_waited_for(on_hopper: None, gates: torch.dtype, heads: int, edges: list[int] | None) -> None:
+    """The assembler forgot it in some of these forms: see `gradients_of_chunk`."""
+    given = {} if edges is None else {"cu_seqlens": torch.tensor(edges, dtype=torch.int32), "sequences": len(edges) - 1}
+    (one,) = (x for x in with_backward(300, gates, heads, **given) if x.kernel.__name__ == "gradients_of_chunk")  # type: ignore[arg-type]
+    assert not early_reads(one.compile(90).sass)

@@ -69,9 +69,14 @@ class Compiled(NamedTuple):
         return sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", self._dump("-res-usage")))
 
     @property
+    def sass(self) -> str:
+        """The machine code as NVIDIA's tool prints it, with the bits of every instruction."""
+        return self._dump("-sass")
+
+    @property
     def instructions(self) -> list[str]:
         """Without predicates."""
-        found = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z].*?)\s*;", self._dump("-sass"))
+        found = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z].*?)\s*;", self.sass)
         return [re.sub(r"\s+", " ", x) for x in found]
 
     def _dump(self, what: str) -> str:

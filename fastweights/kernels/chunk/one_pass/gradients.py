@@ -145,6 +145,7 @@ def gradients_of_chunk(
     turned_P.store(grad_P.to(TYPE))
     turned_A.store((grad_A * gain[:, None]).to(TYPE))
     fence_async_shared()
+    # Without this the assembler may read what is loaded next before it is there: it waits for the fence by the same scoreboard.
     gl.thread_barrier()
     # A product reads its operands until it is waited for: named in the wait, nothing takes their place before.
     grad_q, grad_k, grad_w, dos, us, zs = warpgroup_mma_wait(0, deps=[grad_q, grad_k, grad_w, dos, us, zs])

@@ -1,0 +1,107 @@
+"""Whether machine code reads a register before the load that fills it has ended.
+
+An instruction of Volta and later GPUs names in its upper bits the scoreboard, one of six, that it holds until its result is there,
+and the scoreboards that it waits for. The assembler has to set both. Loads from shared memory and shuffles end in the order in
+which they begin: a wait for one is a wait for those before it. Straight-line code is judged: nothing is known at a jump's target.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+IN_ORDER = ("LDS", "LDSM", "SHFL")
+OTHER_LOADS = ("LDG", "LDL")
+WITHOUT_RESULT = ("STS", "STSM", "STG", "STL", "LDGSTS", "BAR", "HGMMA")
+SCOREBOARDS = 6  # 7 in the field of the one that is held: none
+LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z].*?)\s*;\s+/\* 0x[0-9a-f]{16} \*/\n\s+/\* 0x([0-9a-f]{16}) \*/")
+JUMP = re.compile(r"(?:BRA|BSSY)\b.* 0x([0-9a-f]+)")
+
+
+class Instruction(NamedTuple):
+    """Its place, its text without a predicate, the scoreboard that it holds, and a bit for each that it waits for."""
+
+    place: int
+    text: str
+    held: int
+    waits: int
+
+    @property
+    def name(self) -> str:
+        return re.split(r"[. ]", self.text, maxsplit=1)[0]
+
+    @property
+    def operands(self) -> list[str]:
+        return [x.strip() for x in self.text.partition(" ")[2].split(",")]
+
+    @property
+    def width(self) -> int:
+        """Registers of what is loaded or stored."""
+        code = self.text.split(" ")[0]
+        return 4 if re.search(r"\.128|M88\.4", code) else 2 if re.search(r"\.64|M88\.2", code) else 1
+
+    @property
+    def is_load(self) -> bool:
+        return self.name in IN_ORDER + OTHER_LOADS
+
+    @property
+    def written(self) -> set[int]:
+        operand = self.operands[1] if self.name == "SHFL" else self.operands[0]
+        found = re.match(r"R(\d+)", operand)
+        if found is None or self.name in WITHOUT_RESULT:
+            return set()
+        return {int(found[1]) + i for i in range(self.width if self.is_load else 1)}
+
+    @property
+    def read(self) -> set[int]:
+        operands = self.operands
+        if self.name == "HGMMA":  # the sums are waited for by other means
+            left = re.match(r"R(\d+)", operands[1])
+            return {int(left[1]) + i for i in range(4)} if left else set()
+        sources = operands[1 + (self.name == "SHFL") :] if self.written else operands
+        found: set[int] = set()
+        for register, pair in re.findall(r"\bR(\d+)(\.64)?\b", ",".join(sources)):
+            found |= {int(register), int(register) + bool(pair)}
+        stored = re.match(r"R(\d+)", operands[-1])
+        if stored and self.name in ("STS", "STSM", "STG", "STL"):
+            found |= {int(stored[1]) + i for i in range(self.width)}
+        return found
+
+
+def read_instructions(sass: str) -> list[Instruction]:
+    """Of what `cuobjdump -sass` prints."""
+    found = []
+    for place, text, code in LINE.findall(sass):
+        control = int(code, 16) >> 41
+        found.append(Instruction(int(place, 16), re.sub(r"\s+", " ", text), control >> 5 & 7, control >> 11 & 63))
+    return found
+
+
+def early_reads(sass: str) -> list[str]:
+    """Instructions that read what may not be there yet, as 'instruction: load'."""
+    instructions = read_instructions(sass)
+    targets = {int(jump[1], 16) for one in instructions if (jump := JUMP.match(one.text))}
+    pending: dict[int, tuple[bool, int]] = {}  # register -> whether its load is one of those in order, and its number
+    held: list[list[tuple[bool, int]]] = [[] for _ in range(SCOREBOARDS)]
+    wrong = []
+    for number, one in enumerate(instructions):
+        if one.place in targets:
+            pending = {}
+        for board in range(SCOREBOARDS):
+            if one.waits >> board & 1:
+                last = max((load for in_order, load in held[board] if in_order), default=-1)
+                ended = {load for in_order, load in held[board] if not in_order}
+                pending = {
+                    register: (in_order, load)
+                    for register, (in_order, load) in pending.items()
+                    if (load > last if in_order else load not in ended)
+                }
+                held[board] = []
+        wrong += [f"{one.text}: {instructions[pending[register][1]].text}" for register in one.read & pending.keys()]
+        for register in one.written:
+            pending.pop(register, None)
+            if one.is_load:
+                pending[register] = (one.name in IN_ORDER, number)
+        if one.is_load and one.held < SCOREBOARDS:
+            held[one.held].append((one.name in IN_ORDER, number))
+    return wrong
