@@ -1,8 +1,9 @@
 """Whether machine code reads a register before the load that fills it has ended.
 
-An instruction of Volta and later GPUs names in its upper bits the scoreboard, one of six, that it holds until its result is there,
-and the scoreboards that it waits for. The assembler has to set both. Loads from shared memory and shuffles end in the order in
-which they begin: a wait for one is a wait for those before it. Straight-line code is judged: nothing is known at a jump's target.
+An instruction of Volta and later GPUs names in its upper bits the scoreboard, one of six, that it holds until its result is
+there, and the scoreboards that it waits for. The assembler has to set both. Loads from shared memory and shuffles end in the
+order in which they begin: a wait for one is a wait for those before it. Straight-line code is judged: nothing is known at a
+jump's target.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ IN_ORDER = ("LDS", "LDSM", "SHFL")
 OTHER_LOADS = ("LDG", "LDL")
 WITHOUT_RESULT = ("STS", "STSM", "STG", "STL", "LDGSTS", "BAR", "HGMMA")
 SCOREBOARDS = 6  # 7 in the field of the one that is held: none
-LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z].*?)\s*;\s+/\* 0x[0-9a-f]{16} \*/\n\s+/\* 0x([0-9a-f]{16}) \*/")
+BITS = r"\s+/\* 0x([0-9a-f]{16}) \*/"
+LINE = re.compile(rf"\s+/\*([0-9a-f]{{4,}})\*/\s+(?:@!?U?P\w+\s+)?([A-Z].*?)\s*;{BITS}\n{BITS}")
 JUMP = re.compile(r"(?:BRA|BSSY)\b.* 0x([0-9a-f]+)")
 
 
@@ -71,7 +73,7 @@ class Instruction(NamedTuple):
 def read_instructions(sass: str) -> list[Instruction]:
     """Of what `cuobjdump -sass` prints."""
     found = []
-    for place, text, code in LINE.findall(sass):
+    for place, text, _, code in LINE.findall(sass):
         control = int(code, 16) >> 41
         found.append(Instruction(int(place, 16), re.sub(r"\s+", " ", text), control >> 5 & 7, control >> 11 & 63))
     return found
