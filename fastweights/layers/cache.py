@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 __all__ = ["LayerCache", "check_memory"]
@@ -43,6 +44,11 @@ class LayerCache:
     def copy(self) -> LayerCache:
         """Another cache of the same tensors."""
         return LayerCache({**self.memory}, {**self.context}, self.fixed, self.rows)
+
+    def describe(self) -> list[tuple[str, torch.Size, torch.dtype, torch.device]]:
+        """Name, shape, dtype and device of every tensor."""
+        held = [*self.memory.items(), *self.context.items()]
+        return [(name, x.shape, x.dtype, x.device) for name, x in sorted(held)]
 
     def update(self, memory: Mapping[str, Tensor | None], context: Mapping[str, Tensor]) -> None:
         """Replace the contents. Tensors of the memory that are None are left out."""

@@ -94,6 +94,13 @@ class Mixer(nn.Module):
         )
         return LayerCache(memory, context, fixed=True)
 
+    def refill_cache(self, kept: LayerCache, fixed: LayerCache) -> bool:
+        """Copy a fixed cache into another one of this layer that a CUDA graph uses. False where it does not fit."""
+        fits = kept.describe() == fixed.describe()
+        if fits:
+            kept.keep(fixed)
+        return fits
+
     def free_cache(self, cache: LayerCache) -> LayerCache:
         """The ordinary cache at the point that a fixed one has reached. It holds the same tensors."""
         return LayerCache(cache.memory, cache.context)

@@ -274,6 +274,14 @@ class SoftmaxAttention(ConfiguredMixer):
         fixed.context["place"] = torch.full_like(fixed.context["seen"], held)
         return fixed
 
+    def refill_cache(self, kept: LayerCache, fixed: LayerCache) -> bool:
+        """Slots that stay empty are not read, so that `kept` may have more of them. A window's ring turns at its last slot."""
+        slots, more = (cache.memory["keys"].shape[1] for cache in (fixed, kept))
+        if slots == more or slots > more or slots == self.window:
+            return super().refill_cache(kept, fixed)
+        first = LayerCache({name: x[:, :slots] for name, x in kept.memory.items()}, kept.context, fixed=True)
+        return super().refill_cache(first, fixed)
+
     def free_cache(self, cache: LayerCache) -> LayerCache:
         context = dict(cache.context)
         place, slots = int(context.pop("place")[0]), cache.memory["keys"].shape[1]

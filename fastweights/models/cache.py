@@ -76,10 +76,10 @@ class FastWeightsCache(RecordingCache):
             self.position = self.position + 1
         return logits
 
-    def end_steps(self) -> None:
-        """Make the layers' caches ordinary ones again, after `generate()`."""
+    def end_steps(self, kept: bool = True) -> None:
+        """Make the layers' caches ordinary ones again, after `generate()`; leave them where the cache is not kept."""
         if self.steps is not None:
-            self.steps.end(self.layers)
+            self.steps.end(self.layers if kept else None)
         self.steps = None
 
     def copy(self) -> FastWeightsCache:

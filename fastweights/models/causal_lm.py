@@ -34,6 +34,11 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         self.lm_head = OutputLayer(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    def train(self, mode: bool = True) -> FastWeightsForCausalLM:
+        if mode:
+            self.release_step_graphs()
+        return super().train(mode)
+
     @can_return_tuple
     def forward(
         self,

@@ -14,10 +14,12 @@ from ..layers import LayerCache
 from ..layers.mixer import Mixer
 from ..layers.wrapped import is_unhooked
 from ..ops.framework.few_tokens import overwriting_states
+from .step_graphs import KeptStep, describe_model, graphs_of
 
 __all__ = ["DecodeSteps", "can_replay"]
 
 FEWEST = 8  # tokens to come that pay for capturing
+SLOTS = 256  # of softmax attention that a captured step has a multiple of
 
 
 def can_replay(model: Any) -> bool:
@@ -36,14 +38,17 @@ def can_replay(model: Any) -> bool:
 
 
 class DecodeSteps:
-    """The calls of one `generate()` that read one token per sequence. The first of them captures the graph and makes the
-    layers' caches fixed ones.
+    """The calls of one `generate()` that read one token per sequence. The first of them makes the layers' caches fixed ones,
+    and captures the graph, or takes that of an earlier call into whose caches these fit.
 
     Args:
         model: a FastWeightsForCausalLM.
         length: columns of the batch at the end, including those that the cache has read.
         replayed: whether steps replay a CUDA graph; otherwise they do the same work without one.
     """
+
+    bytes = 0  # of the fixed caches and the graph
+    captured_from: tuple[object, ...] | None = None  # of a step that may be kept
 
     def __init__(self, model: Any, length: int, replayed: bool = True) -> None:
         self.model, self.length, self.replayed = model, length, replayed
@@ -67,12 +72,26 @@ class DecodeSteps:
         assert self.logits is not None
         return self.logits.clone()
 
-    def end(self, layers: list[LayerCache]) -> None:
-        """Make the caches ordinary ones again, one layer at a time."""
-        self.graph = self.logits = None
-        for index, mixer in enumerate(self._mixers()):
+    def end(self, layers: list[LayerCache] | None) -> None:
+        """Let later calls have the step, and make the caches ordinary ones again, one layer at a time, unless they are None:
+        nobody reads them."""
+        is_kept = self._hand_back()
+        for index, mixer in enumerate(self._mixers() if layers is not None else ()):
+            assert layers is not None
             if layers[index].fixed:
                 layers[index] = mixer.free_cache(layers[index])
+                if is_kept:  # later calls write into the tensors
+                    layers[index].apply(Tensor.clone)
+
+    def _hand_back(self) -> bool:
+        """Whether later calls have the step."""
+        is_kept = False
+        if self.captured_from is not None and self.logits is not None:
+            step = KeptStep(self.captured_from, self.graph, self.ids, self.logits, self.layers, self.bytes)
+            is_kept = graphs_of(self.model).put(step)
+        self.graph = self.logits = None
+        self.layers = []
+        return is_kept
 
     def copy_caches(self, layers: list[LayerCache]) -> list[LayerCache]:
         """Ordinary copies of the caches, into which no step writes."""
@@ -88,26 +107,51 @@ class DecodeSteps:
         return [block.mixer for block in self.model.model.layers]
 
     def _start(self, ids: Tensor, layers: list[LayerCache], tokens: int) -> bool:
-        """Make the caches fixed, one layer at a time, so that only one layer needs memory twice. False where the fixed caches
-        do not fit into memory."""
+        """Make the caches fixed. False where the fixed caches do not fit into memory."""
+        graphs, captured_from = graphs_of(self.model), describe_model(self.model)
+        kept = None if captured_from is None else graphs.take(captured_from, ids)
+        if self.replayed:
+            tokens += -self.length % SLOTS
         try:
-            for index, mixer in enumerate(self._mixers()):
-                layers[index] = mixer.fixed_cache(layers[index], tokens)
+            kept = self._fix_caches(layers, tokens, kept)
         except torch.OutOfMemoryError as error:
-            warn_of_calls("memory does not hold the slots of the tokens to come", error)
-            return False
-        self.begin(ids, layers)
+            if not len(graphs):
+                warn_of_calls("memory does not hold the slots of the tokens to come", error)
+                return False
+            graphs.clear()
+            return self._start(ids, layers, tokens)
+        if kept is None:
+            self.begin(ids, layers)
+        else:
+            self.graph, self.ids, self.logits, self.layers, self.bytes = kept[1:]
+        if self.graph is not None or not self.replayed:
+            self.captured_from = captured_from
         return True
+
+    def _fix_caches(self, layers: list[LayerCache], tokens: int, kept: KeptStep | None) -> KeptStep | None:
+        """Replace the caches by fixed ones, one layer at a time, so that only one layer needs memory twice: those of the kept
+        step, which is returned, or new ones where one does not fit into it."""
+        for index, mixer in enumerate(self._mixers()):
+            if layers[index].fixed:
+                continue  # in a first try that ran out of memory
+            fixed = mixer.fixed_cache(layers[index], tokens)
+            if kept is not None and not mixer.refill_cache(kept.layers[index], fixed):
+                kept = None  # whose caches before this one are those of this call now
+            layers[index] = fixed if kept is None else kept.layers[index]
+        return kept
 
     def begin(self, ids: Tensor, layers: list[LayerCache]) -> None:
         """Capture a step over fixed caches, which stay as they are. Each replay reads the token ids in `self.ids`."""
-        self.layers, self.ids = layers, ids.clone()
+        self.layers, self.ids = list(layers), ids.clone()
+        self.bytes = sum(x.nbytes for layer in layers for held in (layer.memory, layer.context) for x in held.values())
         if self.replayed:
+            before = torch.cuda.memory_reserved(ids.device)
             try:
                 self._warm_up(ids.device)
                 self.graph, _ = captured(self._step, ids.device)
             except RuntimeError as error:
                 warn_of_calls("a layer cannot be captured", error)
+            self.bytes += max(0, torch.cuda.memory_reserved(ids.device) - before)
         if self.graph is None:
             self._step(keep=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
@@ -15,8 +16,13 @@ from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token, is_batch
 from .prompts import move_padding_to_front, prefill_block
 from .rows import check_mask, check_prompts
+from .step_graphs import graphs_of
 
 __all__ = ["CachedGenerationMixin", "check_cache_settings"]
+
+_decoding: ContextVar[list[FastWeightsCache] | None] = ContextVar(
+    "decoding", default=None
+)  # caches of the running generate()
 
 
 class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
@@ -26,8 +32,9 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
     have 512 tokens. `prefill_chunk_size` sets the block. Prompts of different lengths come with their attention_mask, which
     shows the padding. Each prompt is continued from its last token, on whichever side it is padded.
 
-    On a GPU every call captures the step of one token as a CUDA graph at its beginning and replays it. It does not where
-    disable_compile is set in transformers' generation settings, or a module has hooks.
+    On a GPU the step of one token is captured as a CUDA graph and replayed, but not where disable_compile is set in transformers'
+    generation settings, or a module has hooks. Later calls with as many sequences replay it too, until a weight or a setting of a
+    module changes, or the model is trained. The graphs of a model and their caches hold at most a 32nd of the GPU's memory.
     """
 
     config: Any  # a FastWeightsConfig; transformers declares its own base class
@@ -49,15 +56,19 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
             _check_reading(cache, prompt, kwargs.get("inputs_embeds"), mask)
         if isinstance(mask, Tensor) and mask.ndim == 2:
             check_prompts(mask, len(mask), mask.shape[1] - _columns(cache))
+        outer, seen = _decoding.set([]), {id(cache)}
         try:
             result = super().generate(inputs, generation_config, *args, **kwargs)
+            seen.add(id(getattr(result, CACHE_NAME, None)))
+            return result
         finally:
-            if isinstance(cache, FastWeightsCache):
-                cache.end_steps()
-        returned = getattr(result, CACHE_NAME, None)
-        if isinstance(returned, FastWeightsCache):
-            returned.end_steps()
-        return result
+            for used in _decoding.get() or []:
+                used.end_steps(kept=id(used) in seen)
+            _decoding.reset(outer)
+
+    def release_step_graphs(self) -> None:
+        """Free the memory of the captured steps that later calls of `generate()` would replay."""
+        graphs_of(self).clear()  # type: ignore[arg-type]  # this is a model
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
@@ -113,6 +124,8 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
         ):
             # max_length counts the ids alone: neither embeddings nor tokens that only the cache has read.
             cache.steps = DecodeSteps(self, cache.columns + settings.max_length - input_ids.shape[1])
+            if (begun := _decoding.get()) is not None:
+                begun.append(cache)
         return outputs
 
     def _check_call(self, prompt: object, settings: GenerationConfig, kwargs: dict[str, Any]) -> None:
