@@ -67,6 +67,21 @@ def test_every_mixer_is_captured_and_says_the_same(captured: list[object], mixer
     torch.testing.assert_close(torch.stack(replayed.logits)[read_TN], torch.stack(called.logits)[read_TN], **close)
 
 
+@pytest.mark.parametrize(
+    "mixer", ["gdn", "pgdn", "palimpsa-d", "gka", "lattice", "rls", "mamba2", "softmax", WINDOW], ids=str
+)
+def test_a_second_call_replays_the_graph_of_the_first(captured: list[object], mixer: object) -> None:
+    lm, ids = language_model(mixer, torch.float32), torch.randint(64, (3, 2, 40), device="cuda")
+    wanted = [lm.generate(prompt, max_new_tokens=24, do_sample=False, disable_compile=True) for prompt in ids]
+    got = [lm.generate(prompt, max_new_tokens=24, do_sample=False) for prompt in ids]
+    assert all(map(torch.equal, got, wanted))
+    assert captured[0] is not None and captured == [captured[0]] * 3
+    with torch.no_grad():
+        lm.lm_head.weight.neg_()
+    lm.generate(ids[0], max_new_tokens=24, do_sample=False)
+    assert captured[3] is not captured[0]
+
+
 @pytest.mark.parametrize("mode", [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}], ids=str)
 def test_beams_samples_and_padding(captured: list[object], mode: dict[str, object]) -> None:
     ids = torch.randint(64, (3, 40), device="cuda")

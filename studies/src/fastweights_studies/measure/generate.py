@@ -4,9 +4,10 @@
     python -m fastweights_studies.measure.generate --mixers gdn,softmax --batches 1,64 --prompt 2048
 
 24 layers of width 1024, 8 heads of 128, bfloat16, random weights; greedy. A token's time is that of NEW tokens less that of one,
-so that the prompt is not in it; "all" has the whole call, capture included, over its tokens. "step" is the replayed graph by
-itself. Prefill: forward passes of one long prompt, and the share of the matrix products' rate that two operations per parameter
-and token come to. Writes studies/results/generate-<device>.json, which keeps the mixers that are not run again.
+so that the prompt is not in it; "all" has the whole call over its tokens. "step" is the replayed graph by itself. A short call
+reads 512 tokens and writes 16: the first of its kind, which captures the graph, and later ones. Prefill: forward passes of one
+long prompt, and the share of the matrix products' rate that two operations per parameter and token come to. Writes
+studies/results/generate-<device>.json, which keeps the mixers that are not run again.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ LAYERS = 24
 NEW = 128
 RATE = 790e12  # of bfloat16 products on an H200, measured back to back (operations per second)
 LONG = 16384
+SHORT, FEW = 512, 16  # tokens of the prompt and of the answer of a short call
 
 
 def seconds(work: Any) -> float:
@@ -53,6 +55,19 @@ def per_token(model: FastWeightsForCausalLM, ids: torch.Tensor, replayed: bool, 
     whole = sorted(call(many) for _ in range(repeats))[repeats // 2]
     first = sorted(call(1) for _ in range(repeats))[repeats // 2]
     return (whole - first) / (many - 1), whole / many
+
+
+def short_calls(model: FastWeightsForCausalLM, ids: torch.Tensor, repeats: int) -> dict[str, Value]:
+    """Milliseconds of the first short call with as many sequences, of later ones, and of one that writes one token."""
+
+    def call(new: int) -> float:
+        options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "min_new_tokens": new}
+        return seconds(lambda: model.generate(ids, max_new_tokens=new, **options)) * 1e3
+
+    call(2)  # compiles the kernels
+    first = call(FEW)
+    later, token = (sorted(call(new) for _ in range(repeats))[repeats // 2] for new in (FEW, 1))
+    return {"first_short_call_ms": first, "short_call_ms": later, "first_token_ms": token}
 
 
 def step_alone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> float:
@@ -81,9 +96,11 @@ def measure(mixer: str, batches: list[int], prompt: int, repeats: int) -> list[t
     found: list[tuple[int, int, dict[str, Value]]] = []
     for batch in batches:
         ids = torch.randint(model.config.vocab_size, (batch, prompt), device="cuda")
+        short = short_calls(model, ids[:, :SHORT], repeats)
         token, whole = per_token(model, ids, True, repeats)
         called, _ = per_token(model, ids, False, 1)
         values: dict[str, Value] = {
+            **short,
             "token_ms": token * 1e3,
             "token_of_whole_call_ms": whole * 1e3,
             "step_ms": step_alone(model, ids) * 1e3,

@@ -54,6 +54,7 @@ def steps_page(rows: Sequence[Row], device: str) -> str:
 
 def generate_page(rows: Sequence[Row], device: str) -> str:
     shown = ("token_ms", "token_of_whole_call_ms", "step_ms", "token_without_graph_ms", "tokens_per_second")
+    shown += ("first_short_call_ms", "short_call_ms", "first_token_ms")
     lines, prompts = [], []
     for mixer in dict.fromkeys(row.mixer for row in rows):
         for row in select(rows, mixer=mixer, measure="token_ms"):
@@ -68,10 +69,14 @@ def generate_page(rows: Sequence[Row], device: str) -> str:
     prompt = select(rows, measure="token_ms")[0].column["prompt"]
     text = (
         f"## generate(), {device}\n\n24 layers of width 1024 in bfloat16 after a prompt of {prompt:,} tokens; "
-        "`generate.py`. *all* is the whole call over its 128\ntokens, prompt and capture included; *step* the replayed graph by "
-        "itself.\n"
+        "`generate.py`. *all* is the whole call over its 128\ntokens, prompt included; *step* the replayed graph by itself. A "
+        "short call reads 512 tokens and writes 16: the first\nof its kind, which captures the graph, and later ones; "
+        "*one token* is a later call that writes one.\n"
     )
-    head = ["mixer", "sequences", "ms per token", "all", "step", "without a graph", "tokens/s", "measured"]
+    head = [
+        "mixer", "sequences", "ms per token", "all", "step", "without a graph", "tokens/s", "first short call, ms", "later",
+        "one token", "measured",
+    ]  # fmt: skip
     return "\n".join([text, table(head, lines), "\n".join(prompts) + "\n"])
 
 
