@@ -185,7 +185,7 @@ def test_whole_models_have_their_pages(tmp_path: Path) -> None:
     assert "| 24 layers of kda | 8 x 2,048 | 150 | 100 | 1.50 | 50.0 | 3.00 | 7.00 | 2026-01-02, files def |" in page
     assert "| 24 layers of pgdn | 8 x 2,048 | 220 | 110 | 2.00 | 50.0 | 3.00 | 7.00 | 2026-01-02, files def |" in page
     assert page.count("| 24 layers of gdn |") == 1
-    assert "| gdn | 1 | 1.50 | 1.80 | 1.20 | 30.0 | 666 | 190 | 60.0 | 20.0 | 2026-01-02, files def |" in page
+    assert "| gdn | 1 | 2,048 | 1.50 | 1.80 | 1.20 | 30.0 | 666 | 190 | 60.0 | 20.0 | 2026-01-02, files def |" in page
     assert "gdn: prefill of 16384 tokens in 30.0 ms, 40% of the rate" in page
 
 

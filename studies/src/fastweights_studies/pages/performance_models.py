@@ -59,22 +59,21 @@ def generate_page(rows: Sequence[Row], device: str) -> str:
     for mixer in dict.fromkeys(row.mixer for row in rows):
         for row in select(rows, mixer=mixer, measure="token_ms"):
             cells = [number(value_of(rows, measure, mixer=mixer, column=row.column)) for measure in shown]
-            lines.append([str(mixer), str(row.column["batch"]), *cells, measured(row.origin)])
+            prompt = f"{row.column['prompt']:,}"
+            lines.append([str(mixer), str(row.column["batch"]), prompt, *cells, measured(row.origin)])
         for row in select(rows, mixer=mixer, measure="prefill_ms"):
             rate = value_of(rows, "prefill_share_of_rate", mixer=mixer, column=row.column)
             prompts.append(
                 f"- {mixer}: prefill of {row.column['prompt']} tokens in {number(row.value)} ms, {rate:.0%} of the rate of "
                 "matrix products."
             )
-    prompt = select(rows, measure="token_ms")[0].column["prompt"]
     text = (
-        f"## generate(), {device}\n\n24 layers of width 1024 in bfloat16 after a prompt of {prompt:,} tokens; "
-        "`generate.py`. *all* is the whole call over its 128\ntokens, prompt included; *step* the replayed graph by itself. A "
-        "short call reads 512 tokens and writes 16: the first\nof its kind, which captures the graph, and later ones; "
-        "*one token* is a later call that writes one.\n"
+        f"## generate(), {device}\n\n24 layers of width 1024 in bfloat16; `generate.py`. *all* is the whole call over its 128 "
+        "tokens, prompt included; *step* the\nreplayed graph by itself. A short call reads 512 tokens and writes 16: the first of "
+        "its kind, which captures the graph, and later\nones; *one token* is a later call that writes one.\n"
     )
     head = [
-        "mixer", "sequences", "ms per token", "all", "step", "without a graph", "tokens/s", "first short call, ms", "later",
+        "mixer", "sequences", "prompt", "ms per token", "all", "step", "without a graph", "tokens/s", "first short call, ms", "later",
         "one token", "measured",
     ]  # fmt: skip
     return "\n".join([text, table(head, lines), "\n".join(prompts) + "\n"])
