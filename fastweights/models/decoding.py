@@ -47,13 +47,13 @@ class DecodeSteps:
         replayed: whether steps replay a CUDA graph; otherwise they do the same work without one.
     """
 
-    bytes = 0  # of the fixed caches and the graph
-    captured_from: tuple[object, ...] | None = None  # of a step that may be kept
-
     def __init__(self, model: Any, length: int, replayed: bool = True) -> None:
         self.model, self.length, self.replayed = model, length, replayed
         self.graph: torch.cuda.CUDAGraph | None = None
         self.logits: Tensor | None = None
+        self.layers: list[LayerCache] = []  # the fixed caches
+        self.bytes = 0  # of these and the graph
+        self.captured_from: tuple[object, ...] | None = None  # of a step that may be kept
 
     def serve(self, ids: Tensor | None, layers: list[LayerCache], columns: int) -> bool:
         """Whether a call with these token ids is one of the steps. The first of them makes the caches in `layers` fixed."""

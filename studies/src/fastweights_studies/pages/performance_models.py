@@ -53,8 +53,10 @@ def steps_page(rows: Sequence[Row], device: str) -> str:
 
 
 def generate_page(rows: Sequence[Row], device: str) -> str:
-    shown = ("token_ms", "token_of_whole_call_ms", "step_ms", "token_without_graph_ms", "tokens_per_second")
-    shown += ("first_short_call_ms", "short_call_ms", "first_token_ms")
+    shown = (
+        "token_ms", "token_of_whole_call_ms", "step_ms", "token_without_graph_ms", "tokens_per_second", "first_short_call_ms",
+        "short_call_ms", "first_token_ms",
+    )  # fmt: skip
     lines, prompts = [], []
     for mixer in dict.fromkeys(row.mixer for row in rows):
         for row in select(rows, mixer=mixer, measure="token_ms"):
@@ -69,12 +71,12 @@ def generate_page(rows: Sequence[Row], device: str) -> str:
             )
     text = (
         f"## generate(), {device}\n\n24 layers of width 1024 in bfloat16; `generate.py`. *all* is the whole call over its 128 "
-        "tokens, prompt included; *step* the\nreplayed graph by itself. A short call reads 512 tokens and writes 16: the first of "
-        "its kind, which captures the graph, and later\nones; *one token* is a later call that writes one.\n"
+        "tokens, prompt included; *step* the\nreplayed graph by itself. A short call reads 512 tokens and writes 16: the first "
+        "of its kind, which captures the graph, and later\nones; *one token* is a later call that writes one.\n"
     )
     head = [
-        "mixer", "sequences", "prompt", "ms per token", "all", "step", "without a graph", "tokens/s", "first short call, ms", "later",
-        "one token", "measured",
+        "mixer", "sequences", "prompt", "ms per token", "all", "step", "without a graph", "tokens/s", "first short call, ms",
+        "later", "one token", "measured",
     ]  # fmt: skip
     return "\n".join([text, table(head, lines), "\n".join(prompts) + "\n"])
 
