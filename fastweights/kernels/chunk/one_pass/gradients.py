@@ -10,8 +10,8 @@ from .solve import add, store_square
 
 @gluon.jit(do_not_specialize=["time"])
 def score_chunks(
-    q, k, beta, G, scores, factors, chunks, time, scale,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, HEADS_BETA: gl.constexpr,
+    q, w, beta, G, scores, factors, chunks, time, scale,
+    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, HEADS_BETA: gl.constexpr,
 ):  # fmt: skip
     """P into scores [M, HV, 64, 64], and factors [M, HV, 4, 64]: of each token the decay from the chunk's start, to its end, and
     from its start times beta. G [BT, HV]: summed decays in base 2, None where nothing decays."""
@@ -24,11 +24,10 @@ def score_chunks(
     BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
     LINE: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
-    at_key = (first * H + head // (HV // H)) * K
-    ks = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
+    ws = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
     qs = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
-    copy_rows(ks, k + at_key, count, H * K, True)
-    copy_rows(qs, q + at_key, count, H * K, True)
+    copy_rows(ws, w + (first * (HV // HEADS_W) + head // HEADS_W) * K, count, HV // HEADS_W * K, True)
+    copy_rows(qs, q + (first * H + head // (HV // H)) * K, count, H * K, True)
     async_copy.commit_group()
     t = gl.arange(0, 64, LINE)
     i = gl.arange(0, 64, BY_I)
@@ -50,7 +49,7 @@ def score_chunks(
     gl.store(at + 128, since * gain)
     async_copy.wait_group(0)
     zeros = gl.zeros([64, 64], gl.float32, SQUARE)
-    P = warpgroup_mma(ks, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    P = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
     P = warpgroup_mma_wait(0, deps=[P]) * scale
     if G is not None:
         P *= gl.exp2(gl.where(i[None, :] >= j[:, None], from_i[None, :] - from_j[:, None], 0.0))
@@ -66,11 +65,11 @@ def row_sums(x, y):
 
 @gluon.jit(do_not_specialize=["time", "stride"])
 def gradients_of_chunk(
-    q, k, v, beta, G, factors, u, z, do, h, dh, chunks, time, scale, dq, dk, dv, gate_grads, stride,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, HEADS_BETA: gl.constexpr,
+    q, k, w, v, beta, G, factors, u, z, do, h, dh, chunks, time, scale, dq, dk, dw, dv, gate_grads, stride,
+    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, HEADS_BETA: gl.constexpr,
 ):  # fmt: skip
     """All gradients of a chunk for 64 of 128 key channels, as `chunk_gradients` of `common.delta_rule`, dP among them; dV and
-    <z, v> for as many value columns."""
+    <z, v> for as many value columns. w: write keys, and dw their gradient, None where k writes and dk holds both."""
     part, m, head, first, count = program_part(chunks, time, K // 64)
     if count == 0:
         return
@@ -101,6 +100,11 @@ def gradients_of_chunk(
     qs = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
     copy_rows(ks, k + at_key, count, H * K, True)
     copy_rows(qs, q + at_key, count, H * K, True)
+    ws = ks
+    if w is not None:
+        ws = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
+        at_write = (first * (HV // HEADS_W) + head // HEADS_W) * K + part * 64
+        copy_rows(ws, w + at_write, count, HV // HEADS_W * K, True)
     async_copy.commit_group()
 
     i = gl.arange(0, 64, ROW)
@@ -132,7 +136,12 @@ def gradients_of_chunk(
     grad_gain = gl.convert_layout(row_sums(written, values), ROW)
     grad_v = written * gl.convert_layout(gain, BY_ROW)[:, None]
     gl.store(dv + at_value + part * 64 + at, grad_v.to(TYPE), (row < count)[:, None])
-    grad_P, grad_A = warpgroup_mma_wait(3, deps=[grad_P, grad_A])
+    if w is None:
+        grad_P, grad_A = warpgroup_mma_wait(3, deps=[grad_P, grad_A])
+    else:  # what follows takes the place of their operands
+        grad_P, grad_A, grad_q, grad_k, grad_w, dos, us, zs = warpgroup_mma_wait(
+            0, deps=[grad_P, grad_A, grad_q, grad_k, grad_w, dos, us, zs]
+        )
     grad_P *= scale
     if G is not None:
         pair = gl.exp2(gl.where(i[:, None] >= j[None, :], from_i[:, None] - from_j[None, :], 0.0))
@@ -148,7 +157,8 @@ def gradients_of_chunk(
     # Without this the assembler may read what is loaded next before it is there: it waits for the fence by the same scoreboard.
     gl.thread_barrier()
     # A product reads its operands until it is waited for: named in the wait, nothing takes their place before.
-    grad_q, grad_k, grad_w, dos, us, zs = warpgroup_mma_wait(0, deps=[grad_q, grad_k, grad_w, dos, us, zs])
+    if w is None:
+        grad_q, grad_k, grad_w, dos, us, zs = warpgroup_mma_wait(0, deps=[grad_q, grad_k, grad_w, dos, us, zs])
     async_copy.wait_group(0)
     grad_q *= (since * scale)[:, None]
     grad_k *= -since[:, None]
@@ -158,11 +168,11 @@ def gradients_of_chunk(
         ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
         states = row_sums(hs.load(ROWS).to(gl.float32), dhs.load(ROWS))
         grad_last = gl.load(factors + 63) * gl.convert_layout(states, ROW)
-        grad_last += row_sums(grad_w, keys)
+        grad_last += row_sums(grad_w, keys if w is None else ws.load(SQUARE))
     left_P = gl.convert_layout(grad_P.to(TYPE), LEFT)
     left_A = gl.convert_layout(grad_A.to(TYPE), LEFT)
-    grad_q = warpgroup_mma(left_P, ks, grad_q, is_async=True)
-    grad_k = warpgroup_mma(left_A, ks, grad_k, is_async=True)
+    grad_q = warpgroup_mma(left_P, ws, grad_q, is_async=True)
+    grad_k = warpgroup_mma(left_A, ws, grad_k, is_async=True)
     grad_w = warpgroup_mma(turned_P.permute((1, 0)), qs, grad_w, is_async=True)
     grad_w = warpgroup_mma(turned_A.permute((1, 0)), ks, grad_w, is_async=True)
     grad_q, grad_k, left_P, left_A = warpgroup_mma_wait(2, deps=[grad_q, grad_k, left_P, left_A])
@@ -170,7 +180,7 @@ def gradients_of_chunk(
     summed = row_sums(grad_q, qs.load(SQUARE)) + overlap * gain
     grad_gain += overlap
     grad_w = warpgroup_mma_wait(0, deps=[grad_w])
-    summed -= row_sums(grad_w, keys)
+    summed -= row_sums(grad_w, keys if w is None else ws.load(SQUARE))
     gate_grads += part.to(gl.int64) * stride + first * HV + head
     gl.store(gate_grads + i * HV, grad_gain, i < count)
     if G is not None:
@@ -184,5 +194,9 @@ def gradients_of_chunk(
     row, at = row_places(HV * K, 64, 64)
     staged.store(grad_q.to(TYPE))
     gl.store(dq + at_row + at, staged.load(at.type.layout), (row < count)[:, None])
-    staged.store((grad_k * gain[:, None] + grad_w).to(TYPE))
+    grad_k *= gain[:, None]
+    staged.store((grad_k + grad_w if w is None else grad_k).to(TYPE))
     gl.store(dk + at_row + at, staged.load(at.type.layout), (row < count)[:, None])
+    if w is not None:
+        staged.store(grad_w.to(TYPE))
+        gl.store(dw + at_row + at, staged.load(at.type.layout), (row < count)[:, None])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .passes import copy_rows, product_layout
+from .passes import FACTORS_PLACE, T_PLACE, copy_rows, product_layout
 
 
 @gluon.jit
@@ -152,12 +152,12 @@ def add(a, b):
 
 @gluon.jit(do_not_specialize=["time"])
 def solve_chunks(
-    q, k, beta, g, made, inverse, G, chunks, time, scale,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
+    q, k, w, beta, g, made, inverse, G, chunks, time, scale,
+    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
     HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, DECAY: gl.constexpr,
 ):  # fmt: skip
-    """One chunk of one head: T diag(beta), P and the decays from its start and to its end, in `made` [M, HV, RECORD]. For a
-    backward T [BT, HV, 64] and the summed decays G [BT, HV] are written too, None otherwise."""
+    """One chunk of one head: P, the decays from its start and to its end, and T diag(beta), in `made` [M, HV, RECORD]. w: write
+    keys, None where k writes. For a backward T [BT, HV, 64] and the summed decays G [BT, HV] are written too, None otherwise."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -172,6 +172,10 @@ def solve_chunks(
     qs = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
     copy_rows(ks, k + at_key, count, H * K, True)
     copy_rows(qs, q + at_key, count, H * K, True)
+    ws = ks
+    if w is not None:
+        ws = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
+        copy_rows(ws, w + (first * (HV // HEADS_W) + head // HEADS_W) * K, count, HV // HEADS_W * K, True)
     async_copy.commit_group()
     t = gl.arange(0, 64, LINE)
     at = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
@@ -183,8 +187,8 @@ def solve_chunks(
         decay = gl.zeros([64], gl.float32, LINE)
     async_copy.wait_group(0)
     zeros = gl.zeros([64, 64], gl.float32, SQUARE)
-    overlap = warpgroup_mma(ks, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    scores = warpgroup_mma(ks, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    overlap = warpgroup_mma(ws, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    scores = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
     overlap, scores = warpgroup_mma_wait(0, deps=[overlap, scores])
 
     # A token with a bad key or gate makes the decays from it on NaN.
@@ -216,9 +220,9 @@ def solve_chunks(
     else:
         scores *= scale
     scores += 0.0 * scores  # infinities become NaN
-    store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made + 4096, 64, 64)
+    store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made, 64, 64)
     if DECAY:
-        factors = (made + 8192).to(gl.pointer_type(gl.float32), bitcast=True)
+        factors = (made + FACTORS_PLACE).to(gl.pointer_type(gl.float32), bitcast=True)
         gl.store(factors + t, gl.exp2(decay))
         gl.store(factors + 64 + t, gl.exp2(total - decay))
     T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)
@@ -228,4 +232,4 @@ def solve_chunks(
         if DECAY:
             gl.store(G + first * HV + head + t * HV, decay, t < count)
     T = T * gains.load(BY_J)[:, None] + (0.0 * summed.load(BY_I))[None, :]
-    store_square(staged, T, made, 64, 64)
+    store_square(staged, T, made + T_PLACE, 64, 64)
