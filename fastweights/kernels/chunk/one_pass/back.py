@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ...common.packing import pieces_of_sequence
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .passes import copy_rows, find_segment, product_layout, row_places, state_addresses
+from .passes import copy_rows, find_segment, product_layout, row_places, state_addresses, through_segments
 
 
 @gluon.jit
@@ -95,7 +95,7 @@ def states_again(
 @gluon.jit
 def end_of_segment(
     begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
-    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
     STARTED: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
     """The gradient [columns, keys] of the state after a segment: of that after its sequence, taken back through all segments
@@ -107,31 +107,9 @@ def end_of_segment(
         S = gl.zeros([BV, K], gl.float32, KEYS)
     if CUT:
         number, count = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
-        later = number + count - 1 - segment
-        at = ((number + count - 1).to(gl.int64) * HV + head) * K
-        transition += at * K
-        c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
-        d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
-        adds = added + at * V + c[:, None] * K + d[None, :]
-        through = gl.allocate_shared_memory(TYPE, [2, K, K], gl.NVMMASharedLayout.get_default_for([K, K], TYPE))
-        zeros = gl.zeros([BV, K], gl.float32, KEYS)
-        if later > 0:
-            copy_rows(through.index(0), transition, K, K, False)
-        async_copy.commit_group()
-        R = gl.load(adds, later > 0, 0.0)
-        for step in range(later):
-            async_copy.wait_group(0)
-            low = gl.convert_layout(S.to(TYPE), gl.DotOperandLayout(0, KEYS, 2))
-            S = warpgroup_mma(low, through.index(step % 2), zeros, use_acc=False, is_async=True)
-            transition -= HV * K * K
-            adds -= HV * K * V
-            if step + 1 < later:
-                copy_rows(through.index((step + 1) % 2), transition, K, K, False)
-            async_copy.commit_group()
-            S, low = warpgroup_mma_wait(0, deps=[S, low])
-            S += R
-            R = gl.load(adds, step + 1 < later, 0.0)
-        async_copy.wait_group(0)
+        end = number + count - 1
+        at = end.to(gl.int64) * HV + head
+        S = through_segments(S, added, transition, at, -HV, end - segment, part, K, V, TYPE, DELTA, True)
     return S
 
 
@@ -140,11 +118,12 @@ def pass_back(
     q, k, w, inverse, scores, do, z, factors, begin, added, transition, dh, dS, segments, cu_seqlens, time, length, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
-    EARLY: gl.constexpr,
+    DELTA: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """From the last chunk to the first: the gradients of the states at the chunks' ends dh [M, HV, K, V], and z = T^T du
-    [BT, HV, V]. w: write keys, None where k writes. scores, factors: see `score_chunks`. begin: the gradient of the states after the sequences, dS of those before.
-    SUMMARY: only what each segment adds, into `added` [P, HV, V, K], from zero; see `end_of_segment`."""
+    [BT, HV, V], without DELTA du. w: write keys, None where k writes. scores, factors: see `score_chunks`. begin: the gradient of
+    the states after the sequences, dS of those before. SUMMARY: only what each segment adds, into `added` [P, HV, V, K], from
+    zero; see `end_of_segment`."""
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = k.dtype.element_ty
     KEYS: gl.constexpr = product_layout(WARPS, K)
@@ -170,7 +149,7 @@ def pass_back(
     else:
         S = end_of_segment(
             begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
-            HV, K, V, BV, TYPE, STARTED, CUT,
+            HV, K, V, BV, TYPE, DELTA, STARTED, CUT,
         )  # fmt: skip
     chunks = (tokens + 63) // 64
     t = first + (chunks - 1).to(gl.int64) * 64
@@ -180,12 +159,14 @@ def pass_back(
     k += (t * H + head // (HV // H)) * K
     if w is not None:
         w += (t * (HV // HEADS_W) + head // HEADS_W) * K
-    inverse += (t * HV + head) * 64
+    if DELTA:
+        inverse += (t * HV + head) * 64
     scores += (m * HV + head) * 4096
     do += at_value
     factors += (m * HV + head) * 256
     TALL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BV], TYPE)
+    FINDS_DU: gl.constexpr = DELTA or not SUMMARY
     ks = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
     ws = ks
     if w is not None:
@@ -193,7 +174,8 @@ def pass_back(
     qs = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
     dos = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], TILE)
     SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
-    Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+    if DELTA:
+        Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
     Ps = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
     fs = gl.allocate_shared_memory(gl.float32, [STAGES, 256], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     if not SUMMARY:
@@ -203,11 +185,14 @@ def pass_back(
     left = gl.where(chunks > 0, tokens - (chunks - 1) * 64, 0)  # tokens of the chunk that is copied, 0 before the first
     last = left
     for ahead in gl.static_range(STAGES - 1):
-        copy_rows(ks.index(ahead), k, left, KEY_ROW, True)
+        if FINDS_DU:
+            copy_rows(ks.index(ahead), k, left, KEY_ROW, True)
         if w is not None:
             copy_rows(ws.index(ahead), w, left, WRITE_ROW, True)
-        copy_rows(Ps.index(ahead), scores, gl.where(left > 0, 64, 0), 64, True)
-        copy_rows(Ts.index(ahead), inverse, left, HV * 64, True)
+        if FINDS_DU:
+            copy_rows(Ps.index(ahead), scores, gl.where(left > 0, 64, 0), 64, True)
+        if DELTA:
+            copy_rows(Ts.index(ahead), inverse, left, HV * 64, True)
         copy_rows(qs.index(ahead), q, left, KEY_ROW, True)
         copy_rows(dos.index(ahead), do, left, VALUE_ROW, True)
         copy_line(fs.index(ahead), factors, left > 0)
@@ -217,7 +202,8 @@ def pass_back(
         k -= 64 * KEY_ROW
         if w is not None:
             w -= 64 * WRITE_ROW
-        inverse -= 64 * HV * 64
+        if DELTA:
+            inverse -= 64 * HV * 64
         do -= 64 * VALUE_ROW
         scores -= HV * 4096
         factors -= HV * 256
@@ -227,8 +213,9 @@ def pass_back(
     for n in range(chunks):
         async_copy.wait_group(STAGES - 2)
         kept = S.to(TYPE)
-        low = gl.convert_layout(kept, LEFT_S)
-        du = warpgroup_mma(low, ws.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if FINDS_DU:
+            low = gl.convert_layout(kept, LEFT_S)
+            du = warpgroup_mma(low, ws.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
         if not SUMMARY:
             store_tile(staged, kept, dh, K, V)
             dh -= HV * K * V
@@ -240,36 +227,46 @@ def pass_back(
         total = line.slice(63, 1).load(gl.SliceLayout(0, KEYS))
         if EARLY:
             left = gl.where(n + STAGES - 1 < chunks, 64, 0)
-            copy_rows(ks.index(into), k, left, KEY_ROW, True)
+            if FINDS_DU:
+                copy_rows(ks.index(into), k, left, KEY_ROW, True)
             if w is not None:
                 copy_rows(ws.index(into), w, left, WRITE_ROW, True)
-            copy_rows(Ps.index(into), scores, left, 64, True)
-            copy_rows(Ts.index(into), inverse, left, HV * 64, True)
+            if FINDS_DU:
+                copy_rows(Ps.index(into), scores, left, 64, True)
+            if DELTA:
+                copy_rows(Ts.index(into), inverse, left, HV * 64, True)
             copy_rows(qs.index(into), q, left, KEY_ROW, True)
             copy_rows(dos.index(into), do, left, VALUE_ROW, True)
             copy_line(fs.index(into), factors, left > 0)
             async_copy.commit_group()
-        plain = gl.convert_layout(grad, LEFT)
-        given = warpgroup_mma(plain, Ps.index(now), zeros, use_acc=False, is_async=True)
-        du, low, given, plain = warpgroup_mma_wait(0, deps=[du, low, given, plain])
-        du = gl.convert_layout((du * until[None, :] + given).to(TYPE), LEFT)
-        found = warpgroup_mma(du, Ts.index(now), zeros, use_acc=False, is_async=True)
+        if FINDS_DU:
+            plain = gl.convert_layout(grad, LEFT)
+            given = warpgroup_mma(plain, Ps.index(now), zeros, use_acc=False, is_async=True)
+            du, low, given, plain = warpgroup_mma_wait(0, deps=[du, low, given, plain])
+            found = du * until[None, :] + given
+        if DELTA:
+            du = gl.convert_layout(found.to(TYPE), LEFT)
+            found = warpgroup_mma(du, Ts.index(now), zeros, use_acc=False, is_async=True)
         S *= total[None, :]
         grad = gl.convert_layout((grad.to(gl.float32) * (since * scale)[None, :]).to(TYPE), LEFT_S)
         S = warpgroup_mma(grad, qs.index(now), S, is_async=True)
-        found, du = warpgroup_mma_wait(1, deps=[found, du])
-        back = gl.convert_layout((-weight[None, :] * found).to(TYPE), LEFT_S)
-        S = warpgroup_mma(back, ks.index(now), S, is_async=True)
+        if DELTA:
+            found, du = warpgroup_mma_wait(1, deps=[found, du])
+            back = gl.convert_layout((-weight[None, :] * found).to(TYPE), LEFT_S)
+            S = warpgroup_mma(back, ks.index(now), S, is_async=True)
         if not SUMMARY:
             store_tile(staged.slice(0, 64), found.to(TYPE), z, gl.where(n > 0, 64, last), VALUE_ROW)
             z -= 64 * VALUE_ROW
         if not EARLY:
             left = gl.where(n + STAGES - 1 < chunks, 64, 0)
-            copy_rows(ks.index(into), k, left, KEY_ROW, True)
+            if FINDS_DU:
+                copy_rows(ks.index(into), k, left, KEY_ROW, True)
             if w is not None:
                 copy_rows(ws.index(into), w, left, WRITE_ROW, True)
-            copy_rows(Ps.index(into), scores, left, 64, True)
-            copy_rows(Ts.index(into), inverse, left, HV * 64, True)
+            if FINDS_DU:
+                copy_rows(Ps.index(into), scores, left, 64, True)
+            if DELTA:
+                copy_rows(Ts.index(into), inverse, left, HV * 64, True)
             copy_rows(qs.index(into), q, left, KEY_ROW, True)
             copy_rows(dos.index(into), do, left, VALUE_ROW, True)
             copy_line(fs.index(into), factors, left > 0)
@@ -278,11 +275,15 @@ def pass_back(
         k -= 64 * KEY_ROW
         if w is not None:
             w -= 64 * WRITE_ROW
-        inverse -= 64 * HV * 64
+        if DELTA:
+            inverse -= 64 * HV * 64
         do -= 64 * VALUE_ROW
         scores -= HV * 4096
         factors -= HV * 256
-        S, grad, back = warpgroup_mma_wait(0, deps=[S, grad, back])
+        if DELTA:
+            S, grad, back = warpgroup_mma_wait(0, deps=[S, grad, back])
+        else:
+            S, grad = warpgroup_mma_wait(0, deps=[S, grad])
         now = gl.where(now == STAGES - 1, 0, now + 1)
         into = gl.where(into == STAGES - 1, 0, into + 1)
     async_copy.wait_group(0)

@@ -32,8 +32,6 @@ def score_chunks(
     t = gl.arange(0, 64, LINE)
     i = gl.arange(0, 64, BY_I)
     j = gl.arange(0, 64, BY_J)
-    at_beta = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
-    gain = gl.load(at_beta + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
     since = gl.full([64], 1.0, gl.float32, LINE)
     until = since
     if G is not None:
@@ -46,7 +44,10 @@ def score_chunks(
     at = factors + (m.to(gl.int64) * HV + head) * 256 + t
     gl.store(at, since)
     gl.store(at + 64, until)
-    gl.store(at + 128, since * gain)
+    if beta is not None:
+        at_beta = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
+        gain = gl.load(at_beta + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
+        gl.store(at + 128, since * gain)
     async_copy.wait_group(0)
     zeros = gl.zeros([64, 64], gl.float32, SQUARE)
     P = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -67,9 +68,11 @@ def row_sums(x, y):
 def gradients_of_chunk(
     q, k, w, v, beta, G, factors, u, z, do, h, dh, chunks, time, scale, dq, dk, dw, dv, gate_grads, stride,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, HEADS_BETA: gl.constexpr,
+    DELTA: gl.constexpr,
 ):  # fmt: skip
     """All gradients of a chunk for 64 of 128 key channels, as `chunk_gradients` of `common.delta_rule`, dP among them; dV and
-    <z, v> for as many value columns. w: write keys, and dw their gradient, None where k writes and dk holds both."""
+    <z, v> for as many value columns. w: write keys, and dw their gradient, None where k writes and dk holds both. Without
+    DELTA, for linear attention, u is v and there is no z; dV is known."""
     part, m, head, first, count = program_part(chunks, time, K // 64)
     if count == 0:
         return
@@ -87,12 +90,15 @@ def gradients_of_chunk(
     at_state = (m.to(gl.int64) * HV + head) * (K * V) + part * 64 * V
     dos = gl.allocate_shared_memory(TYPE, [64, V], WIDE)
     us = gl.allocate_shared_memory(TYPE, [64, V], WIDE)
-    zs = gl.allocate_shared_memory(TYPE, [64, V], WIDE)
+    zs = us
+    if DELTA:
+        zs = gl.allocate_shared_memory(TYPE, [64, V], WIDE)
     hs = gl.allocate_shared_memory(TYPE, [64, V], WIDE)
     dhs = gl.allocate_shared_memory(TYPE, [64, V], WIDE)
     copy_rows(dos, do + at_value, count, HV * V, True)
     copy_rows(us, u + at_value, count, HV * V, True)
-    copy_rows(zs, z + at_value, count, HV * V, True)
+    if DELTA:
+        copy_rows(zs, z + at_value, count, HV * V, True)
     copy_rows(hs, h + at_state, 64, V, False)
     copy_rows(dhs, dh + at_state, 64, V, False)
     async_copy.commit_group()
@@ -109,8 +115,11 @@ def gradients_of_chunk(
 
     i = gl.arange(0, 64, ROW)
     j = gl.arange(0, 64, COLUMN)
-    gain = gl.load(beta + (first * (HV // HEADS_BETA) + head // HEADS_BETA) + i * (HV // HEADS_BETA), i < count, 0.0)
-    gain = gain.to(gl.float32)
+    if DELTA:
+        gain = gl.load(
+            beta + (first * (HV // HEADS_BETA) + head // HEADS_BETA) + i * (HV // HEADS_BETA), i < count, 0.0
+        )
+        gain = gain.to(gl.float32)
     factors += (m.to(gl.int64) * HV + head) * 256
     since = gl.load(factors + i)
     until = gl.load(factors + 64 + i)
@@ -122,21 +131,29 @@ def gradients_of_chunk(
     # dV and <z, v> of 64 value columns
     row, at = row_places(HV * V, 64, 64)
     BY_ROW: gl.constexpr = gl.SliceLayout(1, at.type.layout)
-    values = gl.load(v + at_value + part * 64 + at, (row < count)[:, None], 0.0)
+    if DELTA:
+        values = gl.load(v + at_value + part * 64 + at, (row < count)[:, None], 0.0)
 
     async_copy.wait_group(1)
     zeros = gl.zeros([64, 64], gl.float32, SQUARE)
     grad_P = warpgroup_mma(dos, us.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    grad_A = warpgroup_mma(zs, us.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    if DELTA:
+        grad_A = warpgroup_mma(zs, us.permute((1, 0)), zeros, use_acc=False, is_async=True)
     grad_q = warpgroup_mma(dos, hs.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    grad_k = warpgroup_mma(zs, hs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    if DELTA:
+        grad_k = warpgroup_mma(zs, hs.permute((1, 0)), zeros, use_acc=False, is_async=True)
     grad_w = warpgroup_mma(us, dhs.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    written = zs.slice(0, 64, dim=1).load(at.type.layout) if part == 0 else zs.slice(64, 64, dim=1).load(at.type.layout)
-    written = written.to(gl.float32)
-    grad_gain = gl.convert_layout(row_sums(written, values), ROW)
-    grad_v = written * gl.convert_layout(gain, BY_ROW)[:, None]
-    gl.store(dv + at_value + part * 64 + at, grad_v.to(TYPE), (row < count)[:, None])
-    if w is None:
+    if DELTA:
+        written = (
+            zs.slice(0, 64, dim=1).load(at.type.layout) if part == 0 else zs.slice(64, 64, dim=1).load(at.type.layout)
+        )
+        written = written.to(gl.float32)
+        grad_gain = gl.convert_layout(row_sums(written, values), ROW)
+        grad_v = written * gl.convert_layout(gain, BY_ROW)[:, None]
+        gl.store(dv + at_value + part * 64 + at, grad_v.to(TYPE), (row < count)[:, None])
+    if not DELTA:
+        grad_P = warpgroup_mma_wait(2, deps=[grad_P])
+    elif w is None:
         grad_P, grad_A = warpgroup_mma_wait(3, deps=[grad_P, grad_A])
     else:  # what follows takes the place of their operands
         grad_P, grad_A, grad_q, grad_k, grad_w, dos, us, zs = warpgroup_mma_wait(
@@ -146,22 +163,27 @@ def gradients_of_chunk(
     if G is not None:
         pair = gl.exp2(gl.where(i[:, None] >= j[None, :], from_i[:, None] - from_j[None, :], 0.0))
         grad_P *= pair
-        grad_A *= pair
     grad_P = gl.where(i[:, None] >= j[None, :], grad_P, 0.0)
-    grad_A = gl.where(i[:, None] > j[None, :], -grad_A, 0.0)
     turned_P = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
-    turned_A = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
     turned_P.store(grad_P.to(TYPE))
-    turned_A.store((grad_A * gain[:, None]).to(TYPE))
+    if DELTA:
+        if G is not None:
+            grad_A *= pair
+        grad_A = gl.where(i[:, None] > j[None, :], -grad_A, 0.0)
+        turned_A = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
+        turned_A.store((grad_A * gain[:, None]).to(TYPE))
     fence_async_shared()
     # Without this the assembler may read what is loaded next before it is there: it waits for the fence by the same scoreboard.
     gl.thread_barrier()
     # A product reads its operands until it is waited for: named in the wait, nothing takes their place before.
-    if w is None:
+    if not DELTA:
+        grad_q, grad_w, dos, us = warpgroup_mma_wait(0, deps=[grad_q, grad_w, dos, us])
+    elif w is None:
         grad_q, grad_k, grad_w, dos, us, zs = warpgroup_mma_wait(0, deps=[grad_q, grad_k, grad_w, dos, us, zs])
     async_copy.wait_group(0)
     grad_q *= (since * scale)[:, None]
-    grad_k *= -since[:, None]
+    if DELTA:
+        grad_k *= -since[:, None]
     grad_w *= until[:, None]
     keys = ks.load(SQUARE)
     if G is not None:
@@ -170,19 +192,23 @@ def gradients_of_chunk(
         grad_last = gl.load(factors + 63) * gl.convert_layout(states, ROW)
         grad_last += row_sums(grad_w, keys if w is None else ws.load(SQUARE))
     left_P = gl.convert_layout(grad_P.to(TYPE), LEFT)
-    left_A = gl.convert_layout(grad_A.to(TYPE), LEFT)
     grad_q = warpgroup_mma(left_P, ws, grad_q, is_async=True)
-    grad_k = warpgroup_mma(left_A, ws, grad_k, is_async=True)
+    if DELTA:
+        left_A = gl.convert_layout(grad_A.to(TYPE), LEFT)
+        grad_k = warpgroup_mma(left_A, ws, grad_k, is_async=True)
     grad_w = warpgroup_mma(turned_P.permute((1, 0)), qs, grad_w, is_async=True)
-    grad_w = warpgroup_mma(turned_A.permute((1, 0)), ks, grad_w, is_async=True)
-    grad_q, grad_k, left_P, left_A = warpgroup_mma_wait(2, deps=[grad_q, grad_k, left_P, left_A])
-    overlap = row_sums(grad_k, keys)
-    summed = row_sums(grad_q, qs.load(SQUARE)) + overlap * gain
-    grad_gain += overlap
+    gate_grads += part.to(gl.int64) * stride + first * HV + head
+    if DELTA:
+        grad_w = warpgroup_mma(turned_A.permute((1, 0)), ks, grad_w, is_async=True)
+        grad_q, grad_k, left_P, left_A = warpgroup_mma_wait(2, deps=[grad_q, grad_k, left_P, left_A])
+        overlap = row_sums(grad_k, keys)
+        gl.store(gate_grads + i * HV, grad_gain + overlap, i < count)
+        summed = row_sums(grad_q, qs.load(SQUARE)) + overlap * gain
+    else:
+        grad_q, left_P = warpgroup_mma_wait(1, deps=[grad_q, left_P])
+        summed = row_sums(grad_q, qs.load(SQUARE))
     grad_w = warpgroup_mma_wait(0, deps=[grad_w])
     summed -= row_sums(grad_w, keys if w is None else ws.load(SQUARE))
-    gate_grads += part.to(gl.int64) * stride + first * HV + head
-    gl.store(gate_grads + i * HV, grad_gain, i < count)
     if G is not None:
         summed = gl.convert_layout(gl.where(i < count, summed, 0.0), LINE)
         last = gl.sum(gl.convert_layout(grad_last, LINE), 0)
@@ -194,8 +220,13 @@ def gradients_of_chunk(
     row, at = row_places(HV * K, 64, 64)
     staged.store(grad_q.to(TYPE))
     gl.store(dq + at_row + at, staged.load(at.type.layout), (row < count)[:, None])
-    grad_k *= gain[:, None]
-    staged.store((grad_k + grad_w if w is None else grad_k).to(TYPE))
+    if DELTA:
+        grad_k *= gain[:, None]
+        if w is None:
+            grad_k += grad_w
+    else:
+        grad_k = grad_w
+    staged.store(grad_k.to(TYPE))
     gl.store(dk + at_row + at, staged.load(at.type.layout), (row < count)[:, None])
     if w is not None:
         staged.store(grad_w.to(TYPE))

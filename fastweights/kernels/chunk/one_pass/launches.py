@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...common.delta_rule.launches import ChunkOperands, DeltaRule
+from ...common.delta_rule.launches import BegunGrads, ChunkOperands, DeltaRule
 from ...common.delta_rule.sizes import SavedForBackward, segment_length
 from ...common.packing import CHUNK
 from ...runtime.gluon import runs_gluon
 from ...runtime.workspace import TensorSpec
 
-SQUARES = 2 * CHUNK * CHUNK  # numbers of T and P in the record of a chunk
-RECORD = SQUARES + 4 * CHUNK  # and two factors per token, in float32
+RECORD = CHUNK * CHUNK + 4 * CHUNK  # numbers of P and of two factors per token, in float32, in the record of a chunk
 
 
 class PassTile(NamedTuple):
@@ -39,11 +38,12 @@ def takes_one_pass(call: DeltaRule) -> bool:
         runs_gluon(call.device)
         and call.dtype in (torch.bfloat16, torch.float16)
         and call.K == 128 and call.V == 128
-        and call.delta and call.decay <= 1 and not call.lasting and not call.finer and x.divisor is None
+        and call.decay <= 1 and (call.delta or not call.writes)
+        and not call.lasting and not call.finer and x.divisor is None
     )  # fmt: skip
 
 
-VARIANT = {"stages": 2, "early": True, "half": False}
+VARIANT = {"stages": 2, "early": True, "half": 3}
 
 
 class OnePass(DeltaRule):
@@ -59,8 +59,12 @@ class OnePass(DeltaRule):
         """None where the keys write."""
         return saved.write_keys if self.precond else self.memory.write_key
 
-    def ring(self, tile: PassTile, w: Any) -> dict[str, int]:
-        return {"STAGES": tile.stages if w is None else VARIANT["stages"], "EARLY": w is not None and VARIANT["early"]}
+    def ring(self, tile: PassTile, w: Any, reads: bool = False) -> dict[str, int]:
+        few = reads and tile is HALF
+        return {
+            "STAGES": tile.stages if w is None else VARIANT["half" if few else "stages"],
+            "EARLY": w is not None and VARIANT["early"],
+        }
 
     def choose_segments(self) -> None:
         programs = self.HV * (self.V // WHOLE.BV)
@@ -71,9 +75,7 @@ class OnePass(DeltaRule):
         """Of what a backward would need, what the passes need, with the tables filled."""
         saved = SavedForBackward(key_energy=kept.key_energy, write_keys=kept.write_keys)
         if self.packed:
-            saved = saved._replace(
-                chunk_table=kept.chunk_table, segment_table=self.empty(self.P, 5, dtype=torch.int32)
-            )
+            saved = saved._replace(chunk_table=kept.chunk_table, segment_table=self.empty(self.P, 5, dtype=torch.int32))
             self.record_tables(saved)
         return saved
 
@@ -83,21 +85,25 @@ class OnePass(DeltaRule):
         from .solve import solve_chunks
 
         x, HV, scale = self.memory, self.HV, self.options[0]
-        made = self.empty(self.M, HV, RECORD)
+        record = RECORD + CHUNK * CHUNK * self.delta
+        made = self.empty(self.M, HV, record)
         segments = saved.segment_table if self.packed else None
         w = self.write_keys(saved)
-        sizes = {"H": self.H, "HV": HV, "HEADS_W": self.group(w), "RECORD": RECORD, "DECAY": self.decay == 1}
+        sizes = {"H": self.H, "HV": HV, "HEADS_W": self.group(w), "RECORD": record, "DECAY": self.decay == 1}
         place = (segments, x.cu_seqlens, self.T, self.segment_tokens)
         self.launch(
-            solve_chunks, (self.M, HV), x.q, x.k, w, x.beta, x.g, made, saved.T, saved.G, saved.chunk_table, self.T, scale, **sizes,
-            HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), num_warps=4, maxnreg=SOLVE_REGISTERS,
+            solve_chunks, (self.M, HV), x.q, x.k, w, x.beta, x.g, made, saved.T, saved.G, saved.chunk_table, self.T, scale,
+            **sizes, HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
         added = transition = None
         if self.cut:
             added = self.floats(self.P, HV, self.V, self.K)
-            transition = self.empty(self.P, HV, self.K, self.K) if saved.transitions is None else saved.transitions
+            transition = saved.transitions
+            if transition is None:
+                transition = self.empty(self.P, HV, self.K, self.K) if self.delta else self.floats(self.P, HV)
+            columns = self.V + self.K * self.delta
             self.launch(
-                summarize_chunks, ((self.V + self.K) // HALF.BV * self.P, HV), x.k, w, x.v, made, added, transition, segments,
+                summarize_chunks, (columns // HALF.BV * self.P, HV), x.k, w, x.v, made, added, transition, segments,
                 self.T, self.segment_tokens, **sizes, BV=HALF.BV, **self.ring(HALF, w),
                 LAST=saved.transitions is not None, num_warps=HALF.BV // 16,
             )  # fmt: skip
@@ -105,7 +111,7 @@ class OnePass(DeltaRule):
         self.launch(
             read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, w, x.v, made, x.S, added, transition, o, S_end, saved.u,
             saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
-            ENDED=S_end is not None, CUT=bool(self.cut), **self.ring(tile, w), num_warps=tile.BV // 16,
+            ENDED=S_end is not None, CUT=bool(self.cut), **self.ring(tile, w, True), num_warps=tile.BV // 16,
         )  # fmt: skip
 
 
@@ -135,10 +141,17 @@ class OnePassKept(OnePass):
             score_chunks, (self.M, HV), x.q, w, x.beta, saved.G, self.scores, self.factors, saved.chunk_table, self.T, scale,
             **self.sizes, HEADS_W=self.group(w), HEADS_BETA=self.group(x.beta), num_warps=4,
         )  # fmt: skip
-        return ChunkOperands(x.q, w, None, saved.u, keys)
+        return ChunkOperands(x.q, w, None, x.v if saved.u is None else saved.u, keys)
+
+    def begin_grads(self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any) -> BegunGrads:
+        """du: where `pass_back` writes z, of linear attention dV."""
+        return BegunGrads(self.pass_state_again(chunks, saved), self.token_tensor(self.HV, self.V))
+
+    def value_gradient(self, begun: BegunGrads) -> TensorSpec:
+        return super().value_gradient(begun) if self.delta else begun.du
 
     def record_value_grads(self, *arguments: Any) -> None:
-        """`pass_back` and `gradients_of_chunk` find these themselves."""
+        """`pass_back` has found these."""
 
     def pass_state_again(self, chunks: ChunkOperands, saved: SavedForBackward) -> TensorSpec:
         from .back import states_again  # needs Gluon
@@ -146,9 +159,10 @@ class OnePassKept(OnePass):
         x, tile = self.memory, HALF
         h, start = self.empty(self.M, self.HV, self.K, self.V), saved.starts if self.cut else x.S
         self.launch(
-            states_again, (self.V // tile.BV * self.P, self.HV), chunks.write_key, saved.u, self.factors, start, h,
+            states_again, (self.V // tile.BV * self.P, self.HV), chunks.write_key, chunks.u, self.factors, start, h,
             saved.segment_table if self.packed else None, self.T, self.segment_tokens, HV=self.HV,
-            HEADS_W=self.group(chunks.write_key), BV=tile.BV, STARTED=start is not None, STAGES=tile.stages, num_warps=tile.BV // 16,
+            HEADS_W=self.group(chunks.write_key), BV=tile.BV, STARTED=start is not None, STAGES=tile.stages,
+            num_warps=tile.BV // 16,
         )  # fmt: skip
         return h
 
@@ -186,8 +200,8 @@ class OnePassKept(OnePass):
 
         x, (dq, dk, dw, dv, gates), w = self.memory, grads, chunks.plain_write_key
         self.launch(
-            gradients_of_chunk, (gates.shape[0] * self.M, self.HV), x.q, x.k, w, x.v, x.beta, saved.G, self.factors, u, z, do, h, dh,
-            saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, prod(gates.shape[1:]), **self.sizes, HEADS_W=self.group(w),
+            gradients_of_chunk, (gates.shape[0] * self.M, self.HV), x.q, x.k, w, x.v, x.beta, saved.G, self.factors, u, z, do, h,
+            dh, saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, prod(gates.shape[1:]), **self.sizes, HEADS_W=self.group(w),
             HEADS_BETA=self.group(x.beta), num_warps=4,
         )  # fmt: skip
 

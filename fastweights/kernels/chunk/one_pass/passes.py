@@ -120,8 +120,9 @@ def pass_segment(
     DELTA: gl.constexpr, DECAY: gl.constexpr, READ: gl.constexpr, STAGES: gl.constexpr, CAREFUL: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """S after the tokens; with READ the outputs are written, and u into `kept` unless that is None. w: write keys, None where k
-    writes. CAREFUL: a NaN or an infinity spoils nothing before it."""
+    """S after the tokens, and their whole decay; with READ the outputs are written, and u into `kept` unless that is None. w:
+    write keys, None where k writes. Without DELTA, for linear attention, u is v. CAREFUL: a NaN or an infinity spoils nothing
+    before it."""
     BV: gl.constexpr = S.shape[0]
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = k.dtype.element_ty
@@ -161,6 +162,7 @@ def pass_segment(
     zeros = gl.zeros([BV, 64], gl.float32, TOKENS)
     low = gl.convert_layout(S.to(TYPE), LEFT_S)
     out = zeros
+    through = gl.full([K], 1.0, gl.float32, gl.SliceLayout(0, S.type.layout))
     ruin = gl.full([BV], 64, gl.int32, gl.SliceLayout(1, TOKENS))
     now = 0
     into = STAGES - 1
@@ -211,6 +213,8 @@ def pass_segment(
         if DECAY:
             copy_factors(fs.index(into), made + FACTORS_PLACE, live > 0)
             S *= total[None, :]
+            if not (READ or DELTA):
+                through *= total
         if READ:
             out, low = warpgroup_mma_wait(1 if DELTA else 0, deps=[out, low])
         if DELTA:
@@ -263,7 +267,7 @@ def pass_segment(
         if CAREFUL:
             out = spoil(out, ruin)
         store_rows(staged, out.to(TYPE), o, gl.where(chunks > 0, tokens - (chunks - 1) * 64, 0), VALUE_ROW)
-    return S
+    return S, through
 
 
 @gluon.jit
@@ -296,9 +300,53 @@ def state_addresses(states, number, part, K: gl.constexpr, V: gl.constexpr, BV: 
 
 
 @gluon.jit
+def through_segments(
+    S, added, transition, at, step, count, part, K: gl.constexpr, V: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
+    BACK: gl.constexpr,
+):  # fmt: skip
+    """S taken through `count` segments, or its gradient back through them: what a segment adds and its transition lie at number
+    `at`, those of the next `step` further. Without DELTA a transition is one decay."""
+    BV: gl.constexpr = S.shape[0]
+    KEYS: gl.constexpr = S.type.layout
+    c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+    d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
+    adds = added + at * (K * V) + c[:, None] * K + d[None, :]
+    R = gl.load(adds, count > 0, 0.0)
+    if DELTA:
+        transition += at * (K * K)
+        through = gl.allocate_shared_memory(TYPE, [2, K, K], gl.NVMMASharedLayout.get_default_for([K, K], TYPE))
+        zeros = gl.zeros([BV, K], gl.float32, KEYS)
+        if count > 0:
+            copy_rows(through.index(0), transition, K, K, False)
+        async_copy.commit_group()
+    else:
+        transition += at
+    for n in range(count):
+        adds += step * (K * V)
+        if DELTA:
+            async_copy.wait_group(0)
+            low = gl.convert_layout(S.to(TYPE), gl.DotOperandLayout(0, KEYS, 2))
+            right = through.index(n % 2)
+            S = warpgroup_mma(low, right if BACK else right.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            transition += step * (K * K)
+            if n + 1 < count:
+                copy_rows(through.index((n + 1) % 2), transition, K, K, False)
+            async_copy.commit_group()
+            S, low = warpgroup_mma_wait(0, deps=[S, low])
+        else:
+            S *= gl.load(transition)
+            transition += step
+        S += R
+        R = gl.load(adds, n + 1 < count, 0.0)
+    if DELTA:
+        async_copy.wait_group(0)
+    return S
+
+
+@gluon.jit
 def start_of_segment(
     begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
-    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
     STARTED: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
     """The state [columns, keys] that a segment starts from: that of its sequence, taken through all segments before."""
@@ -311,31 +359,8 @@ def start_of_segment(
         if cu_seqlens is not None:
             number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
             earlier = segment - number
-        at = ((segment - earlier).to(gl.int64) * HV + head) * K
-        transition += at * K
-        c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
-        d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
-        adds = added + at * V + c[:, None] * K + d[None, :]
-        SHARED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([K, K], TYPE)
-        through = gl.allocate_shared_memory(TYPE, [2, K, K], SHARED)
-        zeros = gl.zeros([BV, K], gl.float32, KEYS)
-        if earlier > 0:
-            copy_rows(through.index(0), transition, K, K, False)
-        async_copy.commit_group()
-        R = gl.load(adds, earlier > 0, 0.0)
-        for step in range(earlier):
-            async_copy.wait_group(0)
-            low = gl.convert_layout(S.to(TYPE), gl.DotOperandLayout(0, KEYS, 2))
-            S = warpgroup_mma(low, through.index(step % 2).permute((1, 0)), zeros, use_acc=False, is_async=True)
-            transition += HV * K * K
-            adds += HV * K * V
-            if step + 1 < earlier:
-                copy_rows(through.index((step + 1) % 2), transition, K, K, False)
-            async_copy.commit_group()
-            S, low = warpgroup_mma_wait(0, deps=[S, low])
-            S += R
-            R = gl.load(adds, step + 1 < earlier, 0.0)
-        async_copy.wait_group(0)
+        at = (segment - earlier).to(gl.int64) * HV + head
+        S = through_segments(S, added, transition, at, HV, earlier, part, K, V, TYPE, DELTA, False)
     return S
 
 
@@ -360,7 +385,7 @@ def read_chunks(
     made += (m * HV + head) * RECORD
     S = start_of_segment(
         begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
-        HV, K, V, BV, TYPE, STARTED, CUT,
+        HV, K, V, BV, TYPE, DELTA, STARTED, CUT,
     )  # fmt: skip
     if w is not None:
         w += (first * (HV // HEADS_W) + head // HEADS_W) * K
@@ -368,7 +393,7 @@ def read_chunks(
         u += at_value
     if starts is not None:
         gl.store(state_addresses(starts, segment * HV + head, part, K, V, BV), S)
-    S = pass_segment(
+    S, _ = pass_segment(
         S, q + at_key, k + at_key, w, v + at_value, made, o + at_value, u, tokens, scale, True,
         H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, True, STAGES, False, EARLY,
     )  # fmt: skip
@@ -376,9 +401,9 @@ def read_chunks(
     if lost != lost:  # a NaN or an infinity, which a state keeps: outputs before it were spoiled by products with 0
         S = start_of_segment(
             begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
-            HV, K, V, BV, TYPE, STARTED, CUT,
+            HV, K, V, BV, TYPE, DELTA, STARTED, CUT,
         )  # fmt: skip
-        S = pass_segment(
+        S, _ = pass_segment(
             S, q + at_key, k + at_key, w, v + at_value, made, o + at_value, u, tokens, scale, True,
             H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, True, STAGES, True, EARLY,
         )  # fmt: skip
@@ -396,16 +421,17 @@ def summarize_chunks(
     EARLY: gl.constexpr,
 ):  # fmt: skip
     """What a segment does to a state, S -> T S + R: R, transposed, into `added` [P, HV, V, K], T into `transition`
-    [P, HV, K, K]. Of the last segment of a sequence nobody reads R, and T only with LAST, in a backward."""
+    [P, HV, K, K], or without DELTA, where it is one decay, [P, HV]. Of the last segment of a sequence nobody reads R, and T only
+    with LAST, in a backward."""
     KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
     VALUES: gl.constexpr = V // BV
-    PARTS: gl.constexpr = VALUES + K // BV
+    PARTS: gl.constexpr = VALUES + (K // BV if DELTA else 0)
     part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
     first, tokens, m, _, _, is_last = find_segment(segments, segment, time, length)
     is_value = part < VALUES
     if (tokens == 0) & (~is_last):
         return
-    if is_last & (is_value | (not LAST)):
+    if is_last & ((is_value & DELTA) | (not LAST)):
         return
     column = gl.where(is_value, part, part - VALUES) * BV
     at_key = (first * H + head // (HV // H)) * K
@@ -416,12 +442,15 @@ def summarize_chunks(
     made += (m * HV + head) * RECORD
     if w is not None:
         w += (first * (HV // HEADS_W) + head // HEADS_W) * K
-    S = pass_segment(
+    S, through = pass_segment(
         S, k, k + at_key, w, v + at_value, made, v, None, tokens, 1.0, is_value,
         H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, False, STAGES, False, EARLY,
     )  # fmt: skip
     at_segment = (segment.to(gl.int64) * HV + head) * K
     if is_value:
         gl.store(added + at_segment * V + c[:, None] * K + d[None, :], S)
+        if not DELTA:  # noqa: SIM102 (one is known when compiling)
+            if part == 0:
+                gl.store(transition + (segment.to(gl.int64) * HV + head), gl.max(through, 0))
     else:
         gl.store(transition + at_segment * K + d[None, :] * K + c[:, None], S.to(transition.dtype.element_ty))
