@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 from unittest import mock
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastweights.ops import delta_rule, linear_attention
+from fastweights.ops import delta_rule, linear_attention, preconditioned_delta_rule
 from tests.ops.kernel_launches import Compilation, recorded
 
 from .scoreboards import early_reads
@@ -262,6 +263,30 @@ def test_a_forward_takes_one_pass(on_hopper: None) -> None:
     assert names(launched(300, cu_seqlens=packed)) == ["write_tables", "solve_chunks", "read_chunks"]
 
 
+def test_write_keys_take_one_pass(on_hopper: None) -> None:
+    for heads in (8, 16):
+        w = torch.zeros(1, 300, heads, 128, dtype=torch.bfloat16)
+        assert names(launched(300, write_key=w)) == ["solve_chunks", "read_chunks"]
+    q, v, gate = (torch.zeros(1, 300, *shape, dtype=torch.bfloat16) for shape in ((8, 128), (16, 128), (16,)))
+
+    def preconditioned(dtype: torch.dtype) -> list[str]:
+        keys, values = q.to(dtype), v.to(dtype)
+        call = partial(preconditioned_delta_rule, keys, keys, values, gate, precond_g=gate, precond_beta=gate)
+        return names(list(recorded(lambda: call(center=torch.zeros(16), backend="triton"))))
+
+    energy = ["key_energy_sums", "key_energy_scan"]
+    assert preconditioned(torch.bfloat16) == [*energy, "solve_chunks", "read_chunks"]
+    assert preconditioned(torch.float16) == [*energy, "precondition", "solve_chunks", "read_chunks"]
+
+
+def test_linear_attention_takes_one_pass(on_hopper: None) -> None:
+    q = torch.zeros(1, 300, 16, 128, dtype=torch.bfloat16)
+    for g in (None, torch.zeros(1, 300, 16)):
+        kernels = list(recorded(lambda g=g: linear_attention(q, q, q, g=g, backend="triton")))
+        assert names(kernels) == ["solve_chunks", "read_chunks"]
+        assert not any(one.choices["DELTA"] for one in kernels)
+
+
 def with_backward(
     time: int, gates: torch.dtype = torch.bfloat16, heads: int = 16, sequences: int = 1, **given: object
 ) -> list[Compilation]:
@@ -293,7 +318,8 @@ def test_every_other_call_takes_the_kernels_in_plain_triton(on_hopper: None) -> 
     plain = ["wy_transform", "chunk_state", "chunk_output"]
     assert names(launched(300, torch.float32)) == plain
     assert names(launched(300, width=64)) == plain
-    assert names(launched(300, write_key=torch.zeros(1, 300, 8, 128, dtype=torch.bfloat16))) == plain
+    written = torch.zeros(1, 300, 8, 128, dtype=torch.bfloat16)
+    assert names(launched(300, write_key=written, g=None)) == plain  # nothing is forgotten: transitions in float32
     assert "solve_chunks" not in names(launched(300, g=torch.zeros(1, 300, 16, 128)))
 
 

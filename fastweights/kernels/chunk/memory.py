@@ -31,10 +31,12 @@ class MemoryCall(DeltaRule):
         self.make_write_keys(saved, A_end)
         return self.transform_chunks(saved, self.options[0], reuse_saved=False)
 
-    def make_write_keys(self, saved: SavedForBackward, A_end: Any) -> None:
+    def make_write_keys(self, saved: SavedForBackward, A_end: Any, energy_alone: bool = False) -> None:
+        """By the preconditioner, or the energy alone that they follow from."""
         if self.precond:
             record_key_energy(self, saved, A_end)
-            record_precondition(self, saved, saved.write_keys, self.form())
+            if not energy_alone:
+                record_precondition(self, saved, saved.write_keys, self.form())
 
     def input_grads(self, saved: SavedForBackward, grads: MemoryGrads, dA_end: Any, state_grads: bool) -> KernelInputs:
         """Those of the inputs, from those of the memory."""
@@ -80,7 +82,7 @@ class Memory(MemoryCall):
     def record_one_pass(self, kind: type[OnePass], o: Any, S_end: Any, A_end: Any, kept: SavedForBackward) -> None:
         memory = kind(self.x, self.device, self.options, self.recorder)
         saved = memory.tables(kept)
-        self.make_write_keys(saved, A_end)
+        self.make_write_keys(saved, A_end, memory.makes_write_keys)
         memory.record_passes(o, S_end, saved)
 
     def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> KernelInputs:

@@ -2,7 +2,8 @@ r"""Linear attention and the delta rules, with one decay per head or none, in on
 
 The mathematics is that of `common.delta_rule`, whose names are used here. Its kernels hand W, U, u and the states of all chunks
 to each other through memory. Here a launch per chunk leaves T diag(beta), P and two decays per token (`solve.py`), and a pass per
-segment, head and tile of value columns does the rest (`passes.py`). The state S is held on chip, transposed, [values, keys]. With the write keys W, which are K unless others are given or made by the preconditioner:
+segment, head and tile of value columns does the rest (`passes.py`). The state S is held transposed, [values, keys], in registers.
+W are the write keys: K, unless others are given or made by the preconditioner.
 
     x = V^T - exp(G) (S K^T)          u = x (T diag(beta))^T          (linear attention: u = V^T, and no T)
     O^T = scale exp(G) (S Q^T) + u P^T

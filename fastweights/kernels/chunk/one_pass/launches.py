@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import log2, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from ...common.delta_rule.sizes import SavedForBackward, segment_length
 from ...common.packing import CHUNK
 from ...runtime.gluon import runs_gluon
 from ...runtime.workspace import TensorSpec
+from ..key_energy import gate_groups
 
 RECORD = CHUNK * CHUNK + 4 * CHUNK  # numbers of P and of two factors per token, in float32, in the record of a chunk
 
@@ -43,7 +44,7 @@ def takes_one_pass(call: DeltaRule) -> bool:
     )  # fmt: skip
 
 
-VARIANT = {"stages": 2, "early": True, "half": 3}
+VARIANT = {"stages": 2, "early": True, "half": 3, "fused": True, "regs": 128}
 
 
 class OnePass(DeltaRule):
@@ -54,6 +55,11 @@ class OnePass(DeltaRule):
         self.choose_segments()
         few = not self.cut and 2 * self.N * self.HV <= PROGRAMS
         self.pass_tile = HALF if few else WHOLE
+
+    @property
+    def makes_write_keys(self) -> bool:
+        """Whether `solve_chunks` preconditions the keys. Of float16 inputs the preconditioner computes in tf32."""
+        return self.precond and self.dtype == torch.bfloat16 and VARIANT["fused"]
 
     def write_keys(self, saved: SavedForBackward) -> Any:
         """None where the keys write."""
@@ -91,9 +97,17 @@ class OnePass(DeltaRule):
         w = self.write_keys(saved)
         sizes = {"H": self.H, "HV": HV, "HEADS_W": self.group(w), "RECORD": record, "DECAY": self.decay == 1}
         place = (segments, x.cu_seqlens, self.T, self.segment_tokens)
+        gates, numbers, registers = (None,) * 4, (0.0, 0.0), SOLVE_REGISTERS
+        if self.makes_write_keys:
+            gates, numbers = (
+                (saved.key_energy, x.precond_g, x.precond_beta, x.center),
+                (log2(self.options[1]), self.options[2]),
+            )
+            registers = VARIANT["regs"]
         self.launch(
-            solve_chunks, (self.M, HV), x.q, x.k, w, x.beta, x.g, made, saved.T, saved.G, saved.chunk_table, self.T, scale,
-            **sizes, HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), num_warps=4, maxnreg=SOLVE_REGISTERS,
+            solve_chunks, (self.M, HV), x.q, x.k, w, x.beta, x.g, *gates, made, saved.T, saved.G, saved.chunk_table, self.T,
+            scale, *numbers, **sizes, **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
+            num_warps=4, maxnreg=registers,
         )  # fmt: skip
         added = transition = None
         if self.cut:
@@ -201,8 +215,8 @@ class OnePassKept(OnePass):
         x, (dq, dk, dw, dv, gates), w = self.memory, grads, chunks.plain_write_key
         self.launch(
             gradients_of_chunk, (gates.shape[0] * self.M, self.HV), x.q, x.k, w, x.v, x.beta, saved.G, self.factors, u, z, do, h,
-            dh, saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, prod(gates.shape[1:]), **self.sizes, HEADS_W=self.group(w),
-            HEADS_BETA=self.group(x.beta), num_warps=4,
+            dh, saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, prod(gates.shape[1:]), **self.sizes,
+            HEADS_W=self.group(w), HEADS_BETA=self.group(x.beta), num_warps=4,
         )  # fmt: skip
 
     def partial_gates(self, name: str) -> TensorSpec:

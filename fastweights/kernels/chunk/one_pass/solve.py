@@ -6,6 +6,7 @@ from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .passes import FACTORS_PLACE, T_PLACE, copy_rows, product_layout
+from .write_keys import add, precondition_keys
 
 
 @gluon.jit
@@ -145,20 +146,17 @@ def store_square(staged, x, at, live, STRIDE: gl.constexpr):
     gl.store(at + i[:, None] * STRIDE + c[None, :], staged.load(LAYOUT), (i < live)[:, None])
 
 
-@gluon.jit
-def add(a, b):
-    return a + b
-
-
 @gluon.jit(do_not_specialize=["time"])
 def solve_chunks(
-    q, k, w, beta, g, made, inverse, G, chunks, time, scale,
+    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, inverse, G, chunks, time, scale, power, eps,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
-    HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, DELTA: gl.constexpr, DECAY: gl.constexpr,
+    HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
+    DELTA: gl.constexpr, DECAY: gl.constexpr,
 ):  # fmt: skip
     """One chunk of one head: P, the decays from its start and to its end, and T diag(beta), in `made` [M, HV, RECORD]. w: write
     keys, None where k writes. For a backward T [BT, HV, 64] and the summed decays G [BT, HV] are written too, None otherwise.
-    Without DELTA there is no T."""
+    Without DELTA there is no T. gram [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w
+    [BT, HV, K] are written."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -176,7 +174,9 @@ def solve_chunks(
     ws = ks
     if w is not None:
         ws = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
-        copy_rows(ws, w + (first * (HV // HEADS_W) + head // HEADS_W) * K, count, HV // HEADS_W * K, True)
+        w += (first * (HV // HEADS_W) + head // HEADS_W) * K
+        if gram is None:
+            copy_rows(ws, w, count, HV // HEADS_W * K, True)
     async_copy.commit_group()
     t = gl.arange(0, 64, LINE)
     if DELTA:
@@ -188,6 +188,13 @@ def solve_chunks(
     else:
         decay = gl.zeros([64], gl.float32, LINE)
     async_copy.wait_group(0)
+    if gram is not None:
+        precond_g += first * (HV // HEADS_PG) + head // HEADS_PG
+        precond_beta += first * (HV // HEADS_PB) + head // HEADS_PB
+        gram += (m.to(gl.int64) * HV + head) * K
+        decay += precondition_keys(
+            ws, ks, gram, precond_g, precond_beta, center + head, w, count, power, eps, HV, HEADS_PG, HEADS_PB
+        )
     zeros = gl.zeros([64, 64], gl.float32, SQUARE)
     scores = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
     if DELTA:
