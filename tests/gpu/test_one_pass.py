@@ -94,7 +94,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_as_exact_as_in_plain_triton(form: str, rule: str) -> None:
     rows, time, heads, value_heads, edges = FORMS[form]
-    given = {} if edges is None else {"cu_seqlens": torch.tensor(edges, dtype=torch.int32, device="cuda")}
+    given: Any = {} if edges is None else {"cu_seqlens": torch.tensor(edges, dtype=torch.int32, device="cuda")}
     inputs = draw(rule, rows, time, heads, value_heads, rows if edges is None else len(edges) - 1)
     wanted = results(rule, {name: x.double() for name, x in inputs.items()}, "torch", **given)
     got, again = results(rule, inputs, **given), results(rule, inputs, **given)

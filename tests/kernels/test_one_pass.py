@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -162,10 +162,9 @@ def draw(time: int, heads: int = 1, value_heads: int = 1) -> tuple[Tensor, ...]:
 
 
 def call(rule: str, leaves: dict[str, Tensor], S: Tensor) -> tuple[Tensor, Tensor]:
+    op: Any = delta_rule
     if rule == "linear attention":
         op, leaves = linear_attention, {name: leaves[name] for name in "qkvg"}
-    else:
-        op = delta_rule
     o, end = op(**leaves, scale=SCALE, initial_state=S, output_final_state=True, backend="reference")
     assert end is not None
     return o, end
@@ -241,11 +240,11 @@ def on_hopper() -> Iterator[None]:
         yield
 
 
-def launched(time: int, dtype: torch.dtype = torch.bfloat16, width: int = 128, **given: object) -> list[Compilation]:
+def launched(time: int, dtype: torch.dtype = torch.bfloat16, width: int = 128, **given: Any) -> list[Compilation]:
     q, v = torch.zeros(1, time, 8, width, dtype=dtype), torch.zeros(1, time, 16, width, dtype=dtype)
     gate = torch.zeros(1, time, 16)
     arguments = {"q": q, "k": q, "v": v, "beta": gate, "g": gate, **given}
-    return list(recorded(lambda: delta_rule(**arguments, backend="triton")))  # type: ignore[arg-type]
+    return list(recorded(lambda: delta_rule(**arguments, backend="triton")))
 
 
 def names(kernels: list[Compilation]) -> list[str]:
@@ -282,13 +281,13 @@ def test_write_keys_take_one_pass(on_hopper: None) -> None:
 def test_linear_attention_takes_one_pass(on_hopper: None) -> None:
     q = torch.zeros(1, 300, 16, 128, dtype=torch.bfloat16)
     for g in (None, torch.zeros(1, 300, 16)):
-        kernels = list(recorded(lambda g=g: linear_attention(q, q, q, g=g, backend="triton")))
+        kernels = list(recorded(partial(linear_attention, q, q, q, g=g, backend="triton")))
         assert names(kernels) == ["solve_chunks", "read_chunks"]
         assert not any(one.choices["DELTA"] for one in kernels)
 
 
 def with_backward(
-    time: int, gates: torch.dtype = torch.bfloat16, heads: int = 16, sequences: int = 1, **given: object
+    time: int, gates: torch.dtype = torch.bfloat16, heads: int = 16, sequences: int = 1, **given: Any
 ) -> list[Compilation]:
     """gates: the dtype of beta and g; heads: of the values, half as many of the keys."""
 
@@ -297,8 +296,9 @@ def with_backward(
         dtypes = {"beta": gates, "g": gates}
         drawn = {name: torch.zeros(1, time, *x, dtype=dtypes.get(name, torch.bfloat16)) for name, x in tokens.items()}
         state = torch.zeros(sequences, heads, 128, 128)
-        leaves = {name: x.requires_grad_() for name, x in (*drawn.items(), ("initial_state", state))}
-        o, S = delta_rule(**leaves, **given, output_final_state=True, backend="triton")  # type: ignore[arg-type]
+        leaves: Any = {name: x.requires_grad_() for name, x in (*drawn.items(), ("initial_state", state))}
+        o, S = delta_rule(**leaves, **given, output_final_state=True, backend="triton")
+        assert S is not None
         torch.autograd.backward((o, S), (torch.zeros_like(o), torch.zeros_like(S)))
 
     return list(recorded(step))

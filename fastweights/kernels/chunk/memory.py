@@ -75,9 +75,9 @@ class Memory(MemoryCall):
         """The outputs alone."""
         if not takes_one_pass(self):
             return self.forward(final)[0]
-        outputs, kept = self.shapes(final)
-        self.record_one_pass(OnePass, *outputs, kept)
-        return outputs
+        (o, S_end, A_end), kept = self.shapes(final)
+        self.record_one_pass(OnePass, o, S_end, A_end, kept)
+        return o, S_end, A_end
 
     def record_one_pass(self, kind: type[OnePass], o: Any, S_end: Any, A_end: Any, kept: SavedForBackward) -> None:
         memory = kind(self.x, self.device, self.options, self.recorder)

@@ -35,13 +35,10 @@ SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
 def takes_one_pass(call: DeltaRule) -> bool:
     """Whether a call has these launches: wherever they were measured, they are faster."""
     x = call.memory
-    return (
-        runs_gluon(call.device)
-        and call.dtype in (torch.bfloat16, torch.float16)
-        and call.K == 128 and call.V == 128
-        and call.decay <= 1 and (call.delta or not call.writes)
-        and not call.lasting and not call.finer and x.divisor is None
-    )  # fmt: skip
+    has_rule = call.decay <= 1 and (call.delta or not call.writes)
+    is_plain = not call.lasting and not call.finer and x.divisor is None
+    has_sizes = call.K == 128 and call.V == 128 and call.dtype in (torch.bfloat16, torch.float16)
+    return bool(has_rule and is_plain and has_sizes and runs_gluon(call.device))
 
 
 VARIANT = {"stages": 2, "early": True, "half": 3, "fused": True, "regs": 128}
