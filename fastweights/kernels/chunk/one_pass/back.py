@@ -113,12 +113,32 @@ def end_of_segment(
     return S
 
 
+@gluon.jit
+def copy_back(
+    ks, ws, Ps, Ts, qs, dos, fs, at, k, w, scores, inverse, q, do, factors, left,
+    KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, VALUE_ROW: gl.constexpr, INVERSE_ROW: gl.constexpr,
+    DELTA: gl.constexpr, FINDS_DU: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy what `pass_back` takes of a chunk of `left` tokens, none before the first chunk."""
+    if FINDS_DU:
+        copy_rows(ks.index(at), k, left, KEY_ROW, True)
+        copy_rows(Ps.index(at), scores, gl.where(left > 0, 64, 0), 64, True)
+    if w is not None:
+        copy_rows(ws.index(at), w, left, WRITE_ROW, True)
+    if DELTA:
+        copy_rows(Ts.index(at), inverse, left, INVERSE_ROW, True)
+    copy_rows(qs.index(at), q, left, KEY_ROW, True)
+    copy_rows(dos.index(at), do, left, VALUE_ROW, True)
+    copy_line(fs.index(at), factors, left > 0)
+    async_copy.commit_group()
+
+
 @gluon.jit(do_not_specialize=["time", "length"])
 def pass_back(
     q, k, w, inverse, scores, do, z, factors, begin, added, transition, dh, dS, segments, cu_seqlens, time, length, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
-    DELTA: gl.constexpr, EARLY: gl.constexpr,
+    DELTA: gl.constexpr,
 ):  # fmt: skip
     """From the last chunk to the first: the gradients of the states at the chunks' ends dh [M, HV, K, V], and z = T^T du
     [BT, HV, V], without DELTA du. w: write keys, None where k writes. scores, factors: see `score_chunks`. begin: the gradient of
@@ -174,6 +194,7 @@ def pass_back(
     qs = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
     dos = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], TILE)
     SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
+    Ts = dos
     if DELTA:
         Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
     Ps = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
@@ -185,18 +206,10 @@ def pass_back(
     left = gl.where(chunks > 0, tokens - (chunks - 1) * 64, 0)  # tokens of the chunk that is copied, 0 before the first
     last = left
     for ahead in gl.static_range(STAGES - 1):
-        if FINDS_DU:
-            copy_rows(ks.index(ahead), k, left, KEY_ROW, True)
-        if w is not None:
-            copy_rows(ws.index(ahead), w, left, WRITE_ROW, True)
-        if FINDS_DU:
-            copy_rows(Ps.index(ahead), scores, gl.where(left > 0, 64, 0), 64, True)
-        if DELTA:
-            copy_rows(Ts.index(ahead), inverse, left, HV * 64, True)
-        copy_rows(qs.index(ahead), q, left, KEY_ROW, True)
-        copy_rows(dos.index(ahead), do, left, VALUE_ROW, True)
-        copy_line(fs.index(ahead), factors, left > 0)
-        async_copy.commit_group()
+        copy_back(
+            ks, ws, Ps, Ts, qs, dos, fs, ahead, k, w, scores, inverse, q, do, factors, left,
+            KEY_ROW, WRITE_ROW, VALUE_ROW, HV * 64, DELTA, FINDS_DU,
+        )  # fmt: skip
         left = gl.where(chunks > ahead + 1, 64, 0)
         q -= 64 * KEY_ROW
         k -= 64 * KEY_ROW
@@ -225,20 +238,12 @@ def pass_back(
         until = line.slice(64, 64).load(BY_TOKEN)
         weight = line.slice(128, 64).load(BY_TOKEN)
         total = line.slice(63, 1).load(gl.SliceLayout(0, KEYS))
-        if EARLY:
+        if w is not None:  # as in `pass_segment`
             left = gl.where(n + STAGES - 1 < chunks, 64, 0)
-            if FINDS_DU:
-                copy_rows(ks.index(into), k, left, KEY_ROW, True)
-            if w is not None:
-                copy_rows(ws.index(into), w, left, WRITE_ROW, True)
-            if FINDS_DU:
-                copy_rows(Ps.index(into), scores, left, 64, True)
-            if DELTA:
-                copy_rows(Ts.index(into), inverse, left, HV * 64, True)
-            copy_rows(qs.index(into), q, left, KEY_ROW, True)
-            copy_rows(dos.index(into), do, left, VALUE_ROW, True)
-            copy_line(fs.index(into), factors, left > 0)
-            async_copy.commit_group()
+            copy_back(
+                ks, ws, Ps, Ts, qs, dos, fs, into, k, w, scores, inverse, q, do, factors, left,
+                KEY_ROW, WRITE_ROW, VALUE_ROW, HV * 64, DELTA, FINDS_DU,
+            )  # fmt: skip
         if FINDS_DU:
             plain = gl.convert_layout(grad, LEFT)
             given = warpgroup_mma(plain, Ps.index(now), zeros, use_acc=False, is_async=True)
@@ -257,20 +262,12 @@ def pass_back(
         if not SUMMARY:
             store_tile(staged.slice(0, 64), found.to(TYPE), z, gl.where(n > 0, 64, last), VALUE_ROW)
             z -= 64 * VALUE_ROW
-        if not EARLY:
+        if w is None:
             left = gl.where(n + STAGES - 1 < chunks, 64, 0)
-            if FINDS_DU:
-                copy_rows(ks.index(into), k, left, KEY_ROW, True)
-            if w is not None:
-                copy_rows(ws.index(into), w, left, WRITE_ROW, True)
-            if FINDS_DU:
-                copy_rows(Ps.index(into), scores, left, 64, True)
-            if DELTA:
-                copy_rows(Ts.index(into), inverse, left, HV * 64, True)
-            copy_rows(qs.index(into), q, left, KEY_ROW, True)
-            copy_rows(dos.index(into), do, left, VALUE_ROW, True)
-            copy_line(fs.index(into), factors, left > 0)
-            async_copy.commit_group()
+            copy_back(
+                ks, ws, Ps, Ts, qs, dos, fs, into, k, w, scores, inverse, q, do, factors, left,
+                KEY_ROW, WRITE_ROW, VALUE_ROW, HV * 64, DELTA, FINDS_DU,
+            )  # fmt: skip
         q -= 64 * KEY_ROW
         k -= 64 * KEY_ROW
         if w is not None:

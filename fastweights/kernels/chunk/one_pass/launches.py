@@ -41,7 +41,9 @@ def takes_one_pass(call: DeltaRule) -> bool:
     return bool(has_rule and is_plain and has_sizes and runs_gluon(call.device))
 
 
-VARIANT = {"stages": 2, "early": True, "half": 3, "fused": True, "regs": 128}
+def stages(tile: PassTile, w: Any, reads: bool = False) -> int:
+    """Chunks in shared memory at once: with write keys w there is room for two, in `read_chunks` with 64 columns for three."""
+    return tile.stages if w is None or (reads and tile is HALF) else 2
 
 
 class OnePass(DeltaRule):
@@ -56,18 +58,11 @@ class OnePass(DeltaRule):
     @property
     def makes_write_keys(self) -> bool:
         """Whether `solve_chunks` preconditions the keys. Of float16 inputs the preconditioner computes in tf32."""
-        return self.precond and self.dtype == torch.bfloat16 and VARIANT["fused"]
+        return self.precond and self.dtype == torch.bfloat16
 
     def write_keys(self, saved: SavedForBackward) -> Any:
         """None where the keys write."""
         return saved.write_keys if self.precond else self.memory.write_key
-
-    def ring(self, tile: PassTile, w: Any, reads: bool = False) -> dict[str, int]:
-        few = reads and tile is HALF
-        return {
-            "STAGES": tile.stages if w is None else VARIANT["half" if few else "stages"],
-            "EARLY": w is not None and VARIANT["early"],
-        }
 
     def choose_segments(self) -> None:
         programs = self.HV * (self.V // WHOLE.BV)
@@ -94,17 +89,15 @@ class OnePass(DeltaRule):
         w = self.write_keys(saved)
         sizes = {"H": self.H, "HV": HV, "HEADS_W": self.group(w), "RECORD": record, "DECAY": self.decay == 1}
         place = (segments, x.cu_seqlens, self.T, self.segment_tokens)
-        gates, numbers, registers = (None,) * 4, (0.0, 0.0), SOLVE_REGISTERS
+        gates: tuple[Any, ...] = (None, None, None, None)
+        numbers = 0.0, 0.0
         if self.makes_write_keys:
-            gates, numbers = (
-                (saved.key_energy, x.precond_g, x.precond_beta, x.center),
-                (log2(self.options[1]), self.options[2]),
-            )
-            registers = VARIANT["regs"]
+            gates = saved.key_energy, x.precond_g, x.precond_beta, x.center
+            numbers = log2(self.options[1]), self.options[2]
         self.launch(
             solve_chunks, (self.M, HV), x.q, x.k, w, x.beta, x.g, *gates, made, saved.T, saved.G, saved.chunk_table, self.T,
             scale, *numbers, **sizes, **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
-            num_warps=4, maxnreg=registers,
+            num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
         added = transition = None
         if self.cut:
@@ -115,14 +108,14 @@ class OnePass(DeltaRule):
             columns = self.V + self.K * self.delta
             self.launch(
                 summarize_chunks, (columns // HALF.BV * self.P, HV), x.k, w, x.v, made, added, transition, segments,
-                self.T, self.segment_tokens, **sizes, BV=HALF.BV, **self.ring(HALF, w),
+                self.T, self.segment_tokens, **sizes, BV=HALF.BV, STAGES=stages(HALF, w),
                 LAST=saved.transitions is not None, num_warps=HALF.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
         self.launch(
             read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, w, x.v, made, x.S, added, transition, o, S_end, saved.u,
             saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
-            ENDED=S_end is not None, CUT=bool(self.cut), **self.ring(tile, w, True), num_warps=tile.BV // 16,
+            ENDED=S_end is not None, CUT=bool(self.cut), STAGES=stages(tile, w, True), num_warps=tile.BV // 16,
         )  # fmt: skip
 
 
@@ -200,7 +193,7 @@ class OnePassKept(OnePass):
             self.factors, dS_end, added,
             saved.transitions if self.cut else None, dh, dS, saved.segment_table if self.packed else None, x.cu_seqlens, self.T,
             self.segment_tokens, scale, **self.sizes, HEADS_W=self.group(w), BV=tile.BV, STARTED=dS_end is not None,
-            ENDED=dS is not None, CUT=bool(self.cut), SUMMARY=summary, **self.ring(tile, w), num_warps=tile.BV // 16,
+            ENDED=dS is not None, CUT=bool(self.cut), SUMMARY=summary, STAGES=stages(tile, w), num_warps=tile.BV // 16,
         )  # fmt: skip
 
     def record_chunk_gradients(

@@ -118,7 +118,6 @@ def pass_segment(
     S, q, k, w, v, made, o, kept, tokens, scale, has_values,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
     DELTA: gl.constexpr, DECAY: gl.constexpr, READ: gl.constexpr, STAGES: gl.constexpr, CAREFUL: gl.constexpr,
-    EARLY: gl.constexpr,
 ):  # fmt: skip
     """S after the tokens, and their whole decay; with READ the outputs are written, and u into `kept` unless that is None. w:
     write keys, None where k writes. Without DELTA, for linear attention, u is v. CAREFUL: a NaN or an infinity spoils nothing
@@ -134,6 +133,7 @@ def pass_segment(
     KEY_ROW: gl.constexpr = H * K
     WRITE_ROW: gl.constexpr = HV // HEADS_W * K
     VALUE_ROW: gl.constexpr = HV * V
+    EARLY: gl.constexpr = w is not None
     o -= 64 * VALUE_ROW
     chunks = (tokens + 63) // 64
 
@@ -177,7 +177,8 @@ def pass_segment(
         if READ:
             out = warpgroup_mma(low, qs.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
         # Copies are spread over the step: begun all at once, they would hold up what comes next. A buffer is copied to where a
-        # barrier costs nothing between that and what is read of it.
+        # barrier costs nothing between that and what is read of it. With write keys a step waits for what the one before copied,
+        # so all begin early.
         live = tokens - (n + STAGES - 1) * 64
         whole = gl.where(live > 0, 64, 0)
         if READ:
@@ -186,8 +187,7 @@ def pass_segment(
             copy_rows(qs.index(into), q, live, KEY_ROW, True)
         if EARLY:
             copy_rows(ks.index(into), k, live, KEY_ROW, True)
-            if w is not None:
-                copy_rows(ws.index(into), w, live, WRITE_ROW, True)
+            copy_rows(ws.index(into), w, live, WRITE_ROW, True)
             if READ:
                 copy_rows(Ps.index(into), made, whole, 64, True)
         values = vs.index(now).permute((1, 0)).load(TOKENS)
@@ -245,8 +245,6 @@ def pass_segment(
                 kept += 64 * VALUE_ROW
         if not EARLY:
             copy_rows(ks.index(into), k, live, KEY_ROW, True)
-            if w is not None:
-                copy_rows(ws.index(into), w, live, WRITE_ROW, True)
             if READ:
                 copy_rows(Ps.index(into), made, whole, 64, True)
         async_copy.commit_group()
@@ -369,7 +367,7 @@ def read_chunks(
     q, k, w, v, made, begin, added, transition, o, end, u, starts, segments, cu_seqlens, time, length, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     RECORD: gl.constexpr, DELTA: gl.constexpr, DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr,
-    CUT: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr,
+    CUT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The outputs of a segment. begin, end: the state before and after every sequence [N, HV, K, V]; added and transition: what
     `summarize_chunks` left of the segments, where there are several (CUT), of `length` tokens. For a backward u [BT, HV, V] and
@@ -395,7 +393,7 @@ def read_chunks(
         gl.store(state_addresses(starts, segment * HV + head, part, K, V, BV), S)
     S, _ = pass_segment(
         S, q + at_key, k + at_key, w, v + at_value, made, o + at_value, u, tokens, scale, True,
-        H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, True, STAGES, False, EARLY,
+        H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, True, STAGES, False,
     )  # fmt: skip
     lost = gl.sum(gl.sum(S * 0.0, 1), 0)
     if lost != lost:  # a NaN or an infinity, which a state keeps: outputs before it were spoiled by products with 0
@@ -405,7 +403,7 @@ def read_chunks(
         )  # fmt: skip
         S, _ = pass_segment(
             S, q + at_key, k + at_key, w, v + at_value, made, o + at_value, u, tokens, scale, True,
-            H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, True, STAGES, True, EARLY,
+            H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, True, STAGES, True,
         )  # fmt: skip
         S = gl.where(gl.abs(S) < float("inf"), S, float("nan"))
     if ENDED:  # noqa: SIM102 (one is known when compiling)
@@ -418,7 +416,6 @@ def summarize_chunks(
     k, w, v, made, added, transition, segments, time, length,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     RECORD: gl.constexpr, DELTA: gl.constexpr, DECAY: gl.constexpr, STAGES: gl.constexpr, LAST: gl.constexpr,
-    EARLY: gl.constexpr,
 ):  # fmt: skip
     """What a segment does to a state, S -> T S + R: R, transposed, into `added` [P, HV, V, K], T into `transition`
     [P, HV, K, K], or without DELTA, where it is one decay, [P, HV]. Of the last segment of a sequence nobody reads R, and T only
@@ -444,7 +441,7 @@ def summarize_chunks(
         w += (first * (HV // HEADS_W) + head // HEADS_W) * K
     S, through = pass_segment(
         S, k, k + at_key, w, v + at_value, made, v, None, tokens, 1.0, is_value,
-        H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, False, STAGES, False, EARLY,
+        H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, False, STAGES, False,
     )  # fmt: skip
     at_segment = (segment.to(gl.int64) * HV + head) * K
     if is_value:
