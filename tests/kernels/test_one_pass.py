@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastweights.ops import delta_rule
+from fastweights.ops import delta_rule, linear_attention, preconditioned_delta_rule
 from tests.ops.kernel_launches import Compilation, recorded
 
 from .scoreboards import early_reads
@@ -19,11 +20,11 @@ from .scoreboards import early_reads
 SCALE = 0.3
 
 
-def solve_chunk(q: Tensor, k: Tensor, beta: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def solve_chunk(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """T, P, and what remains at each token of the chunk's start, and at its end of each token."""
-    A = (beta[:, None] * (k @ k.T) * pair_decays(g)).tril(-1)
+    A = (beta[:, None] * (k @ w.T) * pair_decays(g)).tril(-1)
     G = g.cumsum(0)
-    return inverse_by_blocks(A), SCALE * (q @ k.T) * pair_decays(g), G.exp(), (G[-1] - G).exp()
+    return inverse_by_blocks(A), SCALE * (q @ w.T) * pair_decays(g), G.exp(), (G[-1] - G).exp()
 
 
 def pair_decays(g: Tensor) -> Tensor:
@@ -51,6 +52,7 @@ class Chunk(NamedTuple):
 
     q: Tensor
     k: Tensor
+    w: Tensor
     v: Tensor
     beta: Tensor
     g: Tensor
@@ -63,34 +65,35 @@ class Chunk(NamedTuple):
         """S [V, K], as the kernels hold it: u^T, and S after the chunk."""
         x = v.T - self.since * (S @ self.k.T)
         u = x @ (self.T * self.beta).T
-        return u, self.since[-1] * S + (u * self.until) @ self.k
+        return u, self.since[-1] * S + (u * self.until) @ self.w
 
     def before(self, dS: Tensor, do: Tensor) -> tuple[Tensor, Tensor]:
         """z^T, and the gradient [V, K] of the state at the chunk's start from that at its end."""
-        du = self.until * (dS @ self.k.T) + do.T @ self.P
+        du = self.until * (dS @ self.w.T) + do.T @ self.P
         z = du @ self.T
         read = do.T * (self.since * SCALE)
         return z, self.since[-1] * dS + read @ self.q - (z * self.since * self.beta) @ self.k
 
     def gradients(self, u: Tensor, z: Tensor, do: Tensor, S: Tensor, dS: Tensor) -> tuple[Tensor, ...]:
-        """Those of q, k, v, beta and g, as `gradients_of_chunk` finds them. S, dS [V, K] at the chunk's start and end."""
+        """Those of q, k, w, v, beta and g, as `gradients_of_chunk` finds them. S, dS [V, K] at the chunk's start and end."""
         pairs = pair_decays(self.g)
         dP, dA = SCALE * (do @ u.T) * pairs, -(z @ u.T).tril(-1) * pairs
-        dq = (do @ S) * (self.since * SCALE)[:, None] + dP @ self.k
-        dk = dA @ self.k - (z @ S) * self.since[:, None]
+        dq = (do @ S) * (self.since * SCALE)[:, None] + dP @ self.w
+        dk = dA @ self.w - (z @ S) * self.since[:, None]
         dw = (u @ dS) * self.until[:, None]
-        last = self.since[-1] * (S * dS).sum() + (dw * self.k).sum()
+        last = self.since[-1] * (S * dS).sum() + (dw * self.w).sum()
         dw = dw + dP.T @ self.q + (self.beta[:, None] * dA).T @ self.k
         overlap = (self.k * dk).sum(1)
-        dG = (self.q * dq).sum(1) + self.beta * overlap - (self.k * dw).sum(1)
+        dG = (self.q * dq).sum(1) + self.beta * overlap - (self.w * dw).sum(1)
         dG[-1] += last
         dg = dG.flip(0).cumsum(0).flip(0)
-        return dq, self.beta[:, None] * dk + dw, self.beta[:, None] * z, (z * self.v).sum(1) + overlap, dg
+        return dq, self.beta[:, None] * dk, dw, self.beta[:, None] * z, (z * self.v).sum(1) + overlap, dg
 
 
-def split(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> list[Chunk]:
-    chunks = list(zip(*(x.split(64) for x in (q, k, v, beta, g))))
-    return [Chunk(*chunk, *solve_chunk(chunk[0], chunk[1], chunk[3], chunk[4])) for chunk in chunks]
+def split(*tokens: Tensor) -> list[Chunk]:
+    """Of one head's q, k, w, v, beta and g."""
+    chunks = zip(*(x.split(64) for x in tokens))
+    return [Chunk(q, k, w, v, beta, g, *solve_chunk(q, k, w, beta, g)) for q, k, w, v, beta, g in chunks]
 
 
 def segments(chunks: list[Chunk], length: int) -> list[range]:
@@ -158,36 +161,75 @@ def draw(time: int, heads: int = 1, value_heads: int = 1) -> tuple[Tensor, ...]:
     return q, k, v, beta, -g
 
 
+def call(rule: str, leaves: dict[str, Tensor], S: Tensor) -> tuple[Tensor, Tensor]:
+    op: Any = delta_rule
+    if rule == "linear attention":
+        op, leaves = linear_attention, {name: leaves[name] for name in "qkvg"}
+    o, end = op(**leaves, scale=SCALE, initial_state=S, output_final_state=True, backend="reference")
+    assert end is not None
+    return o, end
+
+
+def draw_rule(rule: str, time: int) -> tuple[dict[str, Tensor], list[str], Tensor]:
+    """The inputs, which of them chunks take as q, k, w, v, beta and g, and a first state. Linear attention is the delta rule
+    whose read keys are 0."""
+    leaves = dict(zip(("q", "k", "v", "beta", "g"), draw(time)))
+    write = "k"
+    if rule == "write keys":
+        leaves["write_key"], write = leaves["k"] * torch.rand_like(leaves["k"]), "write_key"
+    return leaves, ["q", "k", write, "v", "beta", "g"], torch.randn(1, 1, 128, 128, dtype=torch.float64)
+
+
+def chunks_of(rule: str, leaves: dict[str, Tensor], order: list[str]) -> list[Chunk]:
+    q, k, w, v, beta, g = (leaves[name][0, :, 0].detach() for name in order)
+    if rule == "linear attention":
+        k, beta = torch.zeros_like(k), torch.ones_like(beta)
+    return split(q, k, w, v, beta, g)
+
+
+OPS: dict[str, Any] = {
+    "delta rule": delta_rule, "write keys": preconditioned_delta_rule, "linear attention": linear_attention,
+}  # fmt: skip
+RULES = list(OPS)
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("time", [1, 64, 100, 500])
-def test_the_algebra(time: int) -> None:
-    q, k, v, beta, g = draw(time)
-    S = torch.randn(1, 1, 128, 128, dtype=torch.float64)
-    wanted, end = delta_rule(
-        q, k, v, beta, g=g, scale=SCALE, initial_state=S, output_final_state=True, backend="reference"
-    )
-    chunks = split(*(x[0, :, 0] for x in (q, k, v, beta, g)))
-    o, found, _, _ = forward(chunks, S[0, 0].T, length=3)
+def test_the_algebra(time: int, rule: str) -> None:
+    leaves, order, S = draw_rule(rule, time)
+    wanted, end = call(rule, leaves, S)
+    o, found, _, _ = forward(chunks_of(rule, leaves, order), S[0, 0].T, length=3)
     assert (o - wanted[0, :, 0]).abs().max() < 1e-10
     assert (found.T - end[0, 0]).abs().max() < 1e-10
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("time", [1, 64, 100, 500])
-def test_the_algebra_of_the_backward(time: int) -> None:
-    leaves = [x.requires_grad_() for x in (*draw(time), torch.randn(1, 1, 128, 128, dtype=torch.float64))]
-    q, k, v, beta, g, S = leaves
-    o, end = delta_rule(q, k, v, beta, g=g, scale=SCALE, initial_state=S, output_final_state=True, backend="reference")
+def test_the_algebra_of_the_backward(time: int, rule: str) -> None:
+    leaves, order, S = draw_rule(rule, time)
+    for x in (*leaves.values(), S):
+        x.requires_grad_()
+    o, end = call(rule, leaves, S)
     do, dS = torch.randn_like(o), torch.randn_like(end)
-    *wanted, first = torch.autograd.grad((o, end), leaves, (do, dS))
+    used = [*leaves.values(), S]
+    *wanted, first = torch.autograd.grad((o, end), used, (do, dS), allow_unused=True)
     with torch.no_grad():
-        chunks = split(*(x[0, :, 0] for x in (q, k, v, beta, g)))
+        chunks = chunks_of(rule, leaves, order)
         _, _, us, states = forward(chunks, S[0, 0].T, length=3)
         zs, ends, found = backward(chunks, do[0, :, 0], dS[0, 0].T, length=3)
         each = [
             one.gradients(u, z, grad, state, end)
             for one, u, z, grad, state, end in zip(chunks, us, zs, do[0, :, 0].split(64), states, ends, strict=True)
         ]
-    for x, right in zip(map(torch.cat, zip(*each)), wanted, strict=True):
-        assert (x - right[0, :, 0]).abs().max() < 1e-9
+    dq, dk, dw, dv, dbeta, dg = map(torch.cat, zip(*each))
+    if rule == "delta rule":
+        dk = dk + dw
+    elif rule == "linear attention":
+        dk = dw
+    grads = {"q": dq, "k": dk, "v": dv, "beta": dbeta, "g": dg, "write_key": dw}
+    for name, right in zip(leaves, wanted, strict=True):
+        if right is not None:
+            assert (grads[name] - right[0, :, 0]).abs().max() < 1e-9
     assert (found.T - first[0, 0]).abs().max() < 1e-9
 
 
@@ -201,11 +243,11 @@ def on_hopper() -> Iterator[None]:
         yield
 
 
-def launched(time: int, dtype: torch.dtype = torch.bfloat16, width: int = 128, **given: object) -> list[Compilation]:
+def launched(time: int, dtype: torch.dtype = torch.bfloat16, width: int = 128, **given: Any) -> list[Compilation]:
     q, v = torch.zeros(1, time, 8, width, dtype=dtype), torch.zeros(1, time, 16, width, dtype=dtype)
     gate = torch.zeros(1, time, 16)
     arguments = {"q": q, "k": q, "v": v, "beta": gate, "g": gate, **given}
-    return list(recorded(lambda: delta_rule(**arguments, backend="triton")))  # type: ignore[arg-type]
+    return list(recorded(lambda: delta_rule(**arguments, backend="triton")))
 
 
 def names(kernels: list[Compilation]) -> list[str]:
@@ -223,18 +265,54 @@ def test_a_forward_takes_one_pass(on_hopper: None) -> None:
     assert names(launched(300, cu_seqlens=packed)) == ["write_tables", "solve_chunks", "read_chunks"]
 
 
+def test_write_keys_take_one_pass(on_hopper: None) -> None:
+    for heads in (8, 16):
+        w = torch.zeros(1, 300, heads, 128, dtype=torch.bfloat16)
+        assert names(launched(300, write_key=w)) == ["solve_chunks", "read_chunks"]
+    q, v, gate = (torch.zeros(1, 300, *shape, dtype=torch.bfloat16) for shape in ((8, 128), (16, 128), (16,)))
+
+    def preconditioned(dtype: torch.dtype) -> list[str]:
+        keys, values = q.to(dtype), v.to(dtype)
+        call = partial(preconditioned_delta_rule, keys, keys, values, gate, precond_g=gate, precond_beta=gate)
+        return names(list(recorded(lambda: call(center=torch.zeros(16), backend="triton"))))
+
+    energy = ["key_energy_sums", "key_energy_scan"]
+    assert preconditioned(torch.bfloat16) == [*energy, "solve_chunks", "read_chunks"]
+    assert preconditioned(torch.float16) == [*energy, "precondition", "solve_chunks", "read_chunks"]
+
+
+def test_linear_attention_takes_one_pass(on_hopper: None) -> None:
+    q = torch.zeros(1, 300, 16, 128, dtype=torch.bfloat16)
+    for g in (None, torch.zeros(1, 300, 16)):
+        kernels = list(recorded(partial(linear_attention, q, q, q, g=g, backend="triton")))
+        assert names(kernels) == ["solve_chunks", "read_chunks"]
+        assert not any(one.choices["DELTA"] for one in kernels)
+
+
 def with_backward(
-    time: int, gates: torch.dtype = torch.bfloat16, heads: int = 16, sequences: int = 1, **given: object
+    time: int,
+    gates: torch.dtype = torch.bfloat16,
+    heads: int = 16,
+    sequences: int = 1,
+    rule: str = "delta rule",
+    **given: Any,
 ) -> list[Compilation]:
-    """gates: the dtype of beta and g; heads: of the values, half as many of the keys."""
+    """gates: the dtype of beta and g; heads: of the values, half as many of the keys. Write keys are preconditioned ones."""
 
     def step() -> None:
         tokens = {"q": (heads // 2, 128), "k": (heads // 2, 128), "v": (heads, 128), "beta": (heads,), "g": (heads,)}
         dtypes = {"beta": gates, "g": gates}
         drawn = {name: torch.zeros(1, time, *x, dtype=dtypes.get(name, torch.bfloat16)) for name, x in tokens.items()}
         state = torch.zeros(sequences, heads, 128, 128)
-        leaves = {name: x.requires_grad_() for name, x in (*drawn.items(), ("initial_state", state))}
-        o, S = delta_rule(**leaves, **given, output_final_state=True, backend="triton")  # type: ignore[arg-type]
+        begin: Any = state.requires_grad_()
+        if rule == "write keys":
+            drawn |= {"precond_g": torch.zeros(1, time, heads), "precond_beta": torch.zeros(1, time, heads)}
+            begin, given["center"] = (begin, torch.zeros(sequences, heads, 128)), torch.zeros(heads)
+        elif rule == "linear attention":
+            del drawn["beta"]
+        leaves: Any = {name: x.requires_grad_() for name, x in drawn.items()}
+        o, end = OPS[rule](**leaves, **given, initial_state=begin, output_final_state=True, backend="triton")
+        S = end[0] if rule == "write keys" else end
         torch.autograd.backward((o, S), (torch.zeros_like(o), torch.zeros_like(S)))
 
     return list(recorded(step))
@@ -254,7 +332,8 @@ def test_every_other_call_takes_the_kernels_in_plain_triton(on_hopper: None) -> 
     plain = ["wy_transform", "chunk_state", "chunk_output"]
     assert names(launched(300, torch.float32)) == plain
     assert names(launched(300, width=64)) == plain
-    assert names(launched(300, write_key=torch.zeros(1, 300, 8, 128, dtype=torch.bfloat16))) == plain
+    written = torch.zeros(1, 300, 8, 128, dtype=torch.bfloat16)
+    assert names(launched(300, write_key=written, g=None)) == plain  # nothing is forgotten: transitions in float32
     assert "solve_chunks" not in names(launched(300, g=torch.zeros(1, 300, 16, 128)))
 
 
@@ -264,15 +343,17 @@ def test_other_devices_take_the_kernels_in_plain_triton() -> None:
 
 
 @pytest.mark.compiler
-def test_machine_code(on_hopper: None) -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_machine_code(on_hopper: None, rule: str) -> None:
     """Every kernel fits, and products run on while others are issued: where the assembler orders them one by one, it waits for
-    each."""
-    once = {one.kernel.__name__: one for one in (*launched(8192), *with_backward(8192))}
-    spilled = {"read_chunks": 640, "gradients_of_chunk": 128, "solve_chunks": 32}
+    each. Every load is waited for."""
+    spilled = {"read_chunks": 640, "gradients_of_chunk": 128, "solve_chunks": 32, "pass_back": 64}
+    if rule == "write keys":
+        spilled["solve_chunks"] = 320
+    once = {one.kernel.__name__: one for one in with_backward(8192, rule=rule) if one.kernel.is_gluon()}
     for name, one in once.items():
-        if name in ("reduce_gate_grads", "sum_heads"):
-            continue
         compiled = one.compile(90)
+        assert not early_reads(compiled.sass)
         products = sum(x.startswith("HGMMA") for x in compiled.instructions)
         waits = sum(x.startswith("WARPGROUP.DEPBAR") for x in compiled.instructions)
         assert compiled.shared <= 227 * 1024
@@ -286,6 +367,8 @@ def test_machine_code(on_hopper: None) -> None:
 @pytest.mark.parametrize("edges", [None, [0, 100, 300]], ids=["rows", "packed"])
 def test_every_load_is_waited_for(on_hopper: None, gates: torch.dtype, heads: int, edges: list[int] | None) -> None:
     """The assembler forgot it in some of these forms: see `gradients_of_chunk`."""
-    given = {} if edges is None else {"cu_seqlens": torch.tensor(edges, dtype=torch.int32), "sequences": len(edges) - 1}
-    (one,) = (x for x in with_backward(300, gates, heads, **given) if x.kernel.__name__ == "gradients_of_chunk")  # type: ignore[arg-type]
+    given: Any = (
+        {} if edges is None else {"cu_seqlens": torch.tensor(edges, dtype=torch.int32), "sequences": len(edges) - 1}
+    )
+    (one,) = (x for x in with_backward(300, gates, heads, **given) if x.kernel.__name__ == "gradients_of_chunk")
     assert not early_reads(one.compile(90).sass)

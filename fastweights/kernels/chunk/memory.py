@@ -28,10 +28,15 @@ class MemoryCall(DeltaRule):
     def begin(self, saved: SavedForBackward, A_end: Any) -> ChunkOperands:
         """Fill in what does not depend on S."""
         self.record_tables(saved)
+        self.make_write_keys(saved, A_end)
+        return self.transform_chunks(saved, self.options[0], reuse_saved=False)
+
+    def make_write_keys(self, saved: SavedForBackward, A_end: Any, energy_alone: bool = False) -> None:
+        """By the preconditioner, or the energy alone that they follow from."""
         if self.precond:
             record_key_energy(self, saved, A_end)
-            record_precondition(self, saved, saved.write_keys, self.form())
-        return self.transform_chunks(saved, self.options[0], reuse_saved=False)
+            if not energy_alone:
+                record_precondition(self, saved, saved.write_keys, self.form())
 
     def input_grads(self, saved: SavedForBackward, grads: MemoryGrads, dA_end: Any, state_grads: bool) -> KernelInputs:
         """Those of the inputs, from those of the memory."""
@@ -61,17 +66,24 @@ class Memory(MemoryCall):
     def forward(self, final: bool) -> tuple[Specs, SavedForBackward]:
         (o, S_end, A_end), saved = self.shapes(final)
         if takes_one_pass(self):
-            OnePassKept(self.x, self.device, self.options, self.recorder).record_forward(o, S_end, saved)
-            return (o, S_end, A_end), saved
-        chunks = self.begin(saved, A_end)
-        self.record_outputs(chunks, saved, self.options[0], o, S_end)
+            self.record_one_pass(OnePassKept, o, S_end, A_end, saved)
+        else:
+            self.record_outputs(self.begin(saved, A_end), saved, self.options[0], o, S_end)
         return (o, S_end, A_end), saved
 
     def infer(self, final: bool) -> Specs:
         """The outputs alone."""
         if not takes_one_pass(self):
             return self.forward(final)[0]
-        return *OnePass(self.x, self.device, self.options, self.recorder).record_inference(final), None
+        (o, S_end, A_end), kept = self.shapes(final)
+        self.record_one_pass(OnePass, o, S_end, A_end, kept)
+        return o, S_end, A_end
+
+    def record_one_pass(self, kind: type[OnePass], o: Any, S_end: Any, A_end: Any, kept: SavedForBackward) -> None:
+        memory = kind(self.x, self.device, self.options, self.recorder)
+        saved = memory.tables(kept)
+        self.make_write_keys(saved, A_end, memory.makes_write_keys)
+        memory.record_passes(o, S_end, saved)
 
     def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> KernelInputs:
         """The gradient of every input; those of q, k and the preconditioner's gates per value head."""

@@ -1,19 +1,20 @@
-r"""The delta rules with one decay per head, or none, on Hopper GPUs: one pass over the chunks, with the state on chip.
+r"""Linear attention and the delta rules, with one decay per head or none, in one pass over the chunks on Hopper GPUs.
 
 The mathematics is that of `common.delta_rule`, whose names are used here. Its kernels hand W, U, u and the states of all chunks
 to each other through memory. Here a launch per chunk leaves T diag(beta), P and two decays per token (`solve.py`), and a pass per
-segment, head and tile of value columns does the rest (`passes.py`). The state S is held transposed, [values, keys], in registers:
+segment, head and tile of value columns does the rest (`passes.py`). The state S is held transposed, [values, keys], in registers.
+W are the write keys: K, unless others are given or made by the preconditioner.
 
-    x = V^T - exp(G) (S K^T)          u = x (T diag(beta))^T
+    x = V^T - exp(G) (S K^T)          u = x (T diag(beta))^T          (linear attention: u = V^T, and no T)
     O^T = scale exp(G) (S Q^T) + u P^T
-    S <- exp(G_C) S + (exp(G_C - G) u) K
+    S <- exp(G_C) S + (exp(G_C - G) u) W
 
 S, x and u are left operands of products, which Hopper's tensor cores read from registers in the layout that products leave, so
 nothing that depends on S goes through shared memory. What comes from memory is copied there two chunks ahead.
 
 Long sequences of few heads are cut into segments. `summarize_chunks` finds what a segment does to a state, S -> T S + R, and
 every program of the pass takes the state of its sequence through the segments before its own, in the place of
-`combine_segments`.
+`combine_segments`. Of linear attention a transition is one decay.
 
 T = (I + A)^-1 comes from the inverses X of its diagonal blocks of 16 tokens, by substitution, and from L, what is below them.
 With N = X L, where N^4 = 0, T = X - N (X - N (X - N X)).
@@ -28,7 +29,7 @@ what the outputs of a chunk give to u in memory, as W^T du = K^T (beta exp(G) z)
 `states_again` the states of all chunks from u, and `pass_back` goes from the last chunk to the first with dS^T [values, keys]
 (`back.py`):
 
-    du = P^T dO + exp(G_C - G) K dS,   z = T^T du
+    du = P^T dO + exp(G_C - G) W dS,   z = T^T du                     (linear attention: dV = du, and no term with z)
     dS <- exp(G_C) dS + (scale exp(G) Q)^T dO - (beta exp(G) K)^T z
 
 Segments are joined backwards likewise, with the transitions of the forward. `gradients_of_chunk` then finds the gradients of a

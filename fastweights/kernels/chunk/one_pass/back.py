@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ...common.packing import pieces_of_sequence
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .passes import copy_rows, find_segment, product_layout, row_places, state_addresses
+from .passes import copy_rows, find_segment, product_layout, row_places, state_addresses, through_segments
 
 
 @gluon.jit
@@ -26,23 +26,24 @@ def store_tile(staged, x, at, live, STRIDE: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["time", "length"])
 def states_again(
-    k, u, factors, start, h, segments, time, length,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+    w, u, factors, start, h, segments, time, length,
+    HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     STARTED: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The states at the chunks' starts h [M, HV, K, V], from u [BT, HV, V] and the states [P, HV, K, V] that segments start from.
+    """The states at the chunks' starts h [M, HV, K, V], from write keys w, u [BT, HV, V] and the states
+    [P, HV, K, V] that segments start from.
     factors [M, HV, 4, 64]: of each token the decay from the chunk's start, to its end, and from its start times beta."""
     WARPS: gl.constexpr = gl.num_warps()
-    TYPE: gl.constexpr = k.dtype.element_ty
+    TYPE: gl.constexpr = w.dtype.element_ty
     KEYS: gl.constexpr = product_layout(WARPS, K)
     TOKENS: gl.constexpr = product_layout(WARPS, 64)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, KEYS, 2)
-    KEY_ROW: gl.constexpr = H * K
+    WRITE_ROW: gl.constexpr = HV // HEADS_W * K
     VALUE_ROW: gl.constexpr = HV * V
     PARTS: gl.constexpr = V // BV
     part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
     first, tokens, m, _, _, _ = find_segment(segments, segment, time, length)
-    k += (first * H + head // (HV // H)) * K
+    w += (first * (HV // HEADS_W) + head // HEADS_W) * K
     u += (first * HV + head) * V + part * BV
     h += (m * HV + head) * (K * V) + part * BV
     factors += (m * HV + head) * 256
@@ -50,18 +51,18 @@ def states_again(
         S = gl.load(state_addresses(start, segment * HV + head, part, K, V, BV)).to(gl.float32)
     else:
         S = gl.zeros([BV, K], gl.float32, KEYS)
-    ks = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], gl.NVMMASharedLayout.get_default_for([64, K], TYPE))
+    ws = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], gl.NVMMASharedLayout.get_default_for([64, K], TYPE))
     us = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], gl.NVMMASharedLayout.get_default_for([64, BV], TYPE))
     fs = gl.allocate_shared_memory(gl.float32, [STAGES, 256], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     staged = gl.allocate_shared_memory(TYPE, [K, BV], gl.NVMMASharedLayout.get_default_for([K, BV], TYPE))
     chunks = (tokens + 63) // 64
     for ahead in gl.static_range(STAGES - 1):
         live = tokens - ahead * 64
-        copy_rows(ks.index(ahead), k, live, KEY_ROW, True)
+        copy_rows(ws.index(ahead), w, live, WRITE_ROW, True)
         copy_rows(us.index(ahead), u, live, VALUE_ROW, True)
         copy_line(fs.index(ahead), factors, live > 0)
         async_copy.commit_group()
-        k += 64 * KEY_ROW
+        w += 64 * WRITE_ROW
         u += 64 * VALUE_ROW
         factors += HV * 256
     now = 0
@@ -74,15 +75,15 @@ def states_again(
         low = S.to(TYPE)
         S *= total[None, :]
         written = gl.convert_layout((written * until[None, :]).to(TYPE), LEFT)
-        S = warpgroup_mma(written, ks.index(now), S, is_async=True)
+        S = warpgroup_mma(written, ws.index(now), S, is_async=True)
         store_tile(staged, low, h, K, V)
         live = tokens - (n + STAGES - 1) * 64
-        copy_rows(ks.index(into), k, live, KEY_ROW, True)
+        copy_rows(ws.index(into), w, live, WRITE_ROW, True)
         copy_rows(us.index(into), u, live, VALUE_ROW, True)
         copy_line(fs.index(into), factors, live > 0)
         async_copy.commit_group()
         h += HV * K * V
-        k += 64 * KEY_ROW
+        w += 64 * WRITE_ROW
         u += 64 * VALUE_ROW
         factors += HV * 256
         S, written = warpgroup_mma_wait(0, deps=[S, written])
@@ -94,7 +95,7 @@ def states_again(
 @gluon.jit
 def end_of_segment(
     begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
-    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
     STARTED: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
     """The gradient [columns, keys] of the state after a segment: of that after its sequence, taken back through all segments
@@ -106,43 +107,43 @@ def end_of_segment(
         S = gl.zeros([BV, K], gl.float32, KEYS)
     if CUT:
         number, count = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
-        later = number + count - 1 - segment
-        at = ((number + count - 1).to(gl.int64) * HV + head) * K
-        transition += at * K
-        c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
-        d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
-        adds = added + at * V + c[:, None] * K + d[None, :]
-        through = gl.allocate_shared_memory(TYPE, [2, K, K], gl.NVMMASharedLayout.get_default_for([K, K], TYPE))
-        zeros = gl.zeros([BV, K], gl.float32, KEYS)
-        if later > 0:
-            copy_rows(through.index(0), transition, K, K, False)
-        async_copy.commit_group()
-        R = gl.load(adds, later > 0, 0.0)
-        for step in range(later):
-            async_copy.wait_group(0)
-            low = gl.convert_layout(S.to(TYPE), gl.DotOperandLayout(0, KEYS, 2))
-            S = warpgroup_mma(low, through.index(step % 2), zeros, use_acc=False, is_async=True)
-            transition -= HV * K * K
-            adds -= HV * K * V
-            if step + 1 < later:
-                copy_rows(through.index((step + 1) % 2), transition, K, K, False)
-            async_copy.commit_group()
-            S, low = warpgroup_mma_wait(0, deps=[S, low])
-            S += R
-            R = gl.load(adds, step + 1 < later, 0.0)
-        async_copy.wait_group(0)
+        end = number + count - 1
+        at = end.to(gl.int64) * HV + head
+        S = through_segments(S, added, transition, at, -HV, end - segment, part, K, V, TYPE, DELTA, True)
     return S
+
+
+@gluon.jit
+def copy_back(
+    ks, ws, Ps, Ts, qs, dos, fs, at, k, w, scores, inverse, q, do, factors, left,
+    KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, VALUE_ROW: gl.constexpr, INVERSE_ROW: gl.constexpr,
+    DELTA: gl.constexpr, FINDS_DU: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy what `pass_back` takes of a chunk of `left` tokens, none before the first chunk."""
+    if FINDS_DU:
+        copy_rows(ks.index(at), k, left, KEY_ROW, True)
+        copy_rows(Ps.index(at), scores, gl.where(left > 0, 64, 0), 64, True)
+    if w is not None:
+        copy_rows(ws.index(at), w, left, WRITE_ROW, True)
+    if DELTA:
+        copy_rows(Ts.index(at), inverse, left, INVERSE_ROW, True)
+    copy_rows(qs.index(at), q, left, KEY_ROW, True)
+    copy_rows(dos.index(at), do, left, VALUE_ROW, True)
+    copy_line(fs.index(at), factors, left > 0)
+    async_copy.commit_group()
 
 
 @gluon.jit(do_not_specialize=["time", "length"])
 def pass_back(
-    q, k, inverse, scores, do, z, factors, begin, added, transition, dh, dS, segments, cu_seqlens, time, length, scale,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+    q, k, w, inverse, scores, do, z, factors, begin, added, transition, dh, dS, segments, cu_seqlens, time, length, scale,
+    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
+    DELTA: gl.constexpr,
 ):  # fmt: skip
     """From the last chunk to the first: the gradients of the states at the chunks' ends dh [M, HV, K, V], and z = T^T du
-    [BT, HV, V]. scores, factors: see `score_chunks`. begin: the gradient of the states after the sequences, dS of those before.
-    SUMMARY: only what each segment adds, into `added` [P, HV, V, K], from zero; see `end_of_segment`."""
+    [BT, HV, V], without DELTA du. w: write keys, None where k writes. scores, factors: see `score_chunks`. begin: the gradient of
+    the states after the sequences, dS of those before. SUMMARY: only what each segment adds, into `added` [P, HV, V, K], from
+    zero; see `end_of_segment`."""
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = k.dtype.element_ty
     KEYS: gl.constexpr = product_layout(WARPS, K)
@@ -151,6 +152,7 @@ def pass_back(
     LEFT: gl.constexpr = gl.DotOperandLayout(0, TOKENS, 2)
     LEFT_S: gl.constexpr = gl.DotOperandLayout(0, KEYS, 2)
     KEY_ROW: gl.constexpr = H * K
+    WRITE_ROW: gl.constexpr = HV // HEADS_W * K
     VALUE_ROW: gl.constexpr = HV * V
     PARTS: gl.constexpr = V // BV
     part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
@@ -167,7 +169,7 @@ def pass_back(
     else:
         S = end_of_segment(
             begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
-            HV, K, V, BV, TYPE, STARTED, CUT,
+            HV, K, V, BV, TYPE, DELTA, STARTED, CUT,
         )  # fmt: skip
     chunks = (tokens + 63) // 64
     t = first + (chunks - 1).to(gl.int64) * 64
@@ -175,17 +177,26 @@ def pass_back(
     at_value = (t * HV + head) * V + part * BV
     q += (t * H + head // (HV // H)) * K
     k += (t * H + head // (HV // H)) * K
-    inverse += (t * HV + head) * 64
+    if w is not None:
+        w += (t * (HV // HEADS_W) + head // HEADS_W) * K
+    if DELTA:
+        inverse += (t * HV + head) * 64
     scores += (m * HV + head) * 4096
     do += at_value
     factors += (m * HV + head) * 256
     TALL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BV], TYPE)
+    FINDS_DU: gl.constexpr = DELTA or not SUMMARY
     ks = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
+    ws = ks
+    if w is not None:
+        ws = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
     qs = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
     dos = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], TILE)
     SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
-    Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+    Ts = dos
+    if DELTA:
+        Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
     Ps = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
     fs = gl.allocate_shared_memory(gl.float32, [STAGES, 256], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     if not SUMMARY:
@@ -195,17 +206,17 @@ def pass_back(
     left = gl.where(chunks > 0, tokens - (chunks - 1) * 64, 0)  # tokens of the chunk that is copied, 0 before the first
     last = left
     for ahead in gl.static_range(STAGES - 1):
-        copy_rows(ks.index(ahead), k, left, KEY_ROW, True)
-        copy_rows(Ps.index(ahead), scores, gl.where(left > 0, 64, 0), 64, True)
-        copy_rows(Ts.index(ahead), inverse, left, HV * 64, True)
-        copy_rows(qs.index(ahead), q, left, KEY_ROW, True)
-        copy_rows(dos.index(ahead), do, left, VALUE_ROW, True)
-        copy_line(fs.index(ahead), factors, left > 0)
-        async_copy.commit_group()
+        copy_back(
+            ks, ws, Ps, Ts, qs, dos, fs, ahead, k, w, scores, inverse, q, do, factors, left,
+            KEY_ROW, WRITE_ROW, VALUE_ROW, HV * 64, DELTA, FINDS_DU,
+        )  # fmt: skip
         left = gl.where(chunks > ahead + 1, 64, 0)
         q -= 64 * KEY_ROW
         k -= 64 * KEY_ROW
-        inverse -= 64 * HV * 64
+        if w is not None:
+            w -= 64 * WRITE_ROW
+        if DELTA:
+            inverse -= 64 * HV * 64
         do -= 64 * VALUE_ROW
         scores -= HV * 4096
         factors -= HV * 256
@@ -215,8 +226,9 @@ def pass_back(
     for n in range(chunks):
         async_copy.wait_group(STAGES - 2)
         kept = S.to(TYPE)
-        low = gl.convert_layout(kept, LEFT_S)
-        du = warpgroup_mma(low, ks.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if FINDS_DU:
+            low = gl.convert_layout(kept, LEFT_S)
+            du = warpgroup_mma(low, ws.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
         if not SUMMARY:
             store_tile(staged, kept, dh, K, V)
             dh -= HV * K * V
@@ -226,35 +238,49 @@ def pass_back(
         until = line.slice(64, 64).load(BY_TOKEN)
         weight = line.slice(128, 64).load(BY_TOKEN)
         total = line.slice(63, 1).load(gl.SliceLayout(0, KEYS))
-        plain = gl.convert_layout(grad, LEFT)
-        given = warpgroup_mma(plain, Ps.index(now), zeros, use_acc=False, is_async=True)
-        du, low, given, plain = warpgroup_mma_wait(0, deps=[du, low, given, plain])
-        du = gl.convert_layout((du * until[None, :] + given).to(TYPE), LEFT)
-        found = warpgroup_mma(du, Ts.index(now), zeros, use_acc=False, is_async=True)
+        if w is not None:  # as in `pass_segment`
+            left = gl.where(n + STAGES - 1 < chunks, 64, 0)
+            copy_back(
+                ks, ws, Ps, Ts, qs, dos, fs, into, k, w, scores, inverse, q, do, factors, left,
+                KEY_ROW, WRITE_ROW, VALUE_ROW, HV * 64, DELTA, FINDS_DU,
+            )  # fmt: skip
+        if FINDS_DU:
+            plain = gl.convert_layout(grad, LEFT)
+            given = warpgroup_mma(plain, Ps.index(now), zeros, use_acc=False, is_async=True)
+            du, low, given, plain = warpgroup_mma_wait(0, deps=[du, low, given, plain])
+            found = du * until[None, :] + given
+        if DELTA:
+            du = gl.convert_layout(found.to(TYPE), LEFT)
+            found = warpgroup_mma(du, Ts.index(now), zeros, use_acc=False, is_async=True)
         S *= total[None, :]
         grad = gl.convert_layout((grad.to(gl.float32) * (since * scale)[None, :]).to(TYPE), LEFT_S)
         S = warpgroup_mma(grad, qs.index(now), S, is_async=True)
-        found, du = warpgroup_mma_wait(1, deps=[found, du])
-        back = gl.convert_layout((-weight[None, :] * found).to(TYPE), LEFT_S)
-        S = warpgroup_mma(back, ks.index(now), S, is_async=True)
+        if DELTA:
+            found, du = warpgroup_mma_wait(1, deps=[found, du])
+            back = gl.convert_layout((-weight[None, :] * found).to(TYPE), LEFT_S)
+            S = warpgroup_mma(back, ks.index(now), S, is_async=True)
         if not SUMMARY:
             store_tile(staged.slice(0, 64), found.to(TYPE), z, gl.where(n > 0, 64, last), VALUE_ROW)
             z -= 64 * VALUE_ROW
-        left = gl.where(n + STAGES - 1 < chunks, 64, 0)
-        copy_rows(ks.index(into), k, left, KEY_ROW, True)
-        copy_rows(Ps.index(into), scores, left, 64, True)
-        copy_rows(Ts.index(into), inverse, left, HV * 64, True)
-        copy_rows(qs.index(into), q, left, KEY_ROW, True)
-        copy_rows(dos.index(into), do, left, VALUE_ROW, True)
-        copy_line(fs.index(into), factors, left > 0)
-        async_copy.commit_group()
+        if w is None:
+            left = gl.where(n + STAGES - 1 < chunks, 64, 0)
+            copy_back(
+                ks, ws, Ps, Ts, qs, dos, fs, into, k, w, scores, inverse, q, do, factors, left,
+                KEY_ROW, WRITE_ROW, VALUE_ROW, HV * 64, DELTA, FINDS_DU,
+            )  # fmt: skip
         q -= 64 * KEY_ROW
         k -= 64 * KEY_ROW
-        inverse -= 64 * HV * 64
+        if w is not None:
+            w -= 64 * WRITE_ROW
+        if DELTA:
+            inverse -= 64 * HV * 64
         do -= 64 * VALUE_ROW
         scores -= HV * 4096
         factors -= HV * 256
-        S, grad, back = warpgroup_mma_wait(0, deps=[S, grad, back])
+        if DELTA:
+            S, grad, back = warpgroup_mma_wait(0, deps=[S, grad, back])
+        else:
+            S, grad = warpgroup_mma_wait(0, deps=[S, grad])
         now = gl.where(now == STAGES - 1, 0, now + 1)
         into = gl.where(into == STAGES - 1, 0, into + 1)
     async_copy.wait_group(0)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from ...common.packing import program_chunk, program_part
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .passes import copy_rows, product_layout, row_places
-from .solve import add, store_square
+from .solve import store_square
+from .write_keys import add
 
 
 @gluon.jit(do_not_specialize=["time"])
 def score_chunks(
-    q, k, beta, G, scores, factors, chunks, time, scale,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, HEADS_BETA: gl.constexpr,
+    q, w, beta, G, scores, factors, chunks, time, scale,
+    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, HEADS_BETA: gl.constexpr,
 ):  # fmt: skip
     """P into scores [M, HV, 64, 64], and factors [M, HV, 4, 64]: of each token the decay from the chunk's start, to its end, and
     from its start times beta. G [BT, HV]: summed decays in base 2, None where nothing decays."""
@@ -24,17 +25,14 @@ def score_chunks(
     BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
     LINE: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
-    at_key = (first * H + head // (HV // H)) * K
-    ks = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
+    ws = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
     qs = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
-    copy_rows(ks, k + at_key, count, H * K, True)
-    copy_rows(qs, q + at_key, count, H * K, True)
+    copy_rows(ws, w + (first * (HV // HEADS_W) + head // HEADS_W) * K, count, HV // HEADS_W * K, True)
+    copy_rows(qs, q + (first * H + head // (HV // H)) * K, count, H * K, True)
     async_copy.commit_group()
     t = gl.arange(0, 64, LINE)
     i = gl.arange(0, 64, BY_I)
     j = gl.arange(0, 64, BY_J)
-    at_beta = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
-    gain = gl.load(at_beta + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
     since = gl.full([64], 1.0, gl.float32, LINE)
     until = since
     if G is not None:
@@ -47,10 +45,13 @@ def score_chunks(
     at = factors + (m.to(gl.int64) * HV + head) * 256 + t
     gl.store(at, since)
     gl.store(at + 64, until)
-    gl.store(at + 128, since * gain)
+    if beta is not None:
+        at_beta = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
+        gain = gl.load(at_beta + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
+        gl.store(at + 128, since * gain)
     async_copy.wait_group(0)
     zeros = gl.zeros([64, 64], gl.float32, SQUARE)
-    P = warpgroup_mma(ks, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    P = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
     P = warpgroup_mma_wait(0, deps=[P]) * scale
     if G is not None:
         P *= gl.exp2(gl.where(i[None, :] >= j[:, None], from_i[None, :] - from_j[:, None], 0.0))
@@ -66,11 +67,13 @@ def row_sums(x, y):
 
 @gluon.jit(do_not_specialize=["time", "stride"])
 def gradients_of_chunk(
-    q, k, v, beta, G, factors, u, z, do, h, dh, chunks, time, scale, dq, dk, dv, gate_grads, stride,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, HEADS_BETA: gl.constexpr,
+    q, k, w, v, beta, G, factors, u, z, do, h, dh, chunks, time, scale, dq, dk, dw, dv, gate_grads, stride,
+    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, HEADS_BETA: gl.constexpr,
+    DELTA: gl.constexpr,
 ):  # fmt: skip
     """All gradients of a chunk for 64 of 128 key channels, as `chunk_gradients` of `common.delta_rule`, dP among them; dV and
-    <z, v> for as many value columns."""
+    <z, v> for as many value columns. w: write keys, and dw their gradient, None where k writes and dk holds both. Without
+    DELTA, for linear attention, u is v and there is no z; dV is known."""
     part, m, head, first, count = program_part(chunks, time, K // 64)
     if count == 0:
         return
@@ -88,12 +91,15 @@ def gradients_of_chunk(
     at_state = (m.to(gl.int64) * HV + head) * (K * V) + part * 64 * V
     dos = gl.allocate_shared_memory(TYPE, [64, V], WIDE)
     us = gl.allocate_shared_memory(TYPE, [64, V], WIDE)
-    zs = gl.allocate_shared_memory(TYPE, [64, V], WIDE)
+    zs = us
+    if DELTA:
+        zs = gl.allocate_shared_memory(TYPE, [64, V], WIDE)
     hs = gl.allocate_shared_memory(TYPE, [64, V], WIDE)
     dhs = gl.allocate_shared_memory(TYPE, [64, V], WIDE)
     copy_rows(dos, do + at_value, count, HV * V, True)
     copy_rows(us, u + at_value, count, HV * V, True)
-    copy_rows(zs, z + at_value, count, HV * V, True)
+    if DELTA:
+        copy_rows(zs, z + at_value, count, HV * V, True)
     copy_rows(hs, h + at_state, 64, V, False)
     copy_rows(dhs, dh + at_state, 64, V, False)
     async_copy.commit_group()
@@ -101,12 +107,20 @@ def gradients_of_chunk(
     qs = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
     copy_rows(ks, k + at_key, count, H * K, True)
     copy_rows(qs, q + at_key, count, H * K, True)
+    ws = ks
+    if w is not None:
+        ws = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
+        at_write = (first * (HV // HEADS_W) + head // HEADS_W) * K + part * 64
+        copy_rows(ws, w + at_write, count, HV // HEADS_W * K, True)
     async_copy.commit_group()
 
     i = gl.arange(0, 64, ROW)
     j = gl.arange(0, 64, COLUMN)
-    gain = gl.load(beta + (first * (HV // HEADS_BETA) + head // HEADS_BETA) + i * (HV // HEADS_BETA), i < count, 0.0)
-    gain = gain.to(gl.float32)
+    if DELTA:
+        gain = gl.load(
+            beta + (first * (HV // HEADS_BETA) + head // HEADS_BETA) + i * (HV // HEADS_BETA), i < count, 0.0
+        )
+        gain = gain.to(gl.float32)
     factors += (m.to(gl.int64) * HV + head) * 256
     since = gl.load(factors + i)
     until = gl.load(factors + 64 + i)
@@ -118,61 +132,84 @@ def gradients_of_chunk(
     # dV and <z, v> of 64 value columns
     row, at = row_places(HV * V, 64, 64)
     BY_ROW: gl.constexpr = gl.SliceLayout(1, at.type.layout)
-    values = gl.load(v + at_value + part * 64 + at, (row < count)[:, None], 0.0)
+    if DELTA:
+        values = gl.load(v + at_value + part * 64 + at, (row < count)[:, None], 0.0)
 
     async_copy.wait_group(1)
     zeros = gl.zeros([64, 64], gl.float32, SQUARE)
     grad_P = warpgroup_mma(dos, us.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    grad_A = warpgroup_mma(zs, us.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    if DELTA:
+        grad_A = warpgroup_mma(zs, us.permute((1, 0)), zeros, use_acc=False, is_async=True)
     grad_q = warpgroup_mma(dos, hs.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    grad_k = warpgroup_mma(zs, hs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    if DELTA:
+        grad_k = warpgroup_mma(zs, hs.permute((1, 0)), zeros, use_acc=False, is_async=True)
     grad_w = warpgroup_mma(us, dhs.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    written = zs.slice(0, 64, dim=1).load(at.type.layout) if part == 0 else zs.slice(64, 64, dim=1).load(at.type.layout)
-    written = written.to(gl.float32)
-    grad_gain = gl.convert_layout(row_sums(written, values), ROW)
-    grad_v = written * gl.convert_layout(gain, BY_ROW)[:, None]
-    gl.store(dv + at_value + part * 64 + at, grad_v.to(TYPE), (row < count)[:, None])
-    grad_P, grad_A = warpgroup_mma_wait(3, deps=[grad_P, grad_A])
+    if DELTA:
+        written = (
+            zs.slice(0, 64, dim=1).load(at.type.layout) if part == 0 else zs.slice(64, 64, dim=1).load(at.type.layout)
+        )
+        written = written.to(gl.float32)
+        grad_gain = gl.convert_layout(row_sums(written, values), ROW)
+        grad_v = written * gl.convert_layout(gain, BY_ROW)[:, None]
+        gl.store(dv + at_value + part * 64 + at, grad_v.to(TYPE), (row < count)[:, None])
+    if not DELTA:
+        grad_P = warpgroup_mma_wait(2, deps=[grad_P])
+    elif w is None:
+        grad_P, grad_A = warpgroup_mma_wait(3, deps=[grad_P, grad_A])
+    else:  # what follows takes the place of their operands
+        grad_P, grad_A, grad_q, grad_k, grad_w, dos, us, zs = warpgroup_mma_wait(
+            0, deps=[grad_P, grad_A, grad_q, grad_k, grad_w, dos, us, zs]
+        )
     grad_P *= scale
     if G is not None:
         pair = gl.exp2(gl.where(i[:, None] >= j[None, :], from_i[:, None] - from_j[None, :], 0.0))
         grad_P *= pair
-        grad_A *= pair
     grad_P = gl.where(i[:, None] >= j[None, :], grad_P, 0.0)
-    grad_A = gl.where(i[:, None] > j[None, :], -grad_A, 0.0)
     turned_P = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
-    turned_A = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
     turned_P.store(grad_P.to(TYPE))
-    turned_A.store((grad_A * gain[:, None]).to(TYPE))
+    if DELTA:
+        if G is not None:
+            grad_A *= pair
+        grad_A = gl.where(i[:, None] > j[None, :], -grad_A, 0.0)
+        turned_A = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
+        turned_A.store((grad_A * gain[:, None]).to(TYPE))
     fence_async_shared()
     # Without this the assembler may read what is loaded next before it is there: it waits for the fence by the same scoreboard.
     gl.thread_barrier()
     # A product reads its operands until it is waited for: named in the wait, nothing takes their place before.
-    grad_q, grad_k, grad_w, dos, us, zs = warpgroup_mma_wait(0, deps=[grad_q, grad_k, grad_w, dos, us, zs])
+    if not DELTA:
+        grad_q, grad_w, dos, us = warpgroup_mma_wait(0, deps=[grad_q, grad_w, dos, us])
+    elif w is None:
+        grad_q, grad_k, grad_w, dos, us, zs = warpgroup_mma_wait(0, deps=[grad_q, grad_k, grad_w, dos, us, zs])
     async_copy.wait_group(0)
     grad_q *= (since * scale)[:, None]
-    grad_k *= -since[:, None]
+    if DELTA:
+        grad_k *= -since[:, None]
     grad_w *= until[:, None]
     keys = ks.load(SQUARE)
     if G is not None:
         ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
         states = row_sums(hs.load(ROWS).to(gl.float32), dhs.load(ROWS))
         grad_last = gl.load(factors + 63) * gl.convert_layout(states, ROW)
-        grad_last += row_sums(grad_w, keys)
+        grad_last += row_sums(grad_w, keys if w is None else ws.load(SQUARE))
     left_P = gl.convert_layout(grad_P.to(TYPE), LEFT)
-    left_A = gl.convert_layout(grad_A.to(TYPE), LEFT)
-    grad_q = warpgroup_mma(left_P, ks, grad_q, is_async=True)
-    grad_k = warpgroup_mma(left_A, ks, grad_k, is_async=True)
+    grad_q = warpgroup_mma(left_P, ws, grad_q, is_async=True)
+    if DELTA:
+        left_A = gl.convert_layout(grad_A.to(TYPE), LEFT)
+        grad_k = warpgroup_mma(left_A, ws, grad_k, is_async=True)
     grad_w = warpgroup_mma(turned_P.permute((1, 0)), qs, grad_w, is_async=True)
-    grad_w = warpgroup_mma(turned_A.permute((1, 0)), ks, grad_w, is_async=True)
-    grad_q, grad_k, left_P, left_A = warpgroup_mma_wait(2, deps=[grad_q, grad_k, left_P, left_A])
-    overlap = row_sums(grad_k, keys)
-    summed = row_sums(grad_q, qs.load(SQUARE)) + overlap * gain
-    grad_gain += overlap
-    grad_w = warpgroup_mma_wait(0, deps=[grad_w])
-    summed -= row_sums(grad_w, keys)
     gate_grads += part.to(gl.int64) * stride + first * HV + head
-    gl.store(gate_grads + i * HV, grad_gain, i < count)
+    if DELTA:
+        grad_w = warpgroup_mma(turned_A.permute((1, 0)), ks, grad_w, is_async=True)
+        grad_q, grad_k, left_P, left_A = warpgroup_mma_wait(2, deps=[grad_q, grad_k, left_P, left_A])
+        overlap = row_sums(grad_k, keys)
+        gl.store(gate_grads + i * HV, grad_gain + overlap, i < count)
+        summed = row_sums(grad_q, qs.load(SQUARE)) + overlap * gain
+    else:
+        grad_q, left_P = warpgroup_mma_wait(1, deps=[grad_q, left_P])
+        summed = row_sums(grad_q, qs.load(SQUARE))
+    grad_w = warpgroup_mma_wait(0, deps=[grad_w])
+    summed -= row_sums(grad_w, keys if w is None else ws.load(SQUARE))
     if G is not None:
         summed = gl.convert_layout(gl.where(i < count, summed, 0.0), LINE)
         last = gl.sum(gl.convert_layout(grad_last, LINE), 0)
@@ -184,5 +221,14 @@ def gradients_of_chunk(
     row, at = row_places(HV * K, 64, 64)
     staged.store(grad_q.to(TYPE))
     gl.store(dq + at_row + at, staged.load(at.type.layout), (row < count)[:, None])
-    staged.store((grad_k * gain[:, None] + grad_w).to(TYPE))
+    if DELTA:
+        grad_k *= gain[:, None]
+        if w is None:
+            grad_k += grad_w
+    else:
+        grad_k = grad_w
+    staged.store(grad_k.to(TYPE))
     gl.store(dk + at_row + at, staged.load(at.type.layout), (row < count)[:, None])
+    if w is not None:
+        staged.store(grad_w.to(TYPE))
+        gl.store(dw + at_row + at, staged.load(at.type.layout), (row < count)[:, None])

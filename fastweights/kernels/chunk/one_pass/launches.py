@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import log2, prod
 from typing import Any, NamedTuple
 
 import torch
 
-from ...common.call import Specs
-from ...common.delta_rule.launches import ChunkOperands, DeltaRule
+from ...common.delta_rule.launches import BegunGrads, ChunkOperands, DeltaRule
 from ...common.delta_rule.sizes import SavedForBackward, segment_length
-from ...common.packing import CHUNK, record_tables
+from ...common.packing import CHUNK
 from ...runtime.gluon import runs_gluon
 from ...runtime.workspace import TensorSpec
+from ..key_energy import gate_groups
 
-SQUARES = 2 * CHUNK * CHUNK  # numbers of T and P in the record of a chunk
-RECORD = SQUARES + 4 * CHUNK  # and two factors per token, in float32
+RECORD = CHUNK * CHUNK + 4 * CHUNK  # numbers of P and of two factors per token, in float32, in the record of a chunk
 
 
 class PassTile(NamedTuple):
@@ -36,12 +35,15 @@ SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
 def takes_one_pass(call: DeltaRule) -> bool:
     """Whether a call has these launches: wherever they were measured, they are faster."""
     x = call.memory
-    return (
-        runs_gluon(call.device)
-        and call.dtype in (torch.bfloat16, torch.float16)
-        and call.K == 128 and call.V == 128
-        and call.delta and call.decay <= 1 and not call.writes and x.write_key_rest is None and x.divisor is None
-    )  # fmt: skip
+    has_rule = call.decay <= 1 and (call.delta or not call.writes)
+    is_plain = not call.lasting and not call.finer and x.divisor is None
+    has_sizes = call.K == 128 and call.V == 128 and call.dtype in (torch.bfloat16, torch.float16)
+    return bool(has_rule and is_plain and has_sizes and runs_gluon(call.device))
+
+
+def stages(tile: PassTile, w: Any, reads: bool = False) -> int:
+    """Chunks in shared memory at once: with write keys w there is room for two, in `read_chunks` with 64 columns for three."""
+    return tile.stages if w is None or (reads and tile is HALF) else 2
 
 
 class OnePass(DeltaRule):
@@ -53,19 +55,27 @@ class OnePass(DeltaRule):
         few = not self.cut and 2 * self.N * self.HV <= PROGRAMS
         self.pass_tile = HALF if few else WHOLE
 
+    @property
+    def makes_write_keys(self) -> bool:
+        """Whether `solve_chunks` preconditions the keys. Of float16 inputs the preconditioner computes in tf32."""
+        return self.precond and self.dtype == torch.bfloat16
+
+    def write_keys(self, saved: SavedForBackward) -> Any:
+        """None where the keys write."""
+        return saved.write_keys if self.precond else self.memory.write_key
+
     def choose_segments(self) -> None:
         programs = self.HV * (self.V // WHOLE.BV)
         self.length, self.cut = segment_length(self.B, self.T, programs, PROGRAMS)
         self.P = self.count_segments()
 
-    def record_inference(self, final: bool) -> Specs:
-        o, S_end = self.token_tensor(self.HV, self.V), self.state(self.N) if final else None
-        chunks = segments = None
+    def tables(self, kept: SavedForBackward) -> SavedForBackward:
+        """Of what a backward would need, what the passes need, with the tables filled."""
+        saved = SavedForBackward(key_energy=kept.key_energy, write_keys=kept.write_keys)
         if self.packed:
-            chunks, segments = self.empty(self.M, 2, dtype=torch.int32), self.empty(self.P, 5, dtype=torch.int32)
-            record_tables(self.recorder, self.memory.cu_seqlens, chunks, segments, self.T, self.segment_tokens)
-        self.record_passes(o, S_end, SavedForBackward(chunk_table=chunks, segment_table=segments))
-        return o, S_end
+            saved = saved._replace(chunk_table=kept.chunk_table, segment_table=self.empty(self.P, 5, dtype=torch.int32))
+            self.record_tables(saved)
+        return saved
 
     def record_passes(self, o: Any, S_end: Any, saved: SavedForBackward) -> None:
         """Of `saved` what is None is not kept."""
@@ -73,28 +83,39 @@ class OnePass(DeltaRule):
         from .solve import solve_chunks
 
         x, HV, scale = self.memory, self.HV, self.options[0]
-        made = self.empty(self.M, HV, RECORD)
+        record = RECORD + CHUNK * CHUNK * self.delta
+        made = self.empty(self.M, HV, record)
         segments = saved.segment_table if self.packed else None
-        sizes = {"H": self.H, "HV": HV, "RECORD": RECORD, "DECAY": self.decay == 1}
+        w = self.write_keys(saved)
+        sizes = {"H": self.H, "HV": HV, "HEADS_W": self.group(w), "RECORD": record, "DECAY": self.decay == 1}
         place = (segments, x.cu_seqlens, self.T, self.segment_tokens)
+        gates: tuple[Any, ...] = (None, None, None, None)
+        numbers = 0.0, 0.0
+        if self.makes_write_keys:
+            gates = saved.key_energy, x.precond_g, x.precond_beta, x.center
+            numbers = log2(self.options[1]), self.options[2]
         self.launch(
-            solve_chunks, (self.M, HV), x.q, x.k, x.beta, x.g, made, saved.T, saved.G, saved.chunk_table, self.T, scale, **sizes,
-            HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), num_warps=4, maxnreg=SOLVE_REGISTERS,
+            solve_chunks, (self.M, HV), x.q, x.k, w, x.beta, x.g, *gates, made, saved.T, saved.G, saved.chunk_table, self.T,
+            scale, *numbers, **sizes, **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
+            num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
         added = transition = None
         if self.cut:
             added = self.floats(self.P, HV, self.V, self.K)
-            transition = self.empty(self.P, HV, self.K, self.K) if saved.transitions is None else saved.transitions
+            transition = saved.transitions
+            if transition is None:
+                transition = self.empty(self.P, HV, self.K, self.K) if self.delta else self.floats(self.P, HV)
+            columns = self.V + self.K * self.delta
             self.launch(
-                summarize_chunks, ((self.V + self.K) // HALF.BV * self.P, HV), x.k, x.v, made, added, transition, segments,
-                self.T, self.segment_tokens, **sizes, BV=HALF.BV, STAGES=HALF.stages,
+                summarize_chunks, (columns // HALF.BV * self.P, HV), x.k, w, x.v, made, added, transition, segments,
+                self.T, self.segment_tokens, **sizes, BV=HALF.BV, STAGES=stages(HALF, w),
                 LAST=saved.transitions is not None, num_warps=HALF.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
         self.launch(
-            read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, x.v, made, x.S, added, transition, o, S_end, saved.u,
+            read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, w, x.v, made, x.S, added, transition, o, S_end, saved.u,
             saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
-            ENDED=S_end is not None, CUT=bool(self.cut), STAGES=tile.stages, num_warps=tile.BV // 16,
+            ENDED=S_end is not None, CUT=bool(self.cut), STAGES=stages(tile, w, True), num_warps=tile.BV // 16,
         )  # fmt: skip
 
 
@@ -108,25 +129,33 @@ class OnePassKept(OnePass):
     def choose_segments(self) -> None:
         """Those that are chosen already."""
 
-    def record_forward(self, o: Any, S_end: Any, saved: SavedForBackward) -> None:
+    def tables(self, kept: SavedForBackward) -> SavedForBackward:
         if self.packed:
-            self.record_tables(saved)
-        self.record_passes(o, S_end, saved)
+            self.record_tables(kept)
+        return kept
 
     def transform_chunks(self, saved: SavedForBackward, scale: float, reuse_saved: bool) -> ChunkOperands:
         """Of a backward: P, and what its passes take of the decays."""
         from .gradients import score_chunks  # needs Gluon
 
-        x, HV = self.memory, self.HV
+        x, HV, keys = self.memory, self.HV, self.write_keys(saved)
+        w = x.k if keys is None else keys
         self.scores, self.factors = self.empty(self.M, HV, CHUNK, CHUNK), self.floats(self.M, HV, 4, CHUNK)
         self.launch(
-            score_chunks, (self.M, HV), x.q, x.k, x.beta, saved.G, self.scores, self.factors, saved.chunk_table, self.T, scale,
-            **self.sizes, HEADS_BETA=self.group(x.beta), num_warps=4,
+            score_chunks, (self.M, HV), x.q, w, x.beta, saved.G, self.scores, self.factors, saved.chunk_table, self.T, scale,
+            **self.sizes, HEADS_W=self.group(w), HEADS_BETA=self.group(x.beta), num_warps=4,
         )  # fmt: skip
-        return ChunkOperands(x.q, x.k, None, saved.u, x.k)
+        return ChunkOperands(x.q, w, None, x.v if saved.u is None else saved.u, keys)
+
+    def begin_grads(self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any) -> BegunGrads:
+        """du: where `pass_back` writes z, of linear attention dV."""
+        return BegunGrads(self.pass_state_again(chunks, saved), self.token_tensor(self.HV, self.V))
+
+    def value_gradient(self, begun: BegunGrads) -> TensorSpec:
+        return super().value_gradient(begun) if self.delta else begun.du
 
     def record_value_grads(self, *arguments: Any) -> None:
-        """`pass_back` and `gradients_of_chunk` find these themselves."""
+        """`pass_back` has found these."""
 
     def pass_state_again(self, chunks: ChunkOperands, saved: SavedForBackward) -> TensorSpec:
         from .back import states_again  # needs Gluon
@@ -134,9 +163,10 @@ class OnePassKept(OnePass):
         x, tile = self.memory, HALF
         h, start = self.empty(self.M, self.HV, self.K, self.V), saved.starts if self.cut else x.S
         self.launch(
-            states_again, (self.V // tile.BV * self.P, self.HV), x.k, saved.u, self.factors, start, h,
-            saved.segment_table if self.packed else None, self.T, self.segment_tokens, **self.sizes, BV=tile.BV,
-            STARTED=start is not None, STAGES=tile.stages, num_warps=tile.BV // 16,
+            states_again, (self.V // tile.BV * self.P, self.HV), chunks.write_key, chunks.u, self.factors, start, h,
+            saved.segment_table if self.packed else None, self.T, self.segment_tokens, HV=self.HV,
+            HEADS_W=self.group(chunks.write_key), BV=tile.BV, STARTED=start is not None, STAGES=tile.stages,
+            num_warps=tile.BV // 16,
         )  # fmt: skip
         return h
 
@@ -147,22 +177,23 @@ class OnePassKept(OnePass):
         added = None
         if self.cut:
             added = self.floats(self.P, self.HV, self.V, self.K)
-            self.record_pass_back(saved, scale, do, du, None, added, None, None, True)
-        self.record_pass_back(saved, scale, do, du, dS_end, added, dh, dS, False)
+            self.record_pass_back(chunks, saved, scale, do, du, None, added, None, None, True)
+        self.record_pass_back(chunks, saved, scale, do, du, dS_end, added, dh, dS, False)
         return dh, dS
 
     def record_pass_back(
-        self, saved: SavedForBackward, scale: float, do: Any, du: Any, dS_end: Any, added: Any, dh: Any, dS: Any, summary: bool
+        self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any, du: Any, dS_end: Any, added: Any, dh: Any,
+        dS: Any, summary: bool,
     ) -> None:  # fmt: skip
         from .back import pass_back  # needs Gluon
 
-        x, tile = self.memory, self.pass_tile
+        x, tile, w = self.memory, self.pass_tile, chunks.plain_write_key
         self.launch(
-            pass_back, (self.V // tile.BV * self.P, self.HV), x.q, x.k, saved.T, self.scores, do, du,
+            pass_back, (self.V // tile.BV * self.P, self.HV), x.q, x.k, w, saved.T, self.scores, do, du,
             self.factors, dS_end, added,
             saved.transitions if self.cut else None, dh, dS, saved.segment_table if self.packed else None, x.cu_seqlens, self.T,
-            self.segment_tokens, scale, **self.sizes, BV=tile.BV, STARTED=dS_end is not None, ENDED=dS is not None,
-            CUT=bool(self.cut), SUMMARY=summary, STAGES=tile.stages, num_warps=tile.BV // 16,
+            self.segment_tokens, scale, **self.sizes, HEADS_W=self.group(w), BV=tile.BV, STARTED=dS_end is not None,
+            ENDED=dS is not None, CUT=bool(self.cut), SUMMARY=summary, STAGES=stages(tile, w), num_warps=tile.BV // 16,
         )  # fmt: skip
 
     def record_chunk_gradients(
@@ -171,11 +202,11 @@ class OnePassKept(OnePass):
     ) -> None:  # fmt: skip
         from .gradients import gradients_of_chunk  # needs Gluon
 
-        x, (dq, dk, _, dv, gates) = self.memory, grads
+        x, (dq, dk, dw, dv, gates), w = self.memory, grads, chunks.plain_write_key
         self.launch(
-            gradients_of_chunk, (gates.shape[0] * self.M, self.HV), x.q, x.k, x.v, x.beta, saved.G, self.factors, u, z, do, h, dh,
-            saved.chunk_table, self.T, scale, dq, dk, dv, gates, prod(gates.shape[1:]), **self.sizes,
-            HEADS_BETA=self.group(x.beta), num_warps=4,
+            gradients_of_chunk, (gates.shape[0] * self.M, self.HV), x.q, x.k, w, x.v, x.beta, saved.G, self.factors, u, z, do, h,
+            dh, saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, prod(gates.shape[1:]), **self.sizes,
+            HEADS_W=self.group(w), HEADS_BETA=self.group(x.beta), num_warps=4,
         )  # fmt: skip
 
     def partial_gates(self, name: str) -> TensorSpec:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from ...common.packing import pieces_of_sequence, segment_place
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
+# Where the record of a chunk, numbers of 16 bits, has two factors per token in float32, and T; in front is P.
+FACTORS_PLACE = gl.constexpr(4096)
+T_PLACE = gl.constexpr(4096 + 256)
+
 
 @gluon.constexpr_function
 def product_layout(warps, columns, depth=16):
@@ -83,42 +87,53 @@ def spoil(x, first):
 
 
 @gluon.jit
-def shared_buffers(TYPE: gl.constexpr, K: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, READ: gl.constexpr):
+def shared_buffers(
+    TYPE: gl.constexpr, K: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, READ: gl.constexpr, WRITE: gl.constexpr,
+    DELTA: gl.constexpr,
+):  # fmt: skip
     WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BV], TYPE)
     SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ks = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], WIDE)
     vs = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], TILE)
-    Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+    Ts = vs
+    if DELTA:
+        Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
     fs = gl.allocate_shared_memory(gl.float32, [STAGES, 128], LINE)
     if READ:
         qs = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], WIDE)
         Ps = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
         staged = gl.allocate_shared_memory(TYPE, [64, BV], TILE)
     else:
-        qs, Ps, staged = ks, Ts, vs
-    return ks, qs, vs, Ts, Ps, fs, staged
+        qs, Ps, staged = ks, vs, vs
+    ws = ks
+    if WRITE:
+        ws = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], WIDE)
+    return ks, ws, qs, vs, Ts, Ps, fs, staged
 
 
 @gluon.jit
 def pass_segment(
-    S, q, k, v, made, o, kept, tokens, scale, has_values,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
-    DECAY: gl.constexpr, READ: gl.constexpr, STAGES: gl.constexpr, CAREFUL: gl.constexpr,
+    S, q, k, w, v, made, o, kept, tokens, scale, has_values,
+    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
+    DELTA: gl.constexpr, DECAY: gl.constexpr, READ: gl.constexpr, STAGES: gl.constexpr, CAREFUL: gl.constexpr,
 ):  # fmt: skip
-    """S after the tokens; with READ the outputs are written, and u into `kept` unless that is None. CAREFUL: a NaN or an infinity
-    spoils nothing before it."""
+    """S after the tokens, and their whole decay; with READ the outputs are written, and u into `kept` unless that is None. w:
+    write keys, None where k writes. Without DELTA, for linear attention, u is v. CAREFUL: a NaN or an infinity spoils nothing
+    before it."""
     BV: gl.constexpr = S.shape[0]
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = k.dtype.element_ty
-    ks, qs, vs, Ts, Ps, fs, staged = shared_buffers(TYPE, K, BV, STAGES, READ)
+    ks, ws, qs, vs, Ts, Ps, fs, staged = shared_buffers(TYPE, K, BV, STAGES, READ, w is not None, DELTA)
     TOKENS: gl.constexpr = product_layout(WARPS, 64)
     BY_TOKEN: gl.constexpr = gl.SliceLayout(0, TOKENS)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, TOKENS, 2)
     LEFT_S: gl.constexpr = gl.DotOperandLayout(0, S.type.layout, 2)
     KEY_ROW: gl.constexpr = H * K
+    WRITE_ROW: gl.constexpr = HV // HEADS_W * K
     VALUE_ROW: gl.constexpr = HV * V
+    EARLY: gl.constexpr = w is not None
     o -= 64 * VALUE_ROW
     chunks = (tokens + 63) // 64
 
@@ -126,15 +141,20 @@ def pass_segment(
         live = tokens - ahead * 64
         if live > 0:
             copy_rows(ks.index(ahead), k, live, KEY_ROW, True)
+            if w is not None:
+                copy_rows(ws.index(ahead), w, live, WRITE_ROW, True)
             copy_rows(vs.index(ahead), v, gl.where(has_values, live, 0), VALUE_ROW, True)
-            copy_rows(Ts.index(ahead), made, live, 64, False)
+            if DELTA:
+                copy_rows(Ts.index(ahead), made + T_PLACE, live, 64, False)
             if READ:
                 copy_rows(qs.index(ahead), q, live, KEY_ROW, True)
-                copy_rows(Ps.index(ahead), made + 4096, live, 64, False)
+                copy_rows(Ps.index(ahead), made, live, 64, False)
             if DECAY:
-                copy_factors(fs.index(ahead), made + 8192, True)
+                copy_factors(fs.index(ahead), made + FACTORS_PLACE, True)
         async_copy.commit_group()
         k += 64 * KEY_ROW
+        if w is not None:
+            w += 64 * WRITE_ROW
         q += 64 * KEY_ROW
         v += 64 * VALUE_ROW
         made += HV * RECORD
@@ -142,6 +162,7 @@ def pass_segment(
     zeros = gl.zeros([BV, 64], gl.float32, TOKENS)
     low = gl.convert_layout(S.to(TYPE), LEFT_S)
     out = zeros
+    through = gl.full([K], 1.0, gl.float32, gl.SliceLayout(0, S.type.layout))
     ruin = gl.full([BV], 64, gl.int32, gl.SliceLayout(1, TOKENS))
     now = 0
     into = STAGES - 1
@@ -151,47 +172,62 @@ def pass_segment(
             if CAREFUL:
                 out = spoil(out, ruin)
             done = out.to(TYPE)
-        read = warpgroup_mma(low, ks.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if DELTA:
+            read = warpgroup_mma(low, ks.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
         if READ:
             out = warpgroup_mma(low, qs.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
         # Copies are spread over the step: begun all at once, they would hold up what comes next. A buffer is copied to where a
-        # barrier costs nothing between that and what is read of it.
+        # barrier costs nothing between that and what is read of it. With write keys a step waits for what the one before copied,
+        # so all begin early.
         live = tokens - (n + STAGES - 1) * 64
         whole = gl.where(live > 0, 64, 0)
         if READ:
             store_rows(staged, done, o, gl.where(n > 0, 64, 0), VALUE_ROW)
             o += 64 * VALUE_ROW
             copy_rows(qs.index(into), q, live, KEY_ROW, True)
+        if EARLY:
+            copy_rows(ks.index(into), k, live, KEY_ROW, True)
+            copy_rows(ws.index(into), w, live, WRITE_ROW, True)
+            if READ:
+                copy_rows(Ps.index(into), made, whole, 64, True)
         values = vs.index(now).permute((1, 0)).load(TOKENS)
         if DECAY:
             factors = fs.index(now)
             since = factors.slice(0, 64).load(BY_TOKEN)
             until = factors.slice(64, 64).load(BY_TOKEN)
             total = factors.slice(63, 1).load(gl.SliceLayout(0, S.type.layout))
-        read = warpgroup_mma_wait(1 if READ else 0, deps=[read])
-        if DECAY:
-            read *= since[None, :]
-        x = values.to(gl.float32) - read
+        x = values.to(gl.float32)
+        if DELTA:
+            read = warpgroup_mma_wait(1 if READ else 0, deps=[read])
+            if DECAY:
+                read *= since[None, :]
+            x -= read
         if CAREFUL:
             bad, ruin = first_bad(x)
             x = gl.where(bad, 0.0, x)
-        x = gl.convert_layout(x.to(TYPE), LEFT)
-        u = warpgroup_mma(x, Ts.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if DELTA:
+            x = gl.convert_layout(x.to(TYPE), LEFT)
+            u = warpgroup_mma(x, Ts.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            copy_rows(Ts.index(into), made + T_PLACE, whole, 64, True)
         copy_rows(vs.index(into), v, gl.where(has_values, live, 0), VALUE_ROW, True)
-        copy_rows(Ts.index(into), made, whole, 64, True)
         if DECAY:
-            copy_factors(fs.index(into), made + 8192, live > 0)
+            copy_factors(fs.index(into), made + FACTORS_PLACE, live > 0)
             S *= total[None, :]
+            if not (READ or DELTA):
+                through *= total
         if READ:
-            out, low = warpgroup_mma_wait(1, deps=[out, low])
-        u, x = warpgroup_mma_wait(0, deps=[u, x])
+            out, low = warpgroup_mma_wait(1 if DELTA else 0, deps=[out, low])
+        if DELTA:
+            u, x = warpgroup_mma_wait(0, deps=[u, x])
+        else:
+            u = x
         if CAREFUL:
             u = spoil(u, ruin)
         decayed = u
         if DECAY:
             decayed *= until[None, :]
         decayed = gl.convert_layout(decayed.to(TYPE), LEFT_S)
-        S = warpgroup_mma(decayed, ks.index(now), S, is_async=True)
+        S = warpgroup_mma(decayed, ws.index(now), S, is_async=True)
         if READ:
             if DECAY:
                 out *= (since * scale)[None, :]
@@ -207,12 +243,15 @@ def pass_segment(
                     u = spoil(u, ruin)
                 store_rows(staged, u.to(TYPE), kept, tokens - n * 64, VALUE_ROW)
                 kept += 64 * VALUE_ROW
-        copy_rows(ks.index(into), k, live, KEY_ROW, True)
-        if READ:
-            copy_rows(Ps.index(into), made + 4096, whole, 64, True)
+        if not EARLY:
+            copy_rows(ks.index(into), k, live, KEY_ROW, True)
+            if READ:
+                copy_rows(Ps.index(into), made, whole, 64, True)
         async_copy.commit_group()
         q += 64 * KEY_ROW
         k += 64 * KEY_ROW
+        if w is not None:
+            w += 64 * WRITE_ROW
         v += 64 * VALUE_ROW
         made += HV * RECORD
         S, decayed = warpgroup_mma_wait(1 if READ else 0, deps=[S, decayed])
@@ -226,7 +265,7 @@ def pass_segment(
         if CAREFUL:
             out = spoil(out, ruin)
         store_rows(staged, out.to(TYPE), o, gl.where(chunks > 0, tokens - (chunks - 1) * 64, 0), VALUE_ROW)
-    return S
+    return S, through
 
 
 @gluon.jit
@@ -259,9 +298,53 @@ def state_addresses(states, number, part, K: gl.constexpr, V: gl.constexpr, BV: 
 
 
 @gluon.jit
+def through_segments(
+    S, added, transition, at, step, count, part, K: gl.constexpr, V: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
+    BACK: gl.constexpr,
+):  # fmt: skip
+    """S taken through `count` segments, or its gradient back through them: what a segment adds and its transition lie at number
+    `at`, those of the next `step` further. Without DELTA a transition is one decay."""
+    BV: gl.constexpr = S.shape[0]
+    KEYS: gl.constexpr = S.type.layout
+    c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+    d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
+    adds = added + at * (K * V) + c[:, None] * K + d[None, :]
+    R = gl.load(adds, count > 0, 0.0)
+    if DELTA:
+        transition += at * (K * K)
+        through = gl.allocate_shared_memory(TYPE, [2, K, K], gl.NVMMASharedLayout.get_default_for([K, K], TYPE))
+        zeros = gl.zeros([BV, K], gl.float32, KEYS)
+        if count > 0:
+            copy_rows(through.index(0), transition, K, K, False)
+        async_copy.commit_group()
+    else:
+        transition += at
+    for n in range(count):
+        adds += step * (K * V)
+        if DELTA:
+            async_copy.wait_group(0)
+            low = gl.convert_layout(S.to(TYPE), gl.DotOperandLayout(0, KEYS, 2))
+            right = through.index(n % 2)
+            S = warpgroup_mma(low, right if BACK else right.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            transition += step * (K * K)
+            if n + 1 < count:
+                copy_rows(through.index((n + 1) % 2), transition, K, K, False)
+            async_copy.commit_group()
+            S, low = warpgroup_mma_wait(0, deps=[S, low])
+        else:
+            S *= gl.load(transition)
+            transition += step
+        S += R
+        R = gl.load(adds, n + 1 < count, 0.0)
+    if DELTA:
+        async_copy.wait_group(0)
+    return S
+
+
+@gluon.jit
 def start_of_segment(
     begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
-    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
     STARTED: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
     """The state [columns, keys] that a segment starts from: that of its sequence, taken through all segments before."""
@@ -274,39 +357,17 @@ def start_of_segment(
         if cu_seqlens is not None:
             number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
             earlier = segment - number
-        at = ((segment - earlier).to(gl.int64) * HV + head) * K
-        transition += at * K
-        c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
-        d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
-        adds = added + at * V + c[:, None] * K + d[None, :]
-        SHARED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([K, K], TYPE)
-        through = gl.allocate_shared_memory(TYPE, [2, K, K], SHARED)
-        zeros = gl.zeros([BV, K], gl.float32, KEYS)
-        if earlier > 0:
-            copy_rows(through.index(0), transition, K, K, False)
-        async_copy.commit_group()
-        R = gl.load(adds, earlier > 0, 0.0)
-        for step in range(earlier):
-            async_copy.wait_group(0)
-            low = gl.convert_layout(S.to(TYPE), gl.DotOperandLayout(0, KEYS, 2))
-            S = warpgroup_mma(low, through.index(step % 2).permute((1, 0)), zeros, use_acc=False, is_async=True)
-            transition += HV * K * K
-            adds += HV * K * V
-            if step + 1 < earlier:
-                copy_rows(through.index((step + 1) % 2), transition, K, K, False)
-            async_copy.commit_group()
-            S, low = warpgroup_mma_wait(0, deps=[S, low])
-            S += R
-            R = gl.load(adds, step + 1 < earlier, 0.0)
-        async_copy.wait_group(0)
+        at = (segment - earlier).to(gl.int64) * HV + head
+        S = through_segments(S, added, transition, at, HV, earlier, part, K, V, TYPE, DELTA, False)
     return S
 
 
 @gluon.jit(do_not_specialize=["time", "length"])
 def read_chunks(
-    q, k, v, made, begin, added, transition, o, end, u, starts, segments, cu_seqlens, time, length, scale,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
-    DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr,
+    q, k, w, v, made, begin, added, transition, o, end, u, starts, segments, cu_seqlens, time, length, scale,
+    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+    RECORD: gl.constexpr, DELTA: gl.constexpr, DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr,
+    CUT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The outputs of a segment. begin, end: the state before and after every sequence [N, HV, K, V]; added and transition: what
     `summarize_chunks` left of the segments, where there are several (CUT), of `length` tokens. For a backward u [BT, HV, V] and
@@ -322,25 +383,27 @@ def read_chunks(
     made += (m * HV + head) * RECORD
     S = start_of_segment(
         begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
-        HV, K, V, BV, TYPE, STARTED, CUT,
+        HV, K, V, BV, TYPE, DELTA, STARTED, CUT,
     )  # fmt: skip
+    if w is not None:
+        w += (first * (HV // HEADS_W) + head // HEADS_W) * K
     if u is not None:
         u += at_value
     if starts is not None:
         gl.store(state_addresses(starts, segment * HV + head, part, K, V, BV), S)
-    S = pass_segment(
-        S, q + at_key, k + at_key, v + at_value, made, o + at_value, u, tokens, scale, True,
-        H, HV, K, V, RECORD, DECAY, True, STAGES, False,
+    S, _ = pass_segment(
+        S, q + at_key, k + at_key, w, v + at_value, made, o + at_value, u, tokens, scale, True,
+        H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, True, STAGES, False,
     )  # fmt: skip
     lost = gl.sum(gl.sum(S * 0.0, 1), 0)
     if lost != lost:  # a NaN or an infinity, which a state keeps: outputs before it were spoiled by products with 0
         S = start_of_segment(
             begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
-            HV, K, V, BV, TYPE, STARTED, CUT,
+            HV, K, V, BV, TYPE, DELTA, STARTED, CUT,
         )  # fmt: skip
-        S = pass_segment(
-            S, q + at_key, k + at_key, v + at_value, made, o + at_value, u, tokens, scale, True,
-            H, HV, K, V, RECORD, DECAY, True, STAGES, True,
+        S, _ = pass_segment(
+            S, q + at_key, k + at_key, w, v + at_value, made, o + at_value, u, tokens, scale, True,
+            H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, True, STAGES, True,
         )  # fmt: skip
         S = gl.where(gl.abs(S) < float("inf"), S, float("nan"))
     if ENDED:  # noqa: SIM102 (one is known when compiling)
@@ -350,21 +413,22 @@ def read_chunks(
 
 @gluon.jit(do_not_specialize=["time", "length"])
 def summarize_chunks(
-    k, v, made, added, transition, segments, time, length,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
-    DECAY: gl.constexpr, STAGES: gl.constexpr, LAST: gl.constexpr,
+    k, w, v, made, added, transition, segments, time, length,
+    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+    RECORD: gl.constexpr, DELTA: gl.constexpr, DECAY: gl.constexpr, STAGES: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     """What a segment does to a state, S -> T S + R: R, transposed, into `added` [P, HV, V, K], T into `transition`
-    [P, HV, K, K]. Of the last segment of a sequence nobody reads R, and T only with LAST, in a backward."""
+    [P, HV, K, K], or without DELTA, where it is one decay, [P, HV]. Of the last segment of a sequence nobody reads R, and T only
+    with LAST, in a backward."""
     KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
     VALUES: gl.constexpr = V // BV
-    PARTS: gl.constexpr = VALUES + K // BV
+    PARTS: gl.constexpr = VALUES + (K // BV if DELTA else 0)
     part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
     first, tokens, m, _, _, is_last = find_segment(segments, segment, time, length)
     is_value = part < VALUES
     if (tokens == 0) & (~is_last):
         return
-    if is_last & (is_value | (not LAST)):
+    if is_last & ((is_value & DELTA) | (not LAST)):
         return
     column = gl.where(is_value, part, part - VALUES) * BV
     at_key = (first * H + head // (HV // H)) * K
@@ -373,12 +437,17 @@ def summarize_chunks(
     d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
     S = gl.where((c[:, None] == d[None, :]) & (part >= VALUES), 1.0, 0.0)
     made += (m * HV + head) * RECORD
-    S = pass_segment(
-        S, k, k + at_key, v + at_value, made, v, None, tokens, 1.0, is_value,
-        H, HV, K, V, RECORD, DECAY, False, STAGES, False,
+    if w is not None:
+        w += (first * (HV // HEADS_W) + head // HEADS_W) * K
+    S, through = pass_segment(
+        S, k, k + at_key, w, v + at_value, made, v, None, tokens, 1.0, is_value,
+        H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, False, STAGES, False,
     )  # fmt: skip
     at_segment = (segment.to(gl.int64) * HV + head) * K
     if is_value:
         gl.store(added + at_segment * V + c[:, None] * K + d[None, :], S)
+        if not DELTA:  # noqa: SIM102 (one is known when compiling)
+            if part == 0:
+                gl.store(transition + (segment.to(gl.int64) * HV + head), gl.max(through, 0))
     else:
         gl.store(transition + at_segment * K + d[None, :] * K + c[:, None], S.to(transition.dtype.element_ty))

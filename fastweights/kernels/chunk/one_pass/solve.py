@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .passes import copy_rows, product_layout
+from .passes import FACTORS_PLACE, T_PLACE, copy_rows, product_layout
+from .write_keys import add, precondition_keys
 
 
 @gluon.jit
@@ -145,19 +146,17 @@ def store_square(staged, x, at, live, STRIDE: gl.constexpr):
     gl.store(at + i[:, None] * STRIDE + c[None, :], staged.load(LAYOUT), (i < live)[:, None])
 
 
-@gluon.jit
-def add(a, b):
-    return a + b
-
-
 @gluon.jit(do_not_specialize=["time"])
 def solve_chunks(
-    q, k, beta, g, made, inverse, G, chunks, time, scale,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
-    HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, DECAY: gl.constexpr,
+    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, inverse, G, chunks, time, scale, power, eps,
+    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
+    HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
+    DELTA: gl.constexpr, DECAY: gl.constexpr,
 ):  # fmt: skip
-    """One chunk of one head: T diag(beta), P and the decays from its start and to its end, in `made` [M, HV, RECORD]. For a
-    backward T [BT, HV, 64] and the summed decays G [BT, HV] are written too, None otherwise."""
+    """One chunk of one head: P, the decays from its start and to its end, and T diag(beta), in `made` [M, HV, RECORD]. w: write
+    keys, None where k writes. For a backward T [BT, HV, 64] and the summed decays G [BT, HV] are written too, None otherwise.
+    Without DELTA there is no T. gram [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w
+    [BT, HV, K] are written."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -172,43 +171,62 @@ def solve_chunks(
     qs = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
     copy_rows(ks, k + at_key, count, H * K, True)
     copy_rows(qs, q + at_key, count, H * K, True)
+    ws = ks
+    if w is not None:
+        ws = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
+        w += (first * (HV // HEADS_W) + head // HEADS_W) * K
+        if gram is None:
+            copy_rows(ws, w, count, HV // HEADS_W * K, True)
     async_copy.commit_group()
     t = gl.arange(0, 64, LINE)
-    at = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
-    gain = gl.load(at + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
+    if DELTA:
+        at = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
+        gain = gl.load(at + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
     if DECAY:
         at = g + first * (HV // HEADS_G) + head // HEADS_G
         decay = clamp_decay(gl.load(at + t * (HV // HEADS_G), t < count, 0.0))
     else:
         decay = gl.zeros([64], gl.float32, LINE)
     async_copy.wait_group(0)
+    if gram is not None:
+        precond_g += first * (HV // HEADS_PG) + head // HEADS_PG
+        precond_beta += first * (HV // HEADS_PB) + head // HEADS_PB
+        gram += (m.to(gl.int64) * HV + head) * K
+        decay += precondition_keys(
+            ws, ks, gram, precond_g, precond_beta, center + head, w, count, power, eps, HV, HEADS_PG, HEADS_PB
+        )
     zeros = gl.zeros([64, 64], gl.float32, SQUARE)
-    overlap = warpgroup_mma(ks, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    scores = warpgroup_mma(ks, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    overlap, scores = warpgroup_mma_wait(0, deps=[overlap, scores])
-
-    # A token with a bad key or gate makes the decays from it on NaN.
-    norms = own_block(overlap)
-    e = gl.arange(0, 16, gl.SliceLayout(0, norms.type.layout))
-    f = gl.arange(0, 64, gl.SliceLayout(1, norms.type.layout)) % 16
-    norms = gl.sum(gl.where(f[:, None] == e[None, :], norms, 0.0), 1)
-    decay += 0.0 * (gl.convert_layout(norms, LINE) + gain)
+    scores = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    if DELTA:
+        overlap = warpgroup_mma(ws, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        scores, overlap = warpgroup_mma_wait(0, deps=[scores, overlap])
+        # A token with a bad key or gate makes the decays from it on NaN.
+        norms = own_block(overlap)
+        e = gl.arange(0, 16, gl.SliceLayout(0, norms.type.layout))
+        f = gl.arange(0, 64, gl.SliceLayout(1, norms.type.layout)) % 16
+        norms = gl.sum(gl.where(f[:, None] == e[None, :], norms, 0.0), 1)
+        decay += 0.0 * (gl.convert_layout(norms, LINE) + gain)
+    else:
+        scores = warpgroup_mma_wait(0, deps=[scores])
     decay = gl.associative_scan(decay, 0, add)
     gates = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     summed = gates.slice(0, 64)
     gains = gates.slice(64, 64)
     summed.store(decay)
-    gains.store(gl.where(decay == decay, gain, 0.0))
+    if DELTA:
+        gains.store(gl.where(decay == decay, gain, 0.0))
     total = summed.slice(63, 1).load(LINE)
     from_i = summed.load(BY_I)
     from_j = summed.load(BY_J)
     i = gl.arange(0, 64, BY_I)
     j = gl.arange(0, 64, BY_J)
-    until = gl.where(from_i == from_i, i, -1)  # no row of A has a bad number
     if DECAY:
         pair = gl.exp2(gl.where(i[None, :] >= j[:, None], from_i[None, :] - from_j[:, None], 0.0))
-        overlap *= pair
-    A = gl.where(until[None, :] > j[:, None], overlap * gains.load(BY_I)[None, :], 0.0)
+    if DELTA:
+        if DECAY:
+            overlap *= pair
+        until = gl.where(from_i == from_i, i, -1)  # no row of A has a bad number
+        A = gl.where(until[None, :] > j[:, None], overlap * gains.load(BY_I)[None, :], 0.0)
     staged = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
     made += (m.to(gl.int64) * HV + head) * RECORD
     if DECAY:
@@ -216,16 +234,17 @@ def solve_chunks(
     else:
         scores *= scale
     scores += 0.0 * scores  # infinities become NaN
-    store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made + 4096, 64, 64)
+    store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made, 64, 64)
     if DECAY:
-        factors = (made + 8192).to(gl.pointer_type(gl.float32), bitcast=True)
+        factors = (made + FACTORS_PLACE).to(gl.pointer_type(gl.float32), bitcast=True)
         gl.store(factors + t, gl.exp2(decay))
         gl.store(factors + 64 + t, gl.exp2(total - decay))
-    T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)
-    if inverse is not None:
-        kept = T + (0.0 * summed.load(BY_I))[None, :]
-        store_square(staged, kept, inverse + (first * HV + head) * 64, count, HV * 64)
-        if DECAY:
-            gl.store(G + first * HV + head + t * HV, decay, t < count)
-    T = T * gains.load(BY_J)[:, None] + (0.0 * summed.load(BY_I))[None, :]
-    store_square(staged, T, made, 64, 64)
+    if G is not None:
+        gl.store(G + first * HV + head + t * HV, decay, t < count)
+    if DELTA:
+        T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)
+        if inverse is not None:
+            kept = T + (0.0 * summed.load(BY_I))[None, :]
+            store_square(staged, kept, inverse + (first * HV + head) * 64, count, HV * 64)
+        T = T * gains.load(BY_J)[:, None] + (0.0 * summed.load(BY_I))[None, :]
+        store_square(staged, T, made + T_PLACE, 64, 64)

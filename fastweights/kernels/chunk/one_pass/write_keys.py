@@ -1,0 +1,79 @@
+"""The preconditioner's write keys of a chunk, in Gluon for Hopper GPUs: `precondition` of this family, for `solve_chunks`."""
+
+from __future__ import annotations
+
+from ...common.math import LN2, clamp_decay
+from ...runtime.gluon import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .passes import product_layout, row_places
+
+LARGEST = gl.constexpr(1e38)  # for a square
+
+
+@gluon.jit
+def add(a, b):
+    return a + b
+
+
+@gluon.jit
+def approximate(x, FUNCTION: gl.constexpr):
+    """The hardware's own "ex2", "lg2" or "rcp", to about 2^-22."""
+    return gl.inline_asm_elementwise(
+        FUNCTION + ".approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def zero_bad(x):
+    return gl.where(gl.abs(x) < float("inf"), x, 0.0)
+
+
+@gluon.jit
+def precondition_keys(
+    ws, ks, gram, precond_g, precond_beta, center, w, count, power, eps,
+    HV: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
+):  # fmt: skip
+    """Write keys from the keys in ks [64, K], into ws and w [.., HV, K]. gram [K]: A at the chunk's start. As if bad keys and
+    gates were 0; what comes back, by token, is NaN where a gate is bad, else 0."""
+    TYPE: gl.constexpr = ks.dtype
+    K: gl.constexpr = ks.shape[1]
+    SQUARE: gl.constexpr = product_layout(4, 64)
+    ROW: gl.constexpr = gl.SliceLayout(1, SQUARE)
+    COLUMN: gl.constexpr = gl.SliceLayout(0, SQUARE)
+    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
+    t = gl.arange(0, 64, LINE)
+    gain = gl.load(precond_beta + t * (HV // HEADS_PB), t < count, 0.0).to(gl.float32)
+    decay = clamp_decay(gl.load(precond_g + t * (HV // HEADS_PG), t < count, 0.0))
+    bad = 0.0 * (gain + decay)
+    lines = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    lines.slice(0, 64).store(gl.associative_scan(zero_bad(decay), 0, add))
+    lines.slice(64, 64).store(zero_bad(gain))
+    upto = lines.slice(0, 64).load(ROW)
+    own = lines.slice(64, 64).load(ROW)
+    i = gl.arange(0, 64, ROW)
+    j = gl.arange(0, 64, COLUMN)
+    earlier = i[:, None] > j[None, :]
+    weights = approximate(gl.where(earlier, upto[:, None] - lines.slice(0, 64).load(COLUMN)[None, :], 0.0), "ex2")
+    weights = gl.where(earlier, weights * lines.slice(64, 64).load(COLUMN)[None, :], 0.0)
+    left = gl.convert_layout(weights.to(TYPE), gl.DotOperandLayout(0, SQUARE, 2))
+    since = approximate(upto, "ex2")
+    middle = gl.load(center)
+    energy = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
+    zeros = gl.zeros([64, 64], gl.float32, SQUARE)
+    for part in gl.static_range(K // 64):
+        keys = ks.slice(part * 64, 64, dim=1).load(SQUARE).to(gl.float32)
+        square = gl.minimum(keys * keys, LARGEST)  # also of a NaN
+        energy.store(square.to(TYPE))
+        fence_async_shared()
+        gl.thread_barrier()
+        A = warpgroup_mma(left, energy, zeros, use_acc=False, is_async=True)
+        begin = gl.load(gram + part * 64 + j)
+        A, left = warpgroup_mma_wait(0, deps=[A, left])
+        A = own[:, None] * square + (since[:, None] * begin[None, :] + A)
+        r = approximate(A + eps, "lg2") * LN2 - middle
+        r *= approximate(1.0 + gl.abs(r), "rcp")
+        ws.slice(part * 64, 64, dim=1).store((approximate(-power * r, "ex2") * keys).to(TYPE))
+    fence_async_shared()
+    gl.thread_barrier()
+    row, at = row_places(HV * K, 64, K)
+    gl.store(w + at, ws.load(at.type.layout), (row < count)[:, None])
+    return bad
