@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..layers import LayerCache
+from ..layers.mixer import Mixer
+from ..private_torch import change_count
 
 __all__ = ["KeptStep", "StepGraphs", "describe_model", "graphs_of"]
 
@@ -96,16 +98,17 @@ def most_bytes(device: torch.device) -> int:
 
 def describe_model(model: nn.Module) -> tuple[object, ...] | None:
     """What a captured step depends on: the places and versions of all weights, and every plain setting of every module. None
-    where these do not tell all: modules of other packages (adapters, quantized layers) and tensors of other classes."""
+    where these do not tell all: modules of other packages (adapters, quantized layers), but for mixers, and tensors of other
+    classes or without a version."""
     modules = [*model.modules()]
     tensors = [*chain(model.parameters(), model.buffers())]
-    if not all(type(module).__module__.startswith(KNOWN) for module in modules):
+    if not all(type(module).__module__.startswith(KNOWN) or isinstance(module, Mixer) for module in modules):
         return None
-    if any(type(x) not in (Tensor, nn.Parameter) or x.is_inference() for x in tensors):
+    if any(type(x) not in (Tensor, nn.Parameter) or x.is_inference() or change_count(x) is None for x in tensors):
         return None
     products = torch.backends.cuda.matmul
     return (
-        *[(x.data_ptr(), x._version, x.dtype) for x in tensors],
+        *[(x.data_ptr(), change_count(x), x.dtype) for x in tensors],
         *chain.from_iterable(map(plain_settings, modules)),
         torch.get_float32_matmul_precision(),
         products.allow_bf16_reduced_precision_reduction,

@@ -112,6 +112,14 @@ def test_modules_of_other_packages_are_not_judged(started):
     assert started == [True, True] and not len(graphs_of(lm))
 
 
+def test_weights_without_a_version_are_not_judged(started):
+    with torch.inference_mode():
+        lm = model()
+        for _ in range(2):
+            lm.generate(tokens(2, 9), **OPTIONS)
+    assert started == [True, True] and not len(graphs_of(lm))
+
+
 def test_a_cache_that_was_returned_stays_as_it_is(started):
     lm, (one, other) = model(MIXED, initializer_range=0.5), tokens(4, 9).split(2)
     cache = lm.generate(one, **OPTIONS, return_dict_in_generate=True).past_key_values
