@@ -53,7 +53,7 @@ class DecodeSteps:
         self.logits: Tensor | None = None
         self.layers: list[LayerCache] = []  # the fixed caches
         self.bytes = 0  # of these and the graph
-        self.captured_from: tuple[object, ...] | None = None  # of a step that may be kept
+        self.key: tuple[object, ...] | None = None  # of a step that may be kept
 
     def serve(self, ids: Tensor | None, layers: list[LayerCache], columns: int) -> bool:
         """Whether a call with these token ids is one of the steps. The first of them makes the caches in `layers` fixed."""
@@ -73,11 +73,12 @@ class DecodeSteps:
         return self.logits.clone()
 
     def end(self, layers: list[LayerCache] | None) -> None:
-        """Let later calls have the step, and make the caches ordinary ones again, one layer at a time, unless they are None:
-        nobody reads them."""
+        """Let later calls have the step. Make the caches in `layers` ordinary ones again, one layer at a time; None where nobody
+        reads them any more."""
         is_kept = self._hand_back()
-        for index, mixer in enumerate(self._mixers() if layers is not None else ()):
-            assert layers is not None
+        if layers is None:
+            return
+        for index, mixer in enumerate(self._mixers()):
             if layers[index].fixed:
                 layers[index] = mixer.free_cache(layers[index])
                 if is_kept:  # later calls write into the tensors
@@ -86,8 +87,8 @@ class DecodeSteps:
     def _hand_back(self) -> bool:
         """Whether later calls have the step."""
         is_kept = False
-        if self.captured_from is not None and self.logits is not None:
-            step = KeptStep(self.captured_from, self.graph, self.ids, self.logits, self.layers, self.bytes)
+        if self.key is not None and self.logits is not None:
+            step = KeptStep(self.key, self.graph, self.ids, self.logits, self.layers, self.bytes)
             is_kept = graphs_of(self.model).put(step)
         self.graph = self.logits = None
         self.layers = []
@@ -108,12 +109,11 @@ class DecodeSteps:
 
     def _start(self, ids: Tensor, layers: list[LayerCache], tokens: int) -> bool:
         """Make the caches fixed. False where the fixed caches do not fit into memory."""
-        graphs, captured_from = graphs_of(self.model), describe_model(self.model)
-        kept = None if captured_from is None else graphs.take(captured_from, ids)
-        if self.replayed:
-            tokens += -self.length % SLOTS
+        graphs, key = graphs_of(self.model), describe_model(self.model)
+        kept = None if key is None else graphs.take(key, ids)
+        spare = -self.length % SLOTS if self.replayed else 0
         try:
-            kept = self._fix_caches(layers, tokens, kept)
+            kept = self._fix_caches(layers, tokens + spare, kept)
         except torch.OutOfMemoryError as error:
             if not len(graphs):
                 warn_of_calls("memory does not hold the slots of the tokens to come", error)
@@ -125,7 +125,7 @@ class DecodeSteps:
         else:
             self.graph, self.ids, self.logits, self.layers, self.bytes = kept[1:]
         if self.graph is not None or not self.replayed:
-            self.captured_from = captured_from
+            self.key = key
         return True
 
     def _fix_caches(self, layers: list[LayerCache], tokens: int, kept: KeptStep | None) -> KeptStep | None:

@@ -27,7 +27,7 @@ class KeptStep(NamedTuple):
     """A captured step, with everything that its replays read and write.
 
     Attributes:
-        captured_from: `describe_model` at the capture.
+        key: `describe_model` when it was captured.
         graph: None where steps are called (on a CPU, in tests).
         ids: [N, 1], the token ids that a replay reads.
         logits: [N, 1, vocab_size], what it writes.
@@ -35,7 +35,7 @@ class KeptStep(NamedTuple):
         bytes: memory that these and the graph hold.
     """
 
-    captured_from: tuple[object, ...]
+    key: tuple[object, ...]
     graph: torch.cuda.CUDAGraph | None
     ids: Tensor
     logits: Tensor
@@ -58,10 +58,10 @@ class StepGraphs:
     def bytes(self) -> int:
         return sum(step.bytes for step in self._kept)
 
-    def take(self, captured_from: tuple[object, ...], ids: Tensor) -> KeptStep | None:
+    def take(self, key: tuple[object, ...], ids: Tensor) -> KeptStep | None:
         """A step for token ids of this shape. Those captured from another state of the model are dropped."""
         with self._alone:
-            self._kept = [step for step in self._kept if step.captured_from == captured_from]
+            self._kept = [step for step in self._kept if step.key == key]
             for place, step in reversed([*enumerate(self._kept)]):
                 if step.ids.shape == ids.shape and step.ids.device == ids.device:
                     return self._kept.pop(place)

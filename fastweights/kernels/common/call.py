@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..runtime.launch_plan import Recorder, Rule
+from ..runtime.launch_plan import Recorder, Rule, alignment
 from ..runtime.workspace import TensorSpec
 from .joining import combine_segments, reduce_gate_grads, sum_heads, sum_tiles
 from .packing import CHUNK
@@ -147,7 +147,7 @@ class Call:
             return gradient
         out = self.empty(*like.shape, dtype=gradient.dtype)
         count, width = prod(out.shape), out.shape[-1]
-        unit = 8 if width % 8 == 0 else 1
+        unit = alignment(width)
         self.launch(
             sum_heads, (-(-count // SUM_BLOCK),), gradient, out, count // unit, UNIT=unit, WIDTH=width, GROUP=group,
             BLOCK=SUM_BLOCK, num_warps=4,
@@ -157,7 +157,7 @@ class Call:
     def sum_tiles(self, parts: TensorSpec, out: TensorSpec) -> None:
         """A gradient from what the tiles of a head left of it, one after the other in `parts`."""
         count, every = prod(out.shape), prod(parts.shape)
-        unit = 8 if out.shape[-1] % 8 == 0 else 1
+        unit = alignment(out.shape[-1])
         self.launch(
             sum_tiles, (-(-count // SUM_BLOCK),), parts, out, count // unit, every // max(1, count), UNIT=unit, AT_ONCE=4,
             BLOCK=SUM_BLOCK, num_warps=4,

@@ -5,23 +5,16 @@ from __future__ import annotations
 
 from ...common.packing import pieces_of_sequence
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .passes import copy_rows, find_segment, product_layout, row_places, state_addresses, through_segments
-
-
-@gluon.jit
-def copy_line(buffer, x, there):
-    """Begin to copy numbers of float32 that follow each other, as many as the buffer holds."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
-    i = gl.arange(0, buffer.shape[0], LAYOUT)
-    async_copy.async_copy_global_to_shared(buffer, x + i, mask=(i < buffer.shape[0]) & there)
-
-
-@gluon.jit
-def store_tile(staged, x, at, live, STRIDE: gl.constexpr):
-    """Write x [columns, rows], by way of shared memory, as rows of columns before `live`."""
-    row, places = row_places(STRIDE, staged.shape[0], staged.shape[1])
-    staged.permute((1, 0)).store(x)
-    gl.store(at + places, staged.load(places.type.layout), (row < live)[:, None])
+from .passes import (
+    copy_line,
+    copy_rows,
+    find_segment,
+    load_state,
+    product_layout,
+    state_addresses,
+    store_rows,
+    through_segments,
+)
 
 
 @gluon.jit(do_not_specialize=["time", "length"])
@@ -30,8 +23,8 @@ def states_again(
     HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     STARTED: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The states at the chunks' starts h [M, HV, K, V], from write keys w, u [BT, HV, V] and the states
-    [P, HV, K, V] that segments start from.
+    """The states at the chunks' starts h [M, HV, K, V], from write keys w, u [BT, HV, V] and the states [P, HV, K, V] that
+    segments start from.
     factors [M, HV, 4, 64]: of each token the decay from the chunk's start, to its end, and from its start times beta."""
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = w.dtype.element_ty
@@ -47,10 +40,7 @@ def states_again(
     u += (first * HV + head) * V + part * BV
     h += (m * HV + head) * (K * V) + part * BV
     factors += (m * HV + head) * 256
-    if STARTED:
-        S = gl.load(state_addresses(start, segment * HV + head, part, K, V, BV)).to(gl.float32)
-    else:
-        S = gl.zeros([BV, K], gl.float32, KEYS)
+    S = load_state(start, segment * HV + head, part, K, V, BV, STARTED)
     ws = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], gl.NVMMASharedLayout.get_default_for([64, K], TYPE))
     us = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], gl.NVMMASharedLayout.get_default_for([64, BV], TYPE))
     fs = gl.allocate_shared_memory(gl.float32, [STAGES, 256], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -76,7 +66,7 @@ def states_again(
         S *= total[None, :]
         written = gl.convert_layout((written * until[None, :]).to(TYPE), LEFT)
         S = warpgroup_mma(written, ws.index(now), S, is_async=True)
-        store_tile(staged, low, h, K, V)
+        store_rows(staged, low, h, K, V)
         live = tokens - (n + STAGES - 1) * 64
         copy_rows(ws.index(into), w, live, WRITE_ROW, True)
         copy_rows(us.index(into), u, live, VALUE_ROW, True)
@@ -94,17 +84,13 @@ def states_again(
 
 @gluon.jit
 def end_of_segment(
-    begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
+    begin, added, transition, cu_seqlens, segment, sequence, head, part, time, length,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
     STARTED: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
     """The gradient [columns, keys] of the state after a segment: of that after its sequence, taken back through all segments
     behind it."""
-    KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
-    if STARTED:
-        S = gl.load(state_addresses(begin, sequence * HV + head, part, K, V, BV)).to(gl.float32)
-    else:
-        S = gl.zeros([BV, K], gl.float32, KEYS)
+    S = load_state(begin, sequence * HV + head, part, K, V, BV, STARTED)
     if CUT:
         number, count = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
         end = number + count - 1
@@ -168,7 +154,7 @@ def pass_back(
         S = gl.zeros([BV, K], gl.float32, KEYS)
     else:
         S = end_of_segment(
-            begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
+            begin, added, transition, cu_seqlens, segment, sequence, head, part, time, length,
             HV, K, V, BV, TYPE, DELTA, STARTED, CUT,
         )  # fmt: skip
     chunks = (tokens + 63) // 64
@@ -230,7 +216,7 @@ def pass_back(
             low = gl.convert_layout(kept, LEFT_S)
             du = warpgroup_mma(low, ws.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
         if not SUMMARY:
-            store_tile(staged, kept, dh, K, V)
+            store_rows(staged, kept, dh, K, V)
             dh -= HV * K * V
         grad = dos.index(now).permute((1, 0)).load(TOKENS)
         line = fs.index(now)
@@ -260,7 +246,7 @@ def pass_back(
             back = gl.convert_layout((-weight[None, :] * found).to(TYPE), LEFT_S)
             S = warpgroup_mma(back, ks.index(now), S, is_async=True)
         if not SUMMARY:
-            store_tile(staged.slice(0, 64), found.to(TYPE), z, gl.where(n > 0, 64, last), VALUE_ROW)
+            store_rows(staged.slice(0, 64), found.to(TYPE), z, gl.where(n > 0, 64, last), VALUE_ROW)
             z -= 64 * VALUE_ROW
         if w is None:
             left = gl.where(n + STAGES - 1 < chunks, 64, 0)

@@ -51,6 +51,7 @@ class OnePass(DeltaRule):
 
     def set_up(self) -> None:
         super().set_up()
+        self.constants |= {"H": self.H, "HV": self.HV}
         self.choose_segments()
         few = not self.cut and 2 * self.N * self.HV <= PROGRAMS
         self.pass_tile = HALF if few else WHOLE
@@ -87,7 +88,7 @@ class OnePass(DeltaRule):
         made = self.empty(self.M, HV, record)
         segments = saved.segment_table if self.packed else None
         w = self.write_keys(saved)
-        sizes = {"H": self.H, "HV": HV, "HEADS_W": self.group(w), "RECORD": record, "DECAY": self.decay == 1}
+        sizes = {"HEADS_W": self.group(w), "RECORD": record, "DECAY": self.decay == 1}
         place = (segments, x.cu_seqlens, self.T, self.segment_tokens)
         gates: tuple[Any, ...] = (None, None, None, None)
         numbers = 0.0, 0.0
@@ -122,10 +123,6 @@ class OnePass(DeltaRule):
 class OnePassKept(OnePass):
     """A forward before a backward, and the backward, with the segments of the kernels in plain Triton."""
 
-    def set_up(self) -> None:
-        super().set_up()
-        self.sizes = {"H": self.H, "HV": self.HV}
-
     def choose_segments(self) -> None:
         """Those that are chosen already."""
 
@@ -143,7 +140,7 @@ class OnePassKept(OnePass):
         self.scores, self.factors = self.empty(self.M, HV, CHUNK, CHUNK), self.floats(self.M, HV, 4, CHUNK)
         self.launch(
             score_chunks, (self.M, HV), x.q, w, x.beta, saved.G, self.scores, self.factors, saved.chunk_table, self.T, scale,
-            **self.sizes, HEADS_W=self.group(w), HEADS_BETA=self.group(x.beta), num_warps=4,
+            HEADS_W=self.group(w), HEADS_BETA=self.group(x.beta), num_warps=4,
         )  # fmt: skip
         return ChunkOperands(x.q, w, None, x.v if saved.u is None else saved.u, keys)
 
@@ -164,7 +161,7 @@ class OnePassKept(OnePass):
         h, start = self.empty(self.M, self.HV, self.K, self.V), saved.starts if self.cut else x.S
         self.launch(
             states_again, (self.V // tile.BV * self.P, self.HV), chunks.write_key, chunks.u, self.factors, start, h,
-            saved.segment_table if self.packed else None, self.T, self.segment_tokens, HV=self.HV,
+            saved.segment_table if self.packed else None, self.T, self.segment_tokens,
             HEADS_W=self.group(chunks.write_key), BV=tile.BV, STARTED=start is not None, STAGES=tile.stages,
             num_warps=tile.BV // 16,
         )  # fmt: skip
@@ -192,7 +189,7 @@ class OnePassKept(OnePass):
             pass_back, (self.V // tile.BV * self.P, self.HV), x.q, x.k, w, saved.T, self.scores, do, du,
             self.factors, dS_end, added,
             saved.transitions if self.cut else None, dh, dS, saved.segment_table if self.packed else None, x.cu_seqlens, self.T,
-            self.segment_tokens, scale, **self.sizes, HEADS_W=self.group(w), BV=tile.BV, STARTED=dS_end is not None,
+            self.segment_tokens, scale, HEADS_W=self.group(w), BV=tile.BV, STARTED=dS_end is not None,
             ENDED=dS is not None, CUT=bool(self.cut), SUMMARY=summary, STAGES=stages(tile, w), num_warps=tile.BV // 16,
         )  # fmt: skip
 
@@ -205,7 +202,7 @@ class OnePassKept(OnePass):
         x, (dq, dk, dw, dv, gates), w = self.memory, grads, chunks.plain_write_key
         self.launch(
             gradients_of_chunk, (gates.shape[0] * self.M, self.HV), x.q, x.k, w, x.v, x.beta, saved.G, self.factors, u, z, do, h,
-            dh, saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, prod(gates.shape[1:]), **self.sizes,
+            dh, saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, prod(gates.shape[1:]),
             HEADS_W=self.group(w), HEADS_BETA=self.group(x.beta), num_warps=4,
         )  # fmt: skip
 

@@ -56,19 +56,25 @@ def copy_rows(buffer, x, live, STRIDE: gl.constexpr, MASKED: gl.constexpr):
 
 
 @gluon.jit
-def copy_factors(buffer, x, there):
+def copy_line(buffer, x, there):
+    """Begin to copy numbers of float32 that follow each other, as many as the buffer holds."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
-    at = x.to(gl.pointer_type(gl.float32), bitcast=True)
-    i = gl.arange(0, 128, LAYOUT)
-    async_copy.async_copy_global_to_shared(buffer, at + i, mask=(i < 128) & there)
+    i = gl.arange(0, buffer.shape[0], LAYOUT)
+    async_copy.async_copy_global_to_shared(buffer, x + i, mask=(i < buffer.shape[0]) & there)
 
 
 @gluon.jit
-def store_rows(staged, out, x, live, STRIDE: gl.constexpr):
-    """Write out [columns, 64] as a tile [64, columns] by way of shared memory, its rows before `live`."""
-    row, at = row_places(STRIDE, 64, staged.shape[1])
-    staged.permute((1, 0)).store(out)
-    gl.store(x + at, staged.load(at.type.layout), (row < live)[:, None])
+def copy_factors(buffer, record, there):
+    """Begin to copy the factors of a chunk from its record."""
+    copy_line(buffer, (record + FACTORS_PLACE).to(gl.pointer_type(gl.float32), bitcast=True), there)
+
+
+@gluon.jit
+def store_rows(staged, x, at, live, STRIDE: gl.constexpr):
+    """Write x [columns, rows] as a tile [rows, columns] by way of shared memory, its rows before `live`."""
+    row, places = row_places(STRIDE, staged.shape[0], staged.shape[1])
+    staged.permute((1, 0)).store(x)
+    gl.store(at + places, staged.load(places.type.layout), (row < live)[:, None])
 
 
 @gluon.jit
@@ -150,7 +156,7 @@ def pass_segment(
                 copy_rows(qs.index(ahead), q, live, KEY_ROW, True)
                 copy_rows(Ps.index(ahead), made, live, 64, False)
             if DECAY:
-                copy_factors(fs.index(ahead), made + FACTORS_PLACE, True)
+                copy_factors(fs.index(ahead), made, True)
         async_copy.commit_group()
         k += 64 * KEY_ROW
         if w is not None:
@@ -211,7 +217,7 @@ def pass_segment(
             copy_rows(Ts.index(into), made + T_PLACE, whole, 64, True)
         copy_rows(vs.index(into), v, gl.where(has_values, live, 0), VALUE_ROW, True)
         if DECAY:
-            copy_factors(fs.index(into), made + FACTORS_PLACE, live > 0)
+            copy_factors(fs.index(into), made, live > 0)
             S *= total[None, :]
             if not (READ or DELTA):
                 through *= total
@@ -298,6 +304,16 @@ def state_addresses(states, number, part, K: gl.constexpr, V: gl.constexpr, BV: 
 
 
 @gluon.jit
+def load_state(states, number, part, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, STARTED: gl.constexpr):
+    """The numbers [columns, keys] of a program in a state of states, in float32; zeros unless STARTED."""
+    if STARTED:
+        S = gl.load(state_addresses(states, number, part, K, V, BV)).to(gl.float32)
+    else:
+        S = gl.zeros([BV, K], gl.float32, product_layout(gl.num_warps(), K))
+    return S
+
+
+@gluon.jit
 def through_segments(
     S, added, transition, at, step, count, part, K: gl.constexpr, V: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
     BACK: gl.constexpr,
@@ -348,11 +364,7 @@ def start_of_segment(
     STARTED: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
     """The state [columns, keys] that a segment starts from: that of its sequence, taken through all segments before."""
-    KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
-    if STARTED:
-        S = gl.load(state_addresses(begin, sequence * HV + head, part, K, V, BV)).to(gl.float32)
-    else:
-        S = gl.zeros([BV, K], gl.float32, KEYS)
+    S = load_state(begin, sequence * HV + head, part, K, V, BV, STARTED)
     if CUT:
         if cu_seqlens is not None:
             number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)

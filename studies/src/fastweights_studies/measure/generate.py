@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import gc
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,11 @@ def seconds(work: Any) -> float:
     return time.perf_counter() - start
 
 
+def middle(work: Callable[[], float], repeats: int) -> float:
+    """The median of what `work` measures."""
+    return sorted(work() for _ in range(repeats))[repeats // 2]
+
+
 def per_token(model: FastWeightsForCausalLM, ids: torch.Tensor, replayed: bool, repeats: int) -> tuple[float, float]:
     """Seconds per token after the first, and of the whole call over its tokens."""
     options: dict[str, Any] = {"do_sample": False, "disable_compile": not replayed, "eos_token_id": None}
@@ -52,8 +59,8 @@ def per_token(model: FastWeightsForCausalLM, ids: torch.Tensor, replayed: bool, 
 
     call(NEW if replayed else 2)
     many = NEW if replayed else 16
-    whole = sorted(call(many) for _ in range(repeats))[repeats // 2]
-    first = sorted(call(1) for _ in range(repeats))[repeats // 2]
+    whole = middle(partial(call, many), repeats)
+    first = middle(partial(call, 1), repeats)
     return (whole - first) / (many - 1), whole / many
 
 
@@ -66,7 +73,7 @@ def short_calls(model: FastWeightsForCausalLM, ids: torch.Tensor, repeats: int) 
 
     call(2)  # compiles the kernels
     first = call(FEW)
-    later, token = (sorted(call(new) for _ in range(repeats))[repeats // 2] for new in (FEW, 1))
+    later, token = (middle(partial(call, new), repeats) for new in (FEW, 1))
     return {"first_short_call_ms": first, "short_call_ms": later, "first_token_ms": token}
 
 
