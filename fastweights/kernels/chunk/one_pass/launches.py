@@ -35,7 +35,7 @@ SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
 def takes_one_pass(call: DeltaRule) -> bool:
     """Whether a call has these launches: wherever they were measured, they are faster."""
     x = call.memory
-    has_rule = call.decay <= 1 and (call.delta or not call.writes)
+    has_rule = call.delta or (call.decay <= 1 and not call.writes)
     is_plain = not call.lasting and not call.finer and x.divisor is None
     has_sizes = call.K == 128 and call.V == 128 and call.dtype in (torch.bfloat16, torch.float16)
     return bool(has_rule and is_plain and has_sizes and runs_gluon(call.device))
@@ -88,18 +88,25 @@ class OnePass(DeltaRule):
         made = self.empty(self.M, HV, record)
         segments = saved.segment_table if self.packed else None
         w = self.write_keys(saved)
-        sizes = {"HEADS_W": self.group(w), "RECORD": record, "DECAY": self.decay == 1}
+        heads = {"HEADS_W": self.group(w), "H": self.H}
+        sizes = {"RECORD": record, "DECAY": self.decay}
+        q, k, decayed = x.q, x.k, (None, None, None)
         place = (segments, x.cu_seqlens, self.T, self.segment_tokens)
         gates: tuple[Any, ...] = (None, None, None, None)
         numbers = 0.0, 0.0
         if self.makes_write_keys:
             gates = saved.key_energy, x.precond_g, x.precond_beta, x.center
             numbers = log2(self.options[1]), self.options[2]
+        if self.decay == 2:
+            decayed = tuple(self.token_tensor(HV, self.K) for _ in range(3))
         self.launch(
-            solve_chunks, (self.M, HV), x.q, x.k, w, x.beta, x.g, *gates, made, saved.T, saved.G, saved.chunk_table, self.T,
-            scale, *numbers, **sizes, **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
+            solve_chunks, (self.M, HV), q, k, w, x.beta, x.g, *gates, made, saved.T, saved.G, *decayed, saved.chunk_table,
+            self.T, scale, *numbers, **heads, **sizes, **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
             num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
+        if self.decay == 2:
+            q, k, w = decayed
+            heads = {"HEADS_W": 1, "H": HV}
         added = transition = None
         if self.cut:
             added = self.floats(self.P, HV, self.V, self.K)
@@ -108,14 +115,14 @@ class OnePass(DeltaRule):
                 transition = self.empty(self.P, HV, self.K, self.K) if self.delta else self.floats(self.P, HV)
             columns = self.V + self.K * self.delta
             self.launch(
-                summarize_chunks, (columns // HALF.BV * self.P, HV), x.k, w, x.v, made, added, transition, segments,
-                self.T, self.segment_tokens, **sizes, BV=HALF.BV, STAGES=stages(HALF, w),
+                summarize_chunks, (columns // HALF.BV * self.P, HV), k, w, x.v, made, added, transition, segments,
+                self.T, self.segment_tokens, **heads, **sizes, BV=HALF.BV, STAGES=stages(HALF, w),
                 LAST=saved.transitions is not None, num_warps=HALF.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
         self.launch(
-            read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, w, x.v, made, x.S, added, transition, o, S_end, saved.u,
-            saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
+            read_chunks, (self.V // tile.BV * self.P, HV), q, k, w, x.v, made, x.S, added, transition, o, S_end, saved.u,
+            saved.starts if self.cut else None, *place, scale, **heads, **sizes, BV=tile.BV, STARTED=x.S is not None,
             ENDED=S_end is not None, CUT=bool(self.cut), STAGES=stages(tile, w, True), num_warps=tile.BV // 16,
         )  # fmt: skip
 

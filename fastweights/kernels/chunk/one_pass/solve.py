@@ -5,13 +5,9 @@ from __future__ import annotations
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .channel import decay_channels, either
 from .passes import FACTORS_PLACE, T_PLACE, copy_rows, product_layout
 from .write_keys import add, precondition_keys
-
-
-@gluon.jit
-def either(a, b):
-    return a | b
 
 
 @gluon.jit
@@ -148,7 +144,7 @@ def store_square(staged, x, at, live, STRIDE: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["time"])
 def solve_chunks(
-    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, inverse, G, chunks, time, scale, power, eps,
+    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, inverse, G, qg, kg, wg, chunks, time, scale, power, eps,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
     HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
     DELTA: gl.constexpr, DECAY: gl.constexpr,
@@ -156,7 +152,8 @@ def solve_chunks(
     """One chunk of one head: P, the decays from its start and to its end, and T diag(beta), in `made` [M, HV, RECORD]. w: write
     keys, None where k writes. For a backward T [BT, HV, 64] and the summed decays G [BT, HV] are written too, None otherwise.
     Without DELTA there is no T. gram [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w
-    [BT, HV, K] are written."""
+    [BT, HV, K] are written. With a decay per channel, DECAY 2, qg, kg and wg [BT, HV, K] are written, and exp(G_C) in the place of
+    the two decays, see `decay_channels`."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -172,8 +169,9 @@ def solve_chunks(
     copy_rows(ks, k + at_key, count, H * K, True)
     copy_rows(qs, q + at_key, count, H * K, True)
     ws = ks
-    if w is not None:
+    if w is not None or DECAY == 2:
         ws = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
+    if w is not None:
         w += (first * (HV // HEADS_W) + head // HEADS_W) * K
         if gram is None:
             copy_rows(ws, w, count, HV // HEADS_W * K, True)
@@ -182,7 +180,7 @@ def solve_chunks(
     if DELTA:
         at = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
         gain = gl.load(at + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
-    if DECAY:
+    if DECAY == 1:
         at = g + first * (HV // HEADS_G) + head // HEADS_G
         decay = clamp_decay(gl.load(at + t * (HV // HEADS_G), t < count, 0.0))
     else:
@@ -195,11 +193,23 @@ def solve_chunks(
         decay += precondition_keys(
             ws, ks, gram, precond_g, precond_beta, center + head, w, count, power, eps, HV, HEADS_PG, HEADS_PB
         )
-    zeros = gl.zeros([64, 64], gl.float32, SQUARE)
-    scores = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    made += (m.to(gl.int64) * HV + head) * RECORD
+    factors = (made + FACTORS_PLACE).to(gl.pointer_type(gl.float32), bitcast=True)
+    if DECAY == 2:
+        at_row = (first * HV + head) * K
+        g += (first * (HV // HEADS_G) + head // HEADS_G) * K
+        writes = k + at_key if w is None else w
+        scores, overlap = decay_channels(
+            ks, qs, ws, q + at_key, k + at_key, writes, g, qg + at_row, kg + at_row, wg + at_row, factors, count,
+            HV, HV // HEADS_G * K, H * K, H * K if w is None else HV // HEADS_W * K, w is not None,
+        )  # fmt: skip
+    else:
+        zeros = gl.zeros([64, 64], gl.float32, SQUARE)
+        scores = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if DELTA:
+            overlap = warpgroup_mma(ws, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            scores, overlap = warpgroup_mma_wait(0, deps=[scores, overlap])
     if DELTA:
-        overlap = warpgroup_mma(ws, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        scores, overlap = warpgroup_mma_wait(0, deps=[scores, overlap])
         # A token with a bad key or gate makes the decays from it on NaN.
         norms = own_block(overlap)
         e = gl.arange(0, 16, gl.SliceLayout(0, norms.type.layout))
@@ -220,23 +230,21 @@ def solve_chunks(
     from_j = summed.load(BY_J)
     i = gl.arange(0, 64, BY_I)
     j = gl.arange(0, 64, BY_J)
-    if DECAY:
+    if DECAY == 1:
         pair = gl.exp2(gl.where(i[None, :] >= j[:, None], from_i[None, :] - from_j[:, None], 0.0))
     if DELTA:
-        if DECAY:
+        if DECAY == 1:
             overlap *= pair
         until = gl.where(from_i == from_i, i, -1)  # no row of A has a bad number
         A = gl.where(until[None, :] > j[:, None], overlap * gains.load(BY_I)[None, :], 0.0)
     staged = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
-    made += (m.to(gl.int64) * HV + head) * RECORD
-    if DECAY:
+    if DECAY == 1:
         scores *= pair * scale
     else:
         scores *= scale
     scores += 0.0 * scores  # infinities become NaN
     store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made, 64, 64)
-    if DECAY:
-        factors = (made + FACTORS_PLACE).to(gl.pointer_type(gl.float32), bitcast=True)
+    if DECAY == 1:
         gl.store(factors + t, gl.exp2(decay))
         gl.store(factors + 64 + t, gl.exp2(total - decay))
     if G is not None:
