@@ -21,11 +21,12 @@ from .passes import (
 def states_again(
     w, u, factors, start, h, segments, time, length,
     HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
-    STARTED: gl.constexpr, STAGES: gl.constexpr,
+    CHANNEL: gl.constexpr, STARTED: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The states at the chunks' starts h [M, HV, K, V], from write keys w, u [BT, HV, V] and the states [P, HV, K, V] that
     segments start from.
-    factors [M, HV, 4, 64]: of each token the decay from the chunk's start, to its end, and from its start times beta."""
+    factors [M, HV, 4, 64]: of each token the decay from the chunk's start, to its end, and from its start times beta; with
+    CHANNEL see `score_channels`."""
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = w.dtype.element_ty
     KEYS: gl.constexpr = product_layout(WARPS, K)
@@ -59,12 +60,16 @@ def states_again(
     into = STAGES - 1
     for n in range(chunks):
         async_copy.wait_group(STAGES - 2)
-        written = us.index(now).permute((1, 0)).load(TOKENS).to(gl.float32)
-        until = fs.index(now).slice(64, 64).load(gl.SliceLayout(0, TOKENS))
-        total = fs.index(now).slice(63, 1).load(gl.SliceLayout(0, KEYS))
+        written = us.index(now).permute((1, 0)).load(TOKENS)
+        if CHANNEL:
+            total = fs.index(now).slice(0, K).load(gl.SliceLayout(0, KEYS))
+        else:
+            until = fs.index(now).slice(64, 64).load(gl.SliceLayout(0, TOKENS))
+            total = fs.index(now).slice(63, 1).load(gl.SliceLayout(0, KEYS))
+            written = (written.to(gl.float32) * until[None, :]).to(TYPE)
         low = S.to(TYPE)
         S *= total[None, :]
-        written = gl.convert_layout((written * until[None, :]).to(TYPE), LEFT)
+        written = gl.convert_layout(written, LEFT)
         S = warpgroup_mma(written, ws.index(now), S, is_async=True)
         store_rows(staged, low, h, K, V)
         live = tokens - (n + STAGES - 1) * 64
@@ -124,10 +129,10 @@ def pass_back(
     q, k, w, inverse, scores, do, z, factors, begin, added, transition, dh, dS, segments, cu_seqlens, time, length, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
-    DELTA: gl.constexpr,
+    DELTA: gl.constexpr, CHANNEL: gl.constexpr,
 ):  # fmt: skip
     """From the last chunk to the first: the gradients of the states at the chunks' ends dh [M, HV, K, V], and z = T^T du
-    [BT, HV, V], without DELTA du. w: write keys, None where k writes. scores, factors: see `score_chunks`. begin: the gradient of
+    [BT, HV, V], without DELTA du. w: write keys, None where k writes. scores, factors: see `score_chunks`, with CHANNEL `score_channels`. begin: the gradient of
     the states after the sequences, dS of those before. SUMMARY: only what each segment adds, into `added` [P, HV, V, K], from
     zero; see `end_of_segment`."""
     WARPS: gl.constexpr = gl.num_warps()
@@ -220,10 +225,13 @@ def pass_back(
             dh -= HV * K * V
         grad = dos.index(now).permute((1, 0)).load(TOKENS)
         line = fs.index(now)
-        since = line.slice(0, 64).load(BY_TOKEN)
-        until = line.slice(64, 64).load(BY_TOKEN)
         weight = line.slice(128, 64).load(BY_TOKEN)
-        total = line.slice(63, 1).load(gl.SliceLayout(0, KEYS))
+        if CHANNEL:
+            total = line.slice(0, K).load(gl.SliceLayout(0, KEYS))
+        else:
+            since = line.slice(0, 64).load(BY_TOKEN)
+            until = line.slice(64, 64).load(BY_TOKEN)
+            total = line.slice(63, 1).load(gl.SliceLayout(0, KEYS))
         if w is not None:  # as in `pass_segment`
             left = gl.where(n + STAGES - 1 < chunks, 64, 0)
             copy_back(
@@ -234,12 +242,13 @@ def pass_back(
             plain = gl.convert_layout(grad, LEFT)
             given = warpgroup_mma(plain, Ps.index(now), zeros, use_acc=False, is_async=True)
             du, low, given, plain = warpgroup_mma_wait(0, deps=[du, low, given, plain])
-            found = du * until[None, :] + given
+            found = du + given if CHANNEL else du * until[None, :] + given
         if DELTA:
             du = gl.convert_layout(found.to(TYPE), LEFT)
             found = warpgroup_mma(du, Ts.index(now), zeros, use_acc=False, is_async=True)
         S *= total[None, :]
-        grad = gl.convert_layout((grad.to(gl.float32) * (since * scale)[None, :]).to(TYPE), LEFT_S)
+        grad = grad.to(gl.float32) * (scale if CHANNEL else (since * scale)[None, :])
+        grad = gl.convert_layout(grad.to(TYPE), LEFT_S)
         S = warpgroup_mma(grad, qs.index(now), S, is_async=True)
         if DELTA:
             found, du = warpgroup_mma_wait(1, deps=[found, du])

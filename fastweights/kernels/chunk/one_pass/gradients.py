@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ...common.packing import program_chunk, program_part
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .passes import copy_rows, product_layout, row_places
-from .solve import store_square
+from .passes import copy_rows, product_layout, row_places, store_square
 from .write_keys import add
 
 

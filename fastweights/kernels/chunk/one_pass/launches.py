@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log2, prod
 from typing import Any, NamedTuple
 
 import torch
 
+from ...common.delta_rule.channel_decay import chunk_gradients_channel
 from ...common.delta_rule.launches import BegunGrads, ChunkOperands, DeltaRule
 from ...common.delta_rule.sizes import SavedForBackward, segment_length
 from ...common.packing import CHUNK
@@ -30,6 +32,15 @@ WHOLE = PassTile(128, 3)
 HALF = PassTile(64, 3)
 PROGRAMS = 132  # of 128 columns, that keep an H100 or H200 busy
 SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
+
+
+class Tokens(NamedTuple):
+    """What the passes take of tokens: queries, keys, and write keys, None where the keys write; with a decay per channel decayed,
+    see `decay_channels`."""
+
+    q: Any
+    k: Any
+    w: Any
 
 
 def takes_one_pass(call: DeltaRule) -> bool:
@@ -65,6 +76,13 @@ class OnePass(DeltaRule):
         """None where the keys write."""
         return saved.write_keys if self.precond else self.memory.write_key
 
+    def decayed(self) -> Tokens | tuple[None, None, None]:
+        """With a decay per channel, places for the tokens as they decay."""
+        return Tokens(*(self.token_tensor(self.HV, self.K) for _ in range(3))) if self.decay == 2 else (None, None, None)
+
+    def heads(self, tokens: Tokens) -> dict[str, int]:
+        return {"H": int(tokens.q.shape[2]), "HEADS_W": self.group(tokens.w)}
+
     def choose_segments(self) -> None:
         programs = self.HV * (self.V // WHOLE.BV)
         self.length, self.cut = segment_length(self.B, self.T, programs, PROGRAMS)
@@ -87,26 +105,22 @@ class OnePass(DeltaRule):
         record = RECORD + CHUNK * CHUNK * self.delta
         made = self.empty(self.M, HV, record)
         segments = saved.segment_table if self.packed else None
-        w = self.write_keys(saved)
-        heads = {"HEADS_W": self.group(w), "H": self.H}
+        tokens, decayed = Tokens(x.q, x.k, self.write_keys(saved)), self.decayed()
         sizes = {"RECORD": record, "DECAY": self.decay}
-        q, k, decayed = x.q, x.k, (None, None, None)
         place = (segments, x.cu_seqlens, self.T, self.segment_tokens)
         gates: tuple[Any, ...] = (None, None, None, None)
         numbers = 0.0, 0.0
         if self.makes_write_keys:
             gates = saved.key_energy, x.precond_g, x.precond_beta, x.center
             numbers = log2(self.options[1]), self.options[2]
-        if self.decay == 2:
-            decayed = tuple(self.token_tensor(HV, self.K) for _ in range(3))
         self.launch(
-            solve_chunks, (self.M, HV), q, k, w, x.beta, x.g, *gates, made, saved.T, saved.G, *decayed, saved.chunk_table,
-            self.T, scale, *numbers, **heads, **sizes, **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
-            num_warps=4, maxnreg=SOLVE_REGISTERS,
+            solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, saved.T, saved.G, *decayed, saved.chunk_table,
+            self.T, scale, *numbers, **self.heads(tokens), **sizes, **gate_groups(self), HEADS_G=self.group(x.g),
+            HEADS_BETA=self.group(x.beta), num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
-        if self.decay == 2:
-            q, k, w = decayed
-            heads = {"HEADS_W": 1, "H": HV}
+        if isinstance(decayed, Tokens):
+            tokens = decayed
+        heads = self.heads(tokens)
         added = transition = None
         if self.cut:
             added = self.floats(self.P, HV, self.V, self.K)
@@ -115,15 +129,15 @@ class OnePass(DeltaRule):
                 transition = self.empty(self.P, HV, self.K, self.K) if self.delta else self.floats(self.P, HV)
             columns = self.V + self.K * self.delta
             self.launch(
-                summarize_chunks, (columns // HALF.BV * self.P, HV), k, w, x.v, made, added, transition, segments,
-                self.T, self.segment_tokens, **heads, **sizes, BV=HALF.BV, STAGES=stages(HALF, w),
+                summarize_chunks, (columns // HALF.BV * self.P, HV), *tokens[1:], x.v, made, added, transition, segments,
+                self.T, self.segment_tokens, **heads, **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens.w),
                 LAST=saved.transitions is not None, num_warps=HALF.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
         self.launch(
-            read_chunks, (self.V // tile.BV * self.P, HV), q, k, w, x.v, made, x.S, added, transition, o, S_end, saved.u,
+            read_chunks, (self.V // tile.BV * self.P, HV), *tokens, x.v, made, x.S, added, transition, o, S_end, saved.u,
             saved.starts if self.cut else None, *place, scale, **heads, **sizes, BV=tile.BV, STARTED=x.S is not None,
-            ENDED=S_end is not None, CUT=bool(self.cut), STAGES=stages(tile, w, True), num_warps=tile.BV // 16,
+            ENDED=S_end is not None, CUT=bool(self.cut), STAGES=stages(tile, tokens.w, True), num_warps=tile.BV // 16,
         )  # fmt: skip
 
 
@@ -140,20 +154,32 @@ class OnePassKept(OnePass):
 
     def transform_chunks(self, saved: SavedForBackward, scale: float, reuse_saved: bool) -> ChunkOperands:
         """Of a backward: P, and what its passes take of the decays."""
-        from .gradients import score_chunks  # needs Gluon
+        from .channel import score_channels  # need Gluon
+        from .gradients import score_chunks
 
         x, HV, keys = self.memory, self.HV, self.write_keys(saved)
-        w = x.k if keys is None else keys
+        w, u = x.k if keys is None else keys, x.v if saved.u is None else saved.u
         self.scores, self.factors = self.empty(self.M, HV, CHUNK, CHUNK), self.floats(self.M, HV, 4, CHUNK)
+        self.tokens = self.decayed()
+        if isinstance(self.tokens, Tokens):
+            last_gate = self.floats(self.M, HV, self.K)
+            self.launch(
+                score_channels, (self.M, HV), x.q, x.k, keys, x.beta, x.g, *self.tokens, self.scores, self.factors, last_gate,
+                saved.chunk_table, self.T, scale, HEADS_W=self.group(keys), HEADS_G=self.group(x.g),
+                HEADS_BETA=self.group(x.beta), num_warps=4, maxnreg=SOLVE_REGISTERS,
+            )  # fmt: skip
+            return ChunkOperands(self.tokens.q, self.tokens.w, None, u, keys, last_gate=last_gate)
+        self.tokens = Tokens(x.q, x.k, keys)
         self.launch(
             score_chunks, (self.M, HV), x.q, w, x.beta, saved.G, self.scores, self.factors, saved.chunk_table, self.T, scale,
             HEADS_W=self.group(w), HEADS_BETA=self.group(x.beta), num_warps=4,
         )  # fmt: skip
-        return ChunkOperands(x.q, w, None, x.v if saved.u is None else saved.u, keys)
+        return ChunkOperands(x.q, w, None, u, keys)
 
     def begin_grads(self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any) -> BegunGrads:
         """du: where `pass_back` writes z, of linear attention dV."""
-        return BegunGrads(self.pass_state_again(chunks, saved), self.token_tensor(self.HV, self.V))
+        h, du = self.pass_state_again(chunks, saved), self.token_tensor(self.HV, self.V)
+        return BegunGrads(h, du, self.token_tensor(self.HV, CHUNK) if self.decay == 2 else None)
 
     def value_gradient(self, begun: BegunGrads) -> TensorSpec:
         return super().value_gradient(begun) if self.delta else begun.du
@@ -169,7 +195,7 @@ class OnePassKept(OnePass):
         self.launch(
             states_again, (self.V // tile.BV * self.P, self.HV), chunks.write_key, chunks.u, self.factors, start, h,
             saved.segment_table if self.packed else None, self.T, self.segment_tokens,
-            HEADS_W=self.group(chunks.write_key), BV=tile.BV, STARTED=start is not None, STAGES=tile.stages,
+            HEADS_W=self.group(chunks.write_key), BV=tile.BV, CHANNEL=self.decay == 2, STARTED=start is not None, STAGES=tile.stages,
             num_warps=tile.BV // 16,
         )  # fmt: skip
         return h
@@ -191,13 +217,14 @@ class OnePassKept(OnePass):
     ) -> None:  # fmt: skip
         from .back import pass_back  # needs Gluon
 
-        x, tile, w = self.memory, self.pass_tile, chunks.plain_write_key
+        x, tile = self.memory, self.pass_tile
         self.launch(
-            pass_back, (self.V // tile.BV * self.P, self.HV), x.q, x.k, w, saved.T, self.scores, do, du,
+            pass_back, (self.V // tile.BV * self.P, self.HV), *self.tokens, saved.T, self.scores, do, du,
             self.factors, dS_end, added,
             saved.transitions if self.cut else None, dh, dS, saved.segment_table if self.packed else None, x.cu_seqlens, self.T,
-            self.segment_tokens, scale, HEADS_W=self.group(w), BV=tile.BV, STARTED=dS_end is not None,
-            ENDED=dS is not None, CUT=bool(self.cut), SUMMARY=summary, STAGES=stages(tile, w), num_warps=tile.BV // 16,
+            self.segment_tokens, scale, **self.heads(self.tokens), CHANNEL=self.decay == 2, BV=tile.BV,
+            STARTED=dS_end is not None, ENDED=dS is not None, CUT=bool(self.cut), SUMMARY=summary,
+            STAGES=stages(tile, self.tokens.w), num_warps=tile.BV // 16,
         )  # fmt: skip
 
     def record_chunk_gradients(
@@ -211,6 +238,16 @@ class OnePassKept(OnePass):
             gradients_of_chunk, (gates.shape[0] * self.M, self.HV), x.q, x.k, w, x.v, x.beta, saved.G, self.factors, u, z, do, h,
             dh, saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, prod(gates.shape[1:]),
             HEADS_W=self.group(w), HEADS_BETA=self.group(x.beta), num_warps=4,
+        )  # fmt: skip
+
+    def record_channel_gradients(self, grid: tuple[int, int], arguments: Sequence[Any], **heads: int) -> None:
+        """Those whose form is not flat in plain Triton."""
+        from .channel import gradients_of_channels  # needs Gluon
+
+        self.launch(gradients_of_channels, grid, *arguments, **heads, num_warps=4)
+        self.launch(
+            chunk_gradients_channel, grid, *arguments, self.H, self.HV, **heads, FLAT=False, BK=64, BV=32, num_warps=8,
+            num_stages=1,
         )  # fmt: skip
 
     def partial_gates(self, name: str) -> TensorSpec:

@@ -78,6 +78,16 @@ def store_rows(staged, x, at, live, STRIDE: gl.constexpr):
 
 
 @gluon.jit
+def store_square(staged, x, at, live, STRIDE: gl.constexpr):
+    """Write x, transposed, as a tile [64, 64], its rows before `live`."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    c = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
+    staged.permute((1, 0)).store(x.to(staged.dtype))
+    gl.store(at + i[:, None] * STRIDE + c[None, :], staged.load(LAYOUT), (i < live)[:, None])
+
+
+@gluon.jit
 def first_bad(x):
     """By row [columns, 64], the first token that is a NaN or an infinity, 64 where none is."""
     i = gl.arange(0, 64, gl.SliceLayout(0, x.type.layout))

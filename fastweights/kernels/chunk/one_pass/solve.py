@@ -6,7 +6,7 @@ from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .channel import decay_channels, either
-from .passes import FACTORS_PLACE, T_PLACE, copy_rows, product_layout
+from .passes import FACTORS_PLACE, T_PLACE, copy_rows, product_layout, store_square
 from .write_keys import add, precondition_keys
 
 
@@ -132,16 +132,6 @@ def inverse_transposed(A):
     return Y
 
 
-@gluon.jit
-def store_square(staged, x, at, live, STRIDE: gl.constexpr):
-    """Write x, transposed, as a tile [64, 64], its rows before `live`."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
-    c = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
-    staged.permute((1, 0)).store(x.to(staged.dtype))
-    gl.store(at + i[:, None] * STRIDE + c[None, :], staged.load(LAYOUT), (i < live)[:, None])
-
-
 @gluon.jit(do_not_specialize=["time"])
 def solve_chunks(
     q, k, w, beta, g, gram, precond_g, precond_beta, center, made, inverse, G, qg, kg, wg, chunks, time, scale, power, eps,
@@ -200,8 +190,8 @@ def solve_chunks(
         g += (first * (HV // HEADS_G) + head // HEADS_G) * K
         writes = k + at_key if w is None else w
         scores, overlap = decay_channels(
-            ks, qs, ws, q + at_key, k + at_key, writes, g, qg + at_row, kg + at_row, wg + at_row, factors, count,
-            HV, HV // HEADS_G * K, H * K, H * K if w is None else HV // HEADS_W * K, w is not None,
+            ks, qs, ws, q + at_key, k + at_key, writes, g, qg + at_row, kg + at_row, wg + at_row, factors, None, count,
+            HV, HV // HEADS_G * K, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
         )  # fmt: skip
     else:
         zeros = gl.zeros([64, 64], gl.float32, SQUARE)
