@@ -237,8 +237,8 @@ def gradients_of_channels(
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, HEADS_G: gl.constexpr,
     HEADS_BETA: gl.constexpr,
 ):  # fmt: skip
-    """`chunk_gradients_channel` of `common.delta_rule` for 64 of 128 key channels whose form is flat, dV and <z, v> for as many
-    value columns. Of the others only dP, with which that kernel finds their gradients."""
+    """`chunk_gradients_channel` of `common.delta_rule` for 64 of 128 key channels, where their form is flat. Of the others only
+    dP, with which that kernel finds their gradients."""
     part, m, head, first, count = program_part(chunks, time, K // 64)
     if count == 0:
         return
@@ -280,18 +280,25 @@ def gradients_of_channels(
     copy_rows(dhs, dh + at_state, 64, V, False)
     async_copy.commit_group()
 
-    # The operands of pairs, while these come.
+    # While these come, dV and <z, v>, and the operands of pairs.
     q += at_key
     k += at_key
     gain = beta + (first * (HV // HEADS_BETA) + head // HEADS_BETA)
     t = gl.arange(0, 64, gl.SliceLayout(1, TILE))
     gain = gl.load(gain + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
+    grad_gain = gl.zeros_like(gain)
+    if part == 0:
+        row, at = tile_places(HV * V)
+        for column in gl.static_range(0, V, 64):
+            corrected = load_tile(z + at_value + column, count, HV * V)
+            gl.store(dv + at_value + column + at, (corrected * gain[:, None]).to(TYPE), (row < count)[:, None])
+            grad_gain += gl.sum(corrected * load_tile(v + at_value + column, count, HV * V), 1)
     ks = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
     qs = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
     ws = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
     edges = gl.allocate_shared_memory(gl.float32, [8, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    at_g = (first * (HV // HEADS_G) + head // HEADS_G) * K + part * 64
-    G = sum_decays(g + at_g, count, edges, HV // HEADS_G * K)
+    g += (first * (HV // HEADS_G) + head // HEADS_G) * K + part * 64
+    G = sum_decays(g, count, edges, HV // HEADS_G * K)
     if w is None:
         writes = load_tile(k, count, KEY_ROW)
     else:
@@ -309,14 +316,6 @@ def gradients_of_channels(
     grad_q = warpgroup_mma(dos, hs.permute((1, 0)), zeros, use_acc=False, is_async=True)
     grad_k = warpgroup_mma(zs, hs.permute((1, 0)), zeros, use_acc=False, is_async=True)
     grad_w = warpgroup_mma(us, dhs.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    row, at = row_places(HV * V, 64, 64)
-    at += at_value + part * 64
-    values = gl.load(v + at, (row < count)[:, None], 0.0).to(gl.float32)
-    corrected = zs.slice(0, 64, dim=1).load(at.type.layout) if part == 0 else zs.slice(64, 64, dim=1).load(at.type.layout)
-    corrected = corrected.to(gl.float32)
-    grad_gain = gl.convert_layout(gl.sum(corrected * values, 1), gl.SliceLayout(1, TILE))
-    grad_v = corrected * gl.convert_layout(gain, gl.SliceLayout(1, at.type.layout))[:, None]
-    gl.store(dv + at, grad_v.to(TYPE), (row < count)[:, None])
     # What follows takes the place of their operands.
     grad_P, grad_A, grad_q, grad_k, grad_w, dos, us, zs = warpgroup_mma_wait(
         0, deps=[grad_P, grad_A, grad_q, grad_k, grad_w, dos, us, zs]
@@ -343,6 +342,8 @@ def gradients_of_channels(
     grad_w = warpgroup_mma(turned_A.permute((1, 0)), ks, grad_w, is_async=True)
     grad_q, grad_k, left_P, left_A, grad_w = warpgroup_mma_wait(0, deps=[grad_q, grad_k, left_P, left_A, grad_w])
 
+    G = sum_decays(g, count, edges, HV // HEADS_G * K)  # again: kept, it would crowd the registers
+    up = approximate(G + MIDDLE, "ex2")
     row, at = tile_places(HV * K)
     at += at_row
     here = (row < count)[:, None]
