@@ -1,4 +1,5 @@
-r"""Linear attention and the delta rules, with one decay per head or none, in one pass over the chunks on Hopper GPUs.
+r"""Linear attention and the delta rules in one pass over the chunks on Hopper GPUs: with one decay per head or none, the delta
+rules also with one per key channel.
 
 The mathematics is that of `common.delta_rule`, whose names are used here. Its kernels hand W, U, u and the states of all chunks
 to each other through memory. Here a launch per chunk leaves T diag(beta), P and two decays per token (`solve.py`), and a pass per
@@ -15,6 +16,11 @@ nothing that depends on S goes through shared memory. What comes from memory is 
 Long sequences of few heads are cut into segments. `summarize_chunks` finds what a segment does to a state, S -> T S + R, and
 every program of the pass takes the state of its sequence through the segments before its own, in the place of
 `combine_segments`. Of linear attention a transition is one decay.
+
+**One decay per channel** (`channel.py`). exp(G) then scales rows and channels, and no row alone. `solve_chunks` writes K exp(G),
+Q exp(G) and exp(G_C - G) W, which the passes take for K, Q and W as if nothing decayed but S, by exp(G_C) per channel. A backward
+makes them again (`score_channels`), and `gradients_of_channels` takes the place of `gradients_of_chunk`; of chunks in which a
+channel loses too much for a product of two factors, `chunk_gradients_channel` of `common.delta_rule` finds the gradients.
 
 T = (I + A)^-1 comes from the inverses X of its diagonal blocks of 16 tokens, by substitution, and from L, what is below them.
 With N = X L, where N^4 = 0, T = X - N (X - N (X - N X)).
