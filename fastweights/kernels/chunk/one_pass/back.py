@@ -132,9 +132,9 @@ def pass_back(
     DELTA: gl.constexpr, CHANNEL: gl.constexpr,
 ):  # fmt: skip
     """From the last chunk to the first: the gradients of the states at the chunks' ends dh [M, HV, K, V], and z = T^T du
-    [BT, HV, V], without DELTA du. w: write keys, None where k writes. scores, factors: see `score_chunks`, with CHANNEL `score_channels`. begin: the gradient of
-    the states after the sequences, dS of those before. SUMMARY: only what each segment adds, into `added` [P, HV, V, K], from
-    zero; see `end_of_segment`."""
+    [BT, HV, V], without DELTA du. w: write keys, None where k writes. scores, factors: see `score_chunks`, with CHANNEL
+    `score_channels`. begin: the gradient of the states after the sequences, dS of those before. SUMMARY: only what each segment
+    adds, into `added` [P, HV, V, K], from zero; see `end_of_segment`."""
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = k.dtype.element_ty
     KEYS: gl.constexpr = product_layout(WARPS, K)

@@ -76,9 +76,9 @@ class OnePass(DeltaRule):
         """None where the keys write."""
         return saved.write_keys if self.precond else self.memory.write_key
 
-    def decayed(self) -> Tokens | tuple[None, None, None]:
+    def decayed(self) -> Tokens:
         """With a decay per channel, places for the tokens as they decay."""
-        return Tokens(*(self.token_tensor(self.HV, self.K) for _ in range(3))) if self.decay == 2 else (None, None, None)
+        return Tokens(*(self.token_tensor(self.HV, self.K) if self.decay == 2 else None for _ in range(3)))
 
     def heads(self, tokens: Tokens) -> dict[str, int]:
         return {"H": int(tokens.q.shape[2]), "HEADS_W": self.group(tokens.w)}
@@ -118,7 +118,7 @@ class OnePass(DeltaRule):
             self.T, scale, *numbers, **self.heads(tokens), **sizes, **gate_groups(self), HEADS_G=self.group(x.g),
             HEADS_BETA=self.group(x.beta), num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
-        if isinstance(decayed, Tokens):
+        if self.decay == 2:
             tokens = decayed
         heads = self.heads(tokens)
         added = transition = None
@@ -154,14 +154,14 @@ class OnePassKept(OnePass):
 
     def transform_chunks(self, saved: SavedForBackward, scale: float, reuse_saved: bool) -> ChunkOperands:
         """Of a backward: P, and what its passes take of the decays."""
-        from .channel import score_channels  # need Gluon
+        from .channel_back import score_channels  # need Gluon
         from .gradients import score_chunks
 
         x, HV, keys = self.memory, self.HV, self.write_keys(saved)
         w, u = x.k if keys is None else keys, x.v if saved.u is None else saved.u
         self.scores, self.factors = self.empty(self.M, HV, CHUNK, CHUNK), self.floats(self.M, HV, 4, CHUNK)
         self.tokens = self.decayed()
-        if isinstance(self.tokens, Tokens):
+        if self.decay == 2:
             last_gate = self.floats(self.M, HV, self.K)
             self.launch(
                 score_channels, (self.M, HV), x.q, x.k, keys, x.beta, x.g, *self.tokens, self.scores, self.factors, last_gate,
@@ -195,8 +195,8 @@ class OnePassKept(OnePass):
         self.launch(
             states_again, (self.V // tile.BV * self.P, self.HV), chunks.write_key, chunks.u, self.factors, start, h,
             saved.segment_table if self.packed else None, self.T, self.segment_tokens,
-            HEADS_W=self.group(chunks.write_key), BV=tile.BV, CHANNEL=self.decay == 2, STARTED=start is not None, STAGES=tile.stages,
-            num_warps=tile.BV // 16,
+            HEADS_W=self.group(chunks.write_key), BV=tile.BV, CHANNEL=self.decay == 2, STARTED=start is not None,
+            STAGES=tile.stages, num_warps=tile.BV // 16,
         )  # fmt: skip
         return h
 
@@ -242,7 +242,7 @@ class OnePassKept(OnePass):
 
     def record_channel_gradients(self, grid: tuple[int, int], arguments: Sequence[Any], **heads: int) -> None:
         """Those whose form is not flat in plain Triton."""
-        from .channel import gradients_of_channels  # needs Gluon
+        from .channel_back import gradients_of_channels  # needs Gluon
 
         self.launch(gradients_of_channels, grid, *arguments, **heads, num_warps=4)
         self.launch(

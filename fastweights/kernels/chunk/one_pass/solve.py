@@ -142,8 +142,8 @@ def solve_chunks(
     """One chunk of one head: P, the decays from its start and to its end, and T diag(beta), in `made` [M, HV, RECORD]. w: write
     keys, None where k writes. For a backward T [BT, HV, 64] and the summed decays G [BT, HV] are written too, None otherwise.
     Without DELTA there is no T. gram [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w
-    [BT, HV, K] are written. With a decay per channel, DECAY 2, qg, kg and wg [BT, HV, K] are written, and exp(G_C) in the place of
-    the two decays, see `decay_channels`."""
+    [BT, HV, K] are written. With a decay per channel, DECAY 2, exp(G_C) takes the place of the two decays, and qg, kg and wg
+    [BT, HV, K] are written, see `decay_channels`."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
