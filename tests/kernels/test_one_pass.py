@@ -368,8 +368,12 @@ def test_machine_code(on_hopper: None, rule: str) -> None:
     """Every kernel fits, and products run on while others are issued: where the assembler orders them one by one, it waits for
     each. Every load is waited for."""
     spilled = {"read_chunks": 640, "gradients_of_chunk": 128, "solve_chunks": 32, "pass_back": 64}
+    by_halves = set()
     if rule == "write keys":
         spilled["solve_chunks"] = 320
+    elif rule == "one decay per channel":  # where channels lose much, more than registers hold
+        spilled |= {"solve_chunks": 2048, "score_channels": 768, "gradients_of_channels": 192}
+        by_halves = {"solve_chunks", "score_channels"}
     once = {one.kernel.__name__: one for one in with_backward(8192, rule=rule) if one.kernel.is_gluon()}
     for name, one in once.items():
         compiled = one.compile(90)
@@ -378,7 +382,7 @@ def test_machine_code(on_hopper: None, rule: str) -> None:
         waits = sum(x.startswith("WARPGROUP.DEPBAR") for x in compiled.instructions)
         assert compiled.shared <= 227 * 1024
         assert compiled.stack <= spilled.get(name, 0)
-        assert products >= 4 and waits <= max(1, products / 4)
+        assert products >= 4 and (waits <= max(1, products / 4) or name in by_halves)
 
 
 @pytest.mark.compiler
