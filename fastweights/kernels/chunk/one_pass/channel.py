@@ -7,9 +7,9 @@ w exp(-G) has all pairs; else they meet by halves. Threads have four channels of
 from __future__ import annotations
 
 from ...common.math import clamp_decay
-from ...runtime.gluon import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from ...runtime.gluon import fence_async_shared, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
 from .passes import product_layout, unknown_zero
-from .write_keys import add, approximate
+from .write_keys import approximate
 
 APART = gl.constexpr(gl.BlockedLayout([1, 8, 4], [2, 1, 16], [4, 1, 1], [2, 1, 0]))  # [8, 8, 64]
 TILE = gl.constexpr(gl.BlockedLayout([8, 4], [2, 16], [4, 1], [1, 0]))  # the same as [64, 64]
@@ -53,8 +53,12 @@ def load_tile(x, count, STRIDE: gl.constexpr):
 def running_sums(x, edges, REVERSE: gl.constexpr):
     """Of the rows of x [64, 64], from the last one on with REVERSE. edges [8, 64]: takes the sums that end eight rows."""
     x = gl.convert_layout(x.reshape([8, 8, 64]), APART)
-    y = gl.convert_layout(gl.associative_scan(x, 1, add, reverse=REVERSE), APART)
-    own = gl.convert_layout(pick_row(y, 0 if REVERSE else 7), EDGES)
+    r = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, APART)))
+    y = x
+    own = gl.zeros([8, 64], gl.float32, EDGES)
+    for n in gl.static_range(8):
+        own += gl.convert_layout(pick_row(x, 7 - n if REVERSE else n), EDGES)
+        y = gl.where((r == (7 - n if REVERSE else n))[None, :, None], own[:, None, :], y)
     edges.store(own)
     before = gl.zeros([8, 64], gl.float32, EDGES)
     b = gl.arange(0, 8, gl.SliceLayout(1, EDGES))
@@ -68,9 +72,9 @@ def running_sums(x, edges, REVERSE: gl.constexpr):
 
 
 @gluon.jit
-def sum_decays(g, count, edges, STRIDE: gl.constexpr):
+def sum_decays(g, edges):
     """G [64, 64] in base 2. edges [8, 64]: takes every eighth row."""
-    return running_sums(clamp_decay(load_tile(g, count, STRIDE)), edges, False)
+    return running_sums(clamp_decay(g), edges, False)
 
 
 @gluon.jit
@@ -89,13 +93,31 @@ def at_border(G, edges, half: gl.constexpr):
 
 
 @gluon.jit
-def product(x, y):
-    """x y^T of what was just stored."""
+def products(ks, qs, ws, SOLVE: gl.constexpr):
+    """w q^T and, with SOLVE, w k^T of what was just stored."""
     fence_async_shared()
     gl.thread_barrier()
     zeros = gl.zeros([64, 64], gl.float32, product_layout(4, 64))
-    z = warpgroup_mma(x, y.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    return warpgroup_mma_wait(0, deps=[z])
+    scores = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    overlap = scores
+    if SOLVE:
+        overlap = warpgroup_mma(ws, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        scores, overlap = warpgroup_mma_wait(0, deps=[scores, overlap])
+    else:
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        overlap = scores
+    return scores, overlap
+
+
+@gluon.jit
+def met(xs, ys, pairs):
+    """Of some pairs x y^T, by the tensor cores' older product: its operands come from registers, and a `warpgroup_mma` here, where
+    registers are full, would order all of the kernel one by one."""
+    OLDER: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
+    left = xs.load(gl.DotOperandLayout(0, OLDER, 2))
+    right = ys.permute((1, 0)).load(gl.DotOperandLayout(1, OLDER, 2))
+    found = mma_v2(left, right, gl.zeros([64, 64], gl.float32, OLDER))
+    return gl.where(pairs, gl.convert_layout(found, pairs.type.layout), 0.0)
 
 
 @gluon.jit
@@ -112,7 +134,7 @@ def meet_by_halves(
     scores = gl.zeros([64, 64], gl.float32, SQUARE)
     overlap = scores
     for _ in range(PARTS):
-        G = sum_decays(g, count, edges, G_ROW)
+        G = sum_decays(load_tile(g, count, G_ROW), edges)
         own = gl.sum(load_tile(q, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
         scores += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
         if SOLVE:
@@ -126,9 +148,9 @@ def meet_by_halves(
                 ks.store((load_tile(k, count, KEY_ROW) * factor).to(TYPE))
             half, at, left = 32 >> level, i & -(32 >> level), j & -(32 >> level)
             pairs = ((i & half) > 0)[None, :] & (at[None, :] == (left + half)[:, None])
-            scores += gl.where(pairs, product(ws, qs), 0.0)
+            scores += met(ws, qs, pairs)
             if SOLVE:
-                overlap += gl.where(pairs, product(ws, ks), 0.0)
+                overlap += met(ws, ks, pairs)
         q += 64
         k += 64
         w += 64
@@ -138,15 +160,15 @@ def meet_by_halves(
 
 @gluon.jit
 def decay_channels(
-    ks, qs, ws, q, k, w, g, qg, kg, wg, last, last_gate, count,
+    ks, qs, ws, q, k, w, g, first, second, qg, kg, wg, last, last_gate, count,
     HV: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, WRITE: gl.constexpr,
     SOLVE: gl.constexpr,
 ):  # fmt: skip
     """q exp(G), k exp(G) and w exp(G_C - G) into qg, kg and wg [.., HV, K], exp(G_C) into last [K], and G_C into last_gate unless
     that is None; w q^T and, with SOLVE, w k^T of pairs i >= j, decayed from one to the other. ks, qs and, with WRITE, ws [64, K]
-    hold k, q and w, and are used up. G_ROW, KEY_ROW and WRITE_ROW: from row to row of what g, q and k, and w point to."""
+    hold k, q and w, and are used up; first and second [64, 64] hold g. G_ROW, KEY_ROW and WRITE_ROW: from row to row of what g, q and k, and w point to."""
     TYPE: gl.constexpr = ks.dtype
-    PARTS: gl.constexpr = ks.shape[1] // 64
+    PARTS: gl.constexpr = 2
     FLAT: gl.constexpr = 7.0 if ks.dtype == gl.float16 else 100.0  # what channels may lose
     edges = gl.allocate_shared_memory(gl.float32, [8, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     row, at = tile_places(HV * PARTS * 64)
@@ -154,7 +176,7 @@ def decay_channels(
     c = gl.zeros([1, 64], gl.int32, TILE) + gl.arange(0, 64, gl.SliceLayout(0, TILE))[None, :]
     lost = 0.0
     for part in gl.static_range(PARTS):
-        G = sum_decays(g + part * 64, count, edges, G_ROW)
+        G = sum_decays(first if part == 0 else second, edges)
         total = edges.slice(7, 1).load(TILE)
         gl.store(last + part * 64 + c, approximate(total, "ex2"))
         if last_gate is not None:
@@ -174,8 +196,7 @@ def decay_channels(
         gl.store(qg + part * 64 + at, queries, here)
         query_part.store(queries)
     if lost < FLAT:
-        scores = product(ws, qs)
-        overlap = product(ws, ks) if SOLVE else scores
+        scores, overlap = products(ks, qs, ws, SOLVE)
     else:
         scores, overlap = meet_by_halves(
             ks.slice(0, 64, dim=1), qs.slice(0, 64, dim=1), ws.slice(0, 64, dim=1), edges, q, k, w, g, count,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...common.packing import program_chunk, program_part
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .channel import TILE, decay_channels, load_tile, product, running_sums, sum_decays, tile_places
+from .channel import TILE, decay_channels, load_tile, running_sums, sum_decays, tile_places
 from .passes import copy_rows, product_layout, row_places, store_square
 from .write_keys import approximate
 
@@ -43,11 +43,15 @@ def score_channels(
     gain = gl.load(at_beta + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
     factors += at_chunk * 256
     gl.store(factors + 128 + t, gain)
+    G_ROW: gl.constexpr = HV // HEADS_G * K
+    g += (first * (HV // HEADS_G) + head // HEADS_G) * K
+    decays = load_tile(g, count, G_ROW)
+    decays_beyond = load_tile(g + 64, count, G_ROW)
     async_copy.wait_group(0)
     P, _ = decay_channels(
-        ks, qs, ws, q + at_key, k + at_key, writes, g + (first * (HV // HEADS_G) + head // HEADS_G) * K,
+        ks, qs, ws, q + at_key, k + at_key, writes, g, decays, decays_beyond,
         qg + at_row, kg + at_row, wg + at_row, factors, last_gate + at_chunk * K, count,
-        HV, HV // HEADS_G * K, H * K, WRITE_ROW, w is not None, False,
+        HV, G_ROW, H * K, WRITE_ROW, w is not None, False,
     )  # fmt: skip
     i = gl.arange(0, 64, gl.SliceLayout(0, SQUARE))
     j = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
@@ -91,7 +95,9 @@ def gradients_of_channels(
     j = gl.arange(0, 64, COLUMN)
     if -gl.min(total, 0) >= 2 * MIDDLE:
         async_copy.wait_group(0)
-        grad_P = gl.where(i[:, None] >= j[None, :], product(dos, us), 0.0)
+        zeros = gl.zeros([64, 64], gl.float32, SQUARE)
+        grad_P = warpgroup_mma(dos, us.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        grad_P = gl.where(i[:, None] >= j[None, :], warpgroup_mma_wait(0, deps=[grad_P]), 0.0)
         row, at = row_places(HV * 64, 64, 64)
         staged = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
         staged.store(grad_P.to(TYPE))
@@ -123,7 +129,7 @@ def gradients_of_channels(
     ws = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
     edges = gl.allocate_shared_memory(gl.float32, [8, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     g += (first * (HV // HEADS_G) + head // HEADS_G) * K + part * 64
-    G = sum_decays(g, count, edges, HV // HEADS_G * K)
+    G = sum_decays(load_tile(g, count, HV // HEADS_G * K), edges)
     if w is None:
         writes = load_tile(k, count, KEY_ROW)
     else:
@@ -167,28 +173,36 @@ def gradients_of_channels(
     grad_w = warpgroup_mma(turned_A.permute((1, 0)), ks, grad_w, is_async=True)
     grad_q, grad_k, left_P, left_A, grad_w = warpgroup_mma_wait(0, deps=[grad_q, grad_k, left_P, left_A, grad_w])
 
-    G = sum_decays(g, count, edges, HV // HEADS_G * K)  # again: kept, it would crowd the registers
+    # G again: kept, it would crowd the registers.
+    G = sum_decays(load_tile(g, count, HV // HEADS_G * K), edges)
+    moved = gl.allocate_shared_memory(gl.float32, [64, 64], gl.SwizzledSharedLayout(4, 2, 8, [1, 0]))
+    moved.store(G)
+    G = moved.load(SQUARE)
     up = approximate(G + MIDDLE, "ex2")
-    row, at = tile_places(HV * K)
-    at += at_row
-    here = (row < count)[:, None]
-    found = gl.convert_layout(grad_q, TILE)
-    grad_G = qs.load(TILE).to(gl.float32) * found
-    gl.store(dq + at, (found * (up * scale)).to(TYPE), here)
-    found = gl.convert_layout(grad_w, TILE)
-    grad_G -= ws.load(TILE).to(gl.float32) * found
-    written = found * approximate(-MIDDLE - G, "ex2")
-    found = gl.convert_layout(grad_k, TILE)
-    grad_G += ks.load(TILE).to(gl.float32) * found
-    found *= up
-    grad_gain += gl.sum(load_tile(k, count, KEY_ROW) * found, 1)
-    gl.store(gate_grads + part.to(gl.int64) * stride + first * HV + head + t * HV, grad_gain, t < count)
-    found *= gain[:, None]
+    grad_G = qs.load(SQUARE).to(gl.float32) * grad_q - ws.load(SQUARE).to(gl.float32) * grad_w
+    grad_G += ks.load(SQUARE).to(gl.float32) * grad_k
+    grad_q *= up * scale
+    grad_w *= approximate(-MIDDLE - G, "ex2")
+    grad_k *= up
+    ks.store(load_tile(k, count, KEY_ROW).to(TYPE))
+    overlap = gl.sum(ks.load(SQUARE).to(gl.float32) * grad_k, 1)
+    gain = gl.convert_layout(gain, ROW)
+    grad_gain = gl.convert_layout(grad_gain, ROW) + overlap
+    gl.store(gate_grads + part.to(gl.int64) * stride + first * HV + head + i * HV, grad_gain, i < count)
+    grad_k *= gain[:, None]
     if w is None:
-        found += written
-    else:
-        gl.store(dw + at, written.to(TYPE), here)
-    gl.store(dk + at, found.to(TYPE), here)
-    at_end = gl.convert_layout(at_end, gl.SliceLayout(0, TILE))
-    grad_G += gl.where((row == count - 1)[:, None], at_end[None, :], 0.0)
-    gl.store(dg + at, running_sums(grad_G, edges, True), here)
+        grad_k += grad_w
+    row, at = row_places(HV * K, 64, 64)
+    here = (row < count)[:, None]
+    qs.store(grad_q.to(TYPE))
+    gl.store(dq + at_row + at, qs.load(at.type.layout), here)
+    ks.store(grad_k.to(TYPE))
+    gl.store(dk + at_row + at, ks.load(at.type.layout), here)
+    if w is not None:
+        ws.store(grad_w.to(TYPE))
+        gl.store(dw + at_row + at, ws.load(at.type.layout), here)
+    at_end = gl.convert_layout(at_end, COLUMN)
+    grad_G += gl.where(i[:, None] == count - 1, at_end[None, :], 0.0)
+    moved.store(grad_G)
+    row, at = tile_places(HV * K)
+    gl.store(dg + at_row + at, running_sums(moved.load(TILE), edges, True), (row < count)[:, None])

@@ -32,6 +32,7 @@ WHOLE = PassTile(128, 3)
 HALF = PassTile(64, 3)
 PROGRAMS = 132  # of 128 columns, that keep an H100 or H200 busy
 SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
+IDLE_REGISTERS = 128  # two programs of 8 warps per multiprocessor, most of which find nothing to do
 
 
 class Tokens(NamedTuple):
@@ -247,7 +248,7 @@ class OnePassKept(OnePass):
         self.launch(gradients_of_channels, grid, *arguments, **heads, num_warps=4)
         self.launch(
             chunk_gradients_channel, grid, *arguments, self.H, self.HV, **heads, FLAT=False, BK=64, BV=32, num_warps=8,
-            num_stages=1,
+            num_stages=1, maxnreg=IDLE_REGISTERS,
         )  # fmt: skip
 
     def partial_gates(self, name: str) -> TensorSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .channel import decay_channels, either
+from .channel import decay_channels, either, load_tile
 from .passes import FACTORS_PLACE, T_PLACE, copy_rows, product_layout, store_square
 from .write_keys import add, precondition_keys
 
@@ -175,6 +175,11 @@ def solve_chunks(
         decay = clamp_decay(gl.load(at + t * (HV // HEADS_G), t < count, 0.0))
     else:
         decay = gl.zeros([64], gl.float32, LINE)
+    if DECAY == 2:
+        G_ROW: gl.constexpr = HV // HEADS_G * K
+        g += (first * (HV // HEADS_G) + head // HEADS_G) * K
+        decays = load_tile(g, count, G_ROW)
+        decays_beyond = load_tile(g + 64, count, G_ROW)
     async_copy.wait_group(0)
     if gram is not None:
         precond_g += first * (HV // HEADS_PG) + head // HEADS_PG
@@ -187,11 +192,10 @@ def solve_chunks(
     factors = (made + FACTORS_PLACE).to(gl.pointer_type(gl.float32), bitcast=True)
     if DECAY == 2:
         at_row = (first * HV + head) * K
-        g += (first * (HV // HEADS_G) + head // HEADS_G) * K
         writes = k + at_key if w is None else w
         scores, overlap = decay_channels(
-            ks, qs, ws, q + at_key, k + at_key, writes, g, qg + at_row, kg + at_row, wg + at_row, factors, None, count,
-            HV, HV // HEADS_G * K, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
+            ks, qs, ws, q + at_key, k + at_key, writes, g, decays, decays_beyond, qg + at_row, kg + at_row, wg + at_row, factors, None, count,
+            HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
         )  # fmt: skip
     else:
         zeros = gl.zeros([64, 64], gl.float32, SQUARE)
