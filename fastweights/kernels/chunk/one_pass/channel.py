@@ -111,8 +111,8 @@ def products(ks, qs, ws, SOLVE: gl.constexpr):
 
 @gluon.jit
 def met(xs, ys, pairs):
-    """Of some pairs x y^T, by the tensor cores' older product: its operands come from registers, and a `warpgroup_mma` here, where
-    registers are full, would order all of the kernel one by one."""
+    """Of some pairs x y^T, by the older product, whose operands come from registers. As registers are full here, `warpgroup_mma`
+    would be ordered one by one, in all of the kernel."""
     OLDER: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
     left = xs.load(gl.DotOperandLayout(0, OLDER, 2))
     right = ys.permute((1, 0)).load(gl.DotOperandLayout(1, OLDER, 2))
@@ -146,8 +146,8 @@ def meet_by_halves(
             ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
             if SOLVE:
                 ks.store((load_tile(k, count, KEY_ROW) * factor).to(TYPE))
-            half, at, left = 32 >> level, i & -(32 >> level), j & -(32 >> level)
-            pairs = ((i & half) > 0)[None, :] & (at[None, :] == (left + half)[:, None])
+            half = 32 >> level
+            pairs = ((i & half) > 0)[None, :] & (((i ^ half) & -half)[None, :] == (j & -half)[:, None])
             scores += met(ws, qs, pairs)
             if SOLVE:
                 overlap += met(ws, ks, pairs)
@@ -166,7 +166,8 @@ def decay_channels(
 ):  # fmt: skip
     """q exp(G), k exp(G) and w exp(G_C - G) into qg, kg and wg [.., HV, K], exp(G_C) into last [K], and G_C into last_gate unless
     that is None; w q^T and, with SOLVE, w k^T of pairs i >= j, decayed from one to the other. ks, qs and, with WRITE, ws [64, K]
-    hold k, q and w, and are used up; first and second [64, 64] hold g. G_ROW, KEY_ROW and WRITE_ROW: from row to row of what g, q and k, and w point to."""
+    hold k, q and w, and are used up; first and second [64, 64] hold g. G_ROW, KEY_ROW and WRITE_ROW: from row to row of what g, q
+    and k, and w point to."""
     TYPE: gl.constexpr = ks.dtype
     PARTS: gl.constexpr = 2
     FLAT: gl.constexpr = 7.0 if ks.dtype == gl.float16 else 100.0  # what channels may lose

@@ -194,8 +194,8 @@ def solve_chunks(
         at_row = (first * HV + head) * K
         writes = k + at_key if w is None else w
         scores, overlap = decay_channels(
-            ks, qs, ws, q + at_key, k + at_key, writes, g, decays, decays_beyond, qg + at_row, kg + at_row, wg + at_row, factors, None, count,
-            HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
+            ks, qs, ws, q + at_key, k + at_key, writes, g, decays, decays_beyond, qg + at_row, kg + at_row, wg + at_row,
+            factors, None, count, HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
         )  # fmt: skip
     else:
         zeros = gl.zeros([64, 64], gl.float32, SQUARE)
