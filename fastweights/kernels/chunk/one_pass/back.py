@@ -6,7 +6,8 @@ from __future__ import annotations
 from ...common.packing import pieces_of_sequence
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .passes import (
-    copy_line,
+    T_PLACE,
+    copy_factors,
     copy_rows,
     find_segment,
     load_state,
@@ -19,13 +20,12 @@ from .passes import (
 
 @gluon.jit(do_not_specialize=["time", "length"])
 def states_again(
-    w, u, factors, start, h, segments, time, length,
-    HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+    w, u, made, start, h, segments, cu_seqlens, time, length,
+    HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
     STARTED: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The states at the chunks' starts h [M, HV, K, V], from write keys w, u [BT, HV, V] and the states [P, HV, K, V] that
-    segments start from.
-    factors [M, HV, 4, 64]: of each token the decay from the chunk's start, to its end, and from its start times beta."""
+    segments start from. made: see `solve_chunks`."""
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = w.dtype.element_ty
     KEYS: gl.constexpr = product_layout(WARPS, K)
@@ -39,7 +39,7 @@ def states_again(
     w += (first * (HV // HEADS_W) + head // HEADS_W) * K
     u += (first * HV + head) * V + part * BV
     h += (m * HV + head) * (K * V) + part * BV
-    factors += (m * HV + head) * 256
+    made += (m * HV + head) * RECORD
     S = load_state(start, segment * HV + head, part, K, V, BV, STARTED)
     ws = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], gl.NVMMASharedLayout.get_default_for([64, K], TYPE))
     us = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], gl.NVMMASharedLayout.get_default_for([64, BV], TYPE))
@@ -50,11 +50,11 @@ def states_again(
         live = tokens - ahead * 64
         copy_rows(ws.index(ahead), w, live, WRITE_ROW, True)
         copy_rows(us.index(ahead), u, live, VALUE_ROW, True)
-        copy_line(fs.index(ahead), factors, live > 0)
+        copy_factors(fs.index(ahead), made, live > 0)
         async_copy.commit_group()
         w += 64 * WRITE_ROW
         u += 64 * VALUE_ROW
-        factors += HV * 256
+        made += HV * RECORD
     now = 0
     into = STAGES - 1
     for n in range(chunks):
@@ -70,12 +70,12 @@ def states_again(
         live = tokens - (n + STAGES - 1) * 64
         copy_rows(ws.index(into), w, live, WRITE_ROW, True)
         copy_rows(us.index(into), u, live, VALUE_ROW, True)
-        copy_line(fs.index(into), factors, live > 0)
+        copy_factors(fs.index(into), made, live > 0)
         async_copy.commit_group()
         h += HV * K * V
         w += 64 * WRITE_ROW
         u += 64 * VALUE_ROW
-        factors += HV * 256
+        made += HV * RECORD
         S, written = warpgroup_mma_wait(0, deps=[S, written])
         now = gl.where(now == STAGES - 1, 0, now + 1)
         into = gl.where(into == STAGES - 1, 0, into + 1)
@@ -101,35 +101,35 @@ def end_of_segment(
 
 @gluon.jit
 def copy_back(
-    ks, ws, Ps, Ts, qs, dos, fs, at, k, w, scores, inverse, q, do, factors, left,
-    KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, VALUE_ROW: gl.constexpr, INVERSE_ROW: gl.constexpr,
-    DELTA: gl.constexpr, FINDS_DU: gl.constexpr,
+    ks, ws, Ps, Ts, qs, dos, fs, at, k, w, made, q, do, left,
+    KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, VALUE_ROW: gl.constexpr, DELTA: gl.constexpr, FINDS_DU: gl.constexpr,
 ):  # fmt: skip
     """Begin to copy what `pass_back` takes of a chunk of `left` tokens, none before the first chunk."""
+    whole = gl.where(left > 0, 64, 0)
     if FINDS_DU:
         copy_rows(ks.index(at), k, left, KEY_ROW, True)
-        copy_rows(Ps.index(at), scores, gl.where(left > 0, 64, 0), 64, True)
+        copy_rows(Ps.index(at), made, whole, 64, True)
     if w is not None:
         copy_rows(ws.index(at), w, left, WRITE_ROW, True)
     if DELTA:
-        copy_rows(Ts.index(at), inverse, left, INVERSE_ROW, True)
+        copy_rows(Ts.index(at), made + T_PLACE, whole, 64, True)
     copy_rows(qs.index(at), q, left, KEY_ROW, True)
     copy_rows(dos.index(at), do, left, VALUE_ROW, True)
-    copy_line(fs.index(at), factors, left > 0)
+    copy_factors(fs.index(at), made, left > 0)
     async_copy.commit_group()
 
 
 @gluon.jit(do_not_specialize=["time", "length"])
 def pass_back(
-    q, k, w, inverse, scores, do, z, factors, begin, added, transition, dh, dS, segments, cu_seqlens, time, length, scale,
+    q, k, w, made, do, z, begin, added, transition, dh, dS, segments, cu_seqlens, time, length, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
-    STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
-    DELTA: gl.constexpr,
+    RECORD: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, SUMMARY: gl.constexpr,
+    STAGES: gl.constexpr, DELTA: gl.constexpr,
 ):  # fmt: skip
     """From the last chunk to the first: the gradients of the states at the chunks' ends dh [M, HV, K, V], and z = T^T du
-    [BT, HV, V], without DELTA du. w: write keys, None where k writes. scores, factors: see `score_chunks`. begin: the gradient of
-    the states after the sequences, dS of those before. SUMMARY: only what each segment adds, into `added` [P, HV, V, K], from
-    zero; see `end_of_segment`."""
+    [BT, HV, V], without DELTA du. w: write keys, None where k writes. made: see `solve_chunks`. begin: the gradient of the states
+    after the sequences, dS of those before. SUMMARY: only what each segment adds, into `added` [P, HV, V, K], from zero; see
+    `end_of_segment`."""
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = k.dtype.element_ty
     KEYS: gl.constexpr = product_layout(WARPS, K)
@@ -165,11 +165,8 @@ def pass_back(
     k += (t * H + head // (HV // H)) * K
     if w is not None:
         w += (t * (HV // HEADS_W) + head // HEADS_W) * K
-    if DELTA:
-        inverse += (t * HV + head) * 64
-    scores += (m * HV + head) * 4096
+    made += (m * HV + head) * RECORD
     do += at_value
-    factors += (m * HV + head) * 256
     TALL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BV], TYPE)
     FINDS_DU: gl.constexpr = DELTA or not SUMMARY
@@ -193,19 +190,15 @@ def pass_back(
     last = left
     for ahead in gl.static_range(STAGES - 1):
         copy_back(
-            ks, ws, Ps, Ts, qs, dos, fs, ahead, k, w, scores, inverse, q, do, factors, left,
-            KEY_ROW, WRITE_ROW, VALUE_ROW, HV * 64, DELTA, FINDS_DU,
+            ks, ws, Ps, Ts, qs, dos, fs, ahead, k, w, made, q, do, left, KEY_ROW, WRITE_ROW, VALUE_ROW, DELTA, FINDS_DU,
         )  # fmt: skip
         left = gl.where(chunks > ahead + 1, 64, 0)
         q -= 64 * KEY_ROW
         k -= 64 * KEY_ROW
         if w is not None:
             w -= 64 * WRITE_ROW
-        if DELTA:
-            inverse -= 64 * HV * 64
         do -= 64 * VALUE_ROW
-        scores -= HV * 4096
-        factors -= HV * 256
+        made -= HV * RECORD
     zeros = gl.zeros([BV, 64], gl.float32, TOKENS)
     now = 0
     into = STAGES - 1
@@ -222,13 +215,13 @@ def pass_back(
         line = fs.index(now)
         since = line.slice(0, 64).load(BY_TOKEN)
         until = line.slice(64, 64).load(BY_TOKEN)
-        weight = line.slice(128, 64).load(BY_TOKEN)
+        if DELTA:
+            weight = since * line.slice(128, 64).load(BY_TOKEN)
         total = line.slice(63, 1).load(gl.SliceLayout(0, KEYS))
         if w is not None:  # as in `pass_segment`
             left = gl.where(n + STAGES - 1 < chunks, 64, 0)
             copy_back(
-                ks, ws, Ps, Ts, qs, dos, fs, into, k, w, scores, inverse, q, do, factors, left,
-                KEY_ROW, WRITE_ROW, VALUE_ROW, HV * 64, DELTA, FINDS_DU,
+                ks, ws, Ps, Ts, qs, dos, fs, into, k, w, made, q, do, left, KEY_ROW, WRITE_ROW, VALUE_ROW, DELTA, FINDS_DU,
             )  # fmt: skip
         if FINDS_DU:
             plain = gl.convert_layout(grad, LEFT)
@@ -251,18 +244,14 @@ def pass_back(
         if w is None:
             left = gl.where(n + STAGES - 1 < chunks, 64, 0)
             copy_back(
-                ks, ws, Ps, Ts, qs, dos, fs, into, k, w, scores, inverse, q, do, factors, left,
-                KEY_ROW, WRITE_ROW, VALUE_ROW, HV * 64, DELTA, FINDS_DU,
+                ks, ws, Ps, Ts, qs, dos, fs, into, k, w, made, q, do, left, KEY_ROW, WRITE_ROW, VALUE_ROW, DELTA, FINDS_DU,
             )  # fmt: skip
         q -= 64 * KEY_ROW
         k -= 64 * KEY_ROW
         if w is not None:
             w -= 64 * WRITE_ROW
-        if DELTA:
-            inverse -= 64 * HV * 64
         do -= 64 * VALUE_ROW
-        scores -= HV * 4096
-        factors -= HV * 256
+        made -= HV * RECORD
         if DELTA:
             S, grad, back = warpgroup_mma_wait(0, deps=[S, grad, back])
         else:

@@ -1,63 +1,11 @@
-"""What a backward finds of one chunk alone, in Gluon for Hopper GPUs: the scores before the passes, the gradients after them."""
+"""The gradients of one chunk, after the passes, in Gluon for Hopper GPUs; see the head of this folder."""
 
 from __future__ import annotations
 
-from ...common.packing import program_chunk, program_part
+from ...common.packing import program_part
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .passes import copy_rows, product_layout, row_places
-from .solve import store_square
+from .passes import copy_rows, factors_of, product_layout, row_places
 from .write_keys import add
-
-
-@gluon.jit(do_not_specialize=["time"])
-def score_chunks(
-    q, w, beta, G, scores, factors, chunks, time, scale,
-    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, HEADS_BETA: gl.constexpr,
-):  # fmt: skip
-    """P into scores [M, HV, 64, 64], and factors [M, HV, 4, 64]: of each token the decay from the chunk's start, to its end, and
-    from its start times beta. G [BT, HV]: summed decays in base 2, None where nothing decays."""
-    m, head, first, count = program_chunk(chunks, time)
-    if count == 0:
-        return
-    TYPE: gl.constexpr = q.dtype.element_ty
-    SQUARE: gl.constexpr = product_layout(4, 64)
-    BY_J: gl.constexpr = gl.SliceLayout(1, SQUARE)
-    BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
-    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
-    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
-    ws = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
-    qs = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
-    copy_rows(ws, w + (first * (HV // HEADS_W) + head // HEADS_W) * K, count, HV // HEADS_W * K, True)
-    copy_rows(qs, q + (first * H + head // (HV // H)) * K, count, H * K, True)
-    async_copy.commit_group()
-    t = gl.arange(0, 64, LINE)
-    i = gl.arange(0, 64, BY_I)
-    j = gl.arange(0, 64, BY_J)
-    since = gl.full([64], 1.0, gl.float32, LINE)
-    until = since
-    if G is not None:
-        G += first * HV + head
-        decay = gl.load(G + gl.minimum(t, count - 1) * HV)
-        since = gl.exp2(decay)
-        until = gl.exp2(gl.load(G + (count - 1) * HV) - decay)
-        from_i = gl.load(G + gl.minimum(i, count - 1) * HV)
-        from_j = gl.load(G + gl.minimum(j, count - 1) * HV)
-    at = factors + (m.to(gl.int64) * HV + head) * 256 + t
-    gl.store(at, since)
-    gl.store(at + 64, until)
-    if beta is not None:
-        at_beta = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
-        gain = gl.load(at_beta + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
-        gl.store(at + 128, since * gain)
-    async_copy.wait_group(0)
-    zeros = gl.zeros([64, 64], gl.float32, SQUARE)
-    P = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    P = warpgroup_mma_wait(0, deps=[P]) * scale
-    if G is not None:
-        P *= gl.exp2(gl.where(i[None, :] >= j[:, None], from_i[None, :] - from_j[:, None], 0.0))
-    staged = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
-    P = gl.where(i[None, :] >= j[:, None], P, 0.0)
-    store_square(staged, P, scores + (m.to(gl.int64) * HV + head) * 4096, 64, 64)
 
 
 @gluon.jit
@@ -67,9 +15,9 @@ def row_sums(x, y):
 
 @gluon.jit(do_not_specialize=["time", "stride"])
 def gradients_of_chunk(
-    q, k, w, v, beta, G, factors, u, z, do, h, dh, chunks, time, scale, dq, dk, dw, dv, gate_grads, stride,
-    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, HEADS_BETA: gl.constexpr,
-    DELTA: gl.constexpr,
+    q, k, w, v, made, u, z, do, h, dh, chunks, time, scale, dq, dk, dw, dv, gate_grads, stride,
+    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
+    DELTA: gl.constexpr, DECAY: gl.constexpr,
 ):  # fmt: skip
     """All gradients of a chunk for 64 of 128 key channels, as `chunk_gradients` of `common.delta_rule`, dP among them; dV and
     <z, v> for as many value columns. w: write keys, and dw their gradient, None where k writes and dk holds both. Without
@@ -116,18 +64,14 @@ def gradients_of_chunk(
 
     i = gl.arange(0, 64, ROW)
     j = gl.arange(0, 64, COLUMN)
-    if DELTA:
-        gain = gl.load(
-            beta + (first * (HV // HEADS_BETA) + head // HEADS_BETA) + i * (HV // HEADS_BETA), i < count, 0.0
-        )
-        gain = gain.to(gl.float32)
-    factors += (m.to(gl.int64) * HV + head) * 256
+    factors = factors_of(made + (m.to(gl.int64) * HV + head) * RECORD)
     since = gl.load(factors + i)
     until = gl.load(factors + 64 + i)
-    if G is not None:
-        G += first * HV + head
-        from_i = gl.load(G + gl.minimum(i, count - 1) * HV)
-        from_j = gl.load(G + gl.minimum(j, count - 1) * HV)
+    if DELTA:
+        gain = gl.load(factors + 128 + i)
+    if DECAY:
+        from_i = gl.load(factors + 192 + i)
+        from_j = gl.load(factors + 192 + j)
 
     # dV and <z, v> of 64 value columns
     row, at = row_places(HV * V, 64, 64)
@@ -161,14 +105,14 @@ def gradients_of_chunk(
             0, deps=[grad_P, grad_A, grad_q, grad_k, grad_w, dos, us, zs]
         )
     grad_P *= scale
-    if G is not None:
+    if DECAY:
         pair = gl.exp2(gl.where(i[:, None] >= j[None, :], from_i[:, None] - from_j[None, :], 0.0))
         grad_P *= pair
     grad_P = gl.where(i[:, None] >= j[None, :], grad_P, 0.0)
     turned_P = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
     turned_P.store(grad_P.to(TYPE))
     if DELTA:
-        if G is not None:
+        if DECAY:
             grad_A *= pair
         grad_A = gl.where(i[:, None] > j[None, :], -grad_A, 0.0)
         turned_A = gl.allocate_shared_memory(TYPE, [64, 64], NARROW)
@@ -187,7 +131,7 @@ def gradients_of_chunk(
         grad_k *= -since[:, None]
     grad_w *= until[:, None]
     keys = ks.load(SQUARE)
-    if G is not None:
+    if DECAY:
         ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
         states = row_sums(hs.load(ROWS).to(gl.float32), dhs.load(ROWS))
         grad_last = gl.load(factors + 63) * gl.convert_layout(states, ROW)
@@ -210,7 +154,7 @@ def gradients_of_chunk(
         summed = row_sums(grad_q, qs.load(SQUARE))
     grad_w = warpgroup_mma_wait(0, deps=[grad_w])
     summed -= row_sums(grad_w, keys if w is None else ws.load(SQUARE))
-    if G is not None:
+    if DECAY:
         summed = gl.convert_layout(gl.where(i < count, summed, 0.0), LINE)
         last = gl.sum(gl.convert_layout(grad_last, LINE), 0)
         t = gl.arange(0, 64, LINE)
