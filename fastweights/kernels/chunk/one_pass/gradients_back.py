@@ -1,8 +1,8 @@
 """The pass of a backward that finds all gradients on its way, in Gluon for Hopper GPUs: see the head of this folder.
 
-256 threads have all registers there are. What a step computes early and needs late waits in shared memory (`sums`). What all steps
-compute alike, addresses above all, each computes again (`anew`). Spilled registers would come from the L2 cache, as shared memory
-leaves little of L1."""
+256 threads have all registers there are. What a step computes early and needs late waits in shared memory (`sums`). What all
+steps compute alike, addresses above all, each computes again (`anew`). Spilled registers would come from the L2 cache, as shared
+memory leaves little of L1."""
 
 from __future__ import annotations
 

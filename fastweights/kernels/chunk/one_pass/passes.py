@@ -5,8 +5,8 @@ from __future__ import annotations
 from ...common.packing import pieces_of_sequence, segment_place
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
-# Where the record of a chunk, numbers of 16 bits, has four numbers per token in float32, and for a backward T; in front is P. The four:
-# the decay from the chunk's start and that to its end, beta, and the summed log decay in base 2.
+# Where the record of a chunk, numbers of 16 bits, has four numbers per token in float32, and for a backward T; in front is P. The
+# four: the decay from the chunk's start, that to its end, beta, and the summed log decay in base 2.
 FACTORS_PLACE = gl.constexpr(4096)
 T_PLACE = gl.constexpr(4096 + 512)
 

@@ -153,9 +153,9 @@ def solve_chunks(
     HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
     DELTA: gl.constexpr, DECAY: gl.constexpr, KEPT: gl.constexpr,
 ):  # fmt: skip
-    """One chunk of one head: its record in `made` [M, HV, RECORD], of P, four numbers per token, and with KEPT, for a backward, T; and
-    T diag(beta) in `solved` [M, HV, 64, 64]. Without DELTA there is no T. w: write keys, None where k writes. gram [M, HV, K], None
-    where nothing is preconditioned: A at the chunks' starts, from which w [BT, HV, K] are written."""
+    """One chunk of one head: its record in `made` [M, HV, RECORD], of P, four numbers per token, and with KEPT, for a backward,
+    T; and T diag(beta) in `solved` [M, HV, 64, 64]. Without DELTA there is no T. w: write keys, None where k writes. gram
+    [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w [BT, HV, K] are written."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
