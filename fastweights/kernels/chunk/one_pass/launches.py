@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...common.delta_rule.launches import BegunGrads, ChunkOperands, DeltaRule, MemoryGrads
+from ...common.delta_rule.launches import DeltaRule, MemoryGrads
 from ...common.delta_rule.sizes import SavedForBackward, segment_length
 from ...common.packing import CHUNK
 from ...runtime.gluon import runs_gluon
@@ -41,15 +41,8 @@ def takes_one_pass(call: DeltaRule) -> bool:
     return bool(has_rule and is_plain and has_sizes and runs_gluon(call.device))
 
 
-def finds_gradients_back(call: DeltaRule) -> bool:
-    """Whether `gradients_back` finds the gradients. Write keys would leave it too little room."""
-    return bool(call.delta and not call.writes)
-
-
 def segments_kept(call: DeltaRule) -> tuple[int, int]:
-    """The segments of a forward before a backward, as `segment_length`: those of `gradients_back` have one program per head."""
-    if not finds_gradients_back(call):
-        return call.length, call.cut
+    """The segments of a forward before a backward, as `segment_length`. Each has one program per head."""
     return segment_length(call.B, call.T, call.HV, PROGRAMS, least=2)
 
 
@@ -159,96 +152,43 @@ class OnePassKept(OnePass):
     def memory_grads(
         self, saved: SavedForBackward, scale: float, do: Any, dS_end: Any, state_grads: bool
     ) -> MemoryGrads:
-        if not finds_gradients_back(self):
-            return super().memory_grads(saved, scale, do, dS_end, state_grads)
         from .gradients_back import gradients_back  # needs Gluon
 
-        x, HV = self.memory, self.HV
-        chunks = self.transform_chunks(saved, scale, True)
-        h, added = self.pass_state_again(chunks, saved), self.record_summaries(chunks, saved, scale, do)
+        x, HV, w, u = self.memory, self.HV, self.write_keys(saved), self.memory.v if saved.u is None else saved.u
+        h = self.states_again(saved, x.k if w is None else w, u)
+        added = self.summaries_back(saved, scale, do) if self.cut else None
         dq, dk, dv = (self.token_tensor(HV, self.K) for _ in range(3))
+        dw = None if w is None else self.token_tensor(HV, self.K)
         dS, gates = self.state(self.N) if state_grads else None, self.floats(1, 2, *self.rows, HV)
         self.launch(
-            gradients_back, (self.P, HV), x.q, x.k, x.v, saved.records, do, saved.u, h, dS_end, added,
-            saved.transitions if self.cut else None, dS, dq, dk, dv, gates, *self.place(saved), prod(gates.shape[2:]), scale,
-            STARTED=dS_end is not None, ENDED=dS is not None, CUT=bool(self.cut),
-            DECAY=self.decay == 1, num_warps=8,
+            gradients_back, (self.P, HV), x.q, x.k, w, x.v, saved.records, do, u, h, dS_end, added,
+            saved.transitions if self.cut else None, dS, dq, dk, dw, dv, gates, *self.place(saved), prod(gates.shape[2:]), scale,
+            HEADS_W=self.group(w), DECAY=self.decay == 1, STARTED=dS_end is not None, ENDED=dS is not None, CUT=bool(self.cut),
+            num_warps=8,
         )  # fmt: skip
-        return MemoryGrads(dq, dk, dv, None, None, dS, gates)
+        return MemoryGrads(dq, dk, dv, dw, None, dS, gates)
 
-    def transform_chunks(self, saved: SavedForBackward, scale: float, reuse_saved: bool) -> ChunkOperands:
-        """Of a backward: nothing, as the records are kept."""
-        x, keys = self.memory, self.write_keys(saved)
-        return ChunkOperands(x.q, x.k if keys is None else keys, None, x.v if saved.u is None else saved.u, keys)
-
-    def begin_grads(self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any) -> BegunGrads:
-        """du: where `pass_back` writes z, of linear attention dV."""
-        return BegunGrads(self.pass_state_again(chunks, saved), self.token_tensor(self.HV, self.V))
-
-    def value_gradient(self, begun: BegunGrads) -> TensorSpec:
-        return super().value_gradient(begun) if self.delta else begun.du
-
-    def record_value_grads(self, *arguments: Any) -> None:
-        """`pass_back` has found these."""
-
-    def pass_state_again(self, chunks: ChunkOperands, saved: SavedForBackward) -> TensorSpec:
+    def states_again(self, saved: SavedForBackward, w: Any, u: Any) -> TensorSpec:
+        """The states at the chunks' starts."""
         from .back import states_again  # needs Gluon
 
-        x, tile = self.memory, HALF
-        h, start = self.empty(self.M, self.HV, self.K, self.V), saved.starts if self.cut else x.S
+        tile, start = HALF, saved.starts if self.cut else self.memory.S
+        h = self.empty(self.M, self.HV, self.K, self.V)
         self.launch(
-            states_again, (self.V // tile.BV * self.P, self.HV), chunks.write_key, chunks.u, saved.records, start, h,
-            *self.place(saved), HEADS_W=self.group(chunks.write_key), BV=tile.BV, STARTED=start is not None,
-            STAGES=tile.stages, num_warps=tile.BV // 16,
+            states_again, (self.V // tile.BV * self.P, self.HV), w, u, saved.records, start, h, *self.place(saved),
+            HEADS_W=self.group(w), BV=tile.BV, STARTED=start is not None, STAGES=tile.stages, num_warps=tile.BV // 16,
         )  # fmt: skip
         return h
 
-    def record_summaries(
-        self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any
-    ) -> TensorSpec | None:
-        """What segments add to the gradient of the state before them, transposed; None where nothing is cut."""
-        if not self.cut:
-            return None
-        added = self.floats(self.P, self.HV, self.V, self.K)
+    def summaries_back(self, saved: SavedForBackward, scale: float, do: Any) -> TensorSpec:
+        """What segments add to the gradient of the state before them, transposed."""
+        from .back import summarize_back  # needs Gluon
+
+        x, w, added = self.memory, self.write_keys(saved), self.floats(self.P, self.HV, self.V, self.K)
         # The first segments have nothing to do.
         tile = HALF if 2 * (self.P - self.N) * self.HV <= PROGRAMS else WHOLE
-        self.record_pass_back(chunks, saved, scale, do, None, None, added, None, None, True, tile)
+        self.launch(
+            summarize_back, (self.V // tile.BV * self.P, self.HV), x.q, x.k, w, saved.records, do, added, *self.place(saved),
+            scale, HEADS_W=self.group(w), BV=tile.BV, STAGES=stages(tile, w), num_warps=tile.BV // 16,
+        )  # fmt: skip
         return added
-
-    def pass_state_back(
-        self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any, du: Any, dS_end: Any, state_grads: bool
-    ) -> tuple[TensorSpec, TensorSpec | None]:  # fmt: skip
-        dh, dS = self.empty(self.M, self.HV, self.K, self.V), self.state(self.N) if state_grads else None
-        added = self.record_summaries(chunks, saved, scale, do)
-        self.record_pass_back(chunks, saved, scale, do, du, dS_end, added, dh, dS, False, self.pass_tile)
-        return dh, dS
-
-    def record_pass_back(
-        self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any, du: Any, dS_end: Any, added: Any, dh: Any,
-        dS: Any, summary: bool, tile: PassTile,
-    ) -> None:  # fmt: skip
-        from .back import pass_back  # needs Gluon
-
-        x, w = self.memory, chunks.plain_write_key
-        self.launch(
-            pass_back, (self.V // tile.BV * self.P, self.HV), x.q, x.k, w, saved.records, do, du, dS_end, added,
-            saved.transitions if self.cut else None, dh, dS, *self.place(saved), scale, HEADS_W=self.group(w), BV=tile.BV,
-            STARTED=dS_end is not None, ENDED=dS is not None, CUT=bool(self.cut), SUMMARY=summary,
-            STAGES=stages(tile, w), num_warps=tile.BV // 16,
-        )  # fmt: skip
-
-    def record_chunk_gradients(
-        self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, inputs: Any, u: Any, z: Any, do: Any, dP: Any,
-        h: Any, dh: Any, grads: Any, **changed: Any,
-    ) -> None:  # fmt: skip
-        from .gradients import gradients_of_chunk  # needs Gluon
-
-        x, (dq, dk, dw, dv, gates), w = self.memory, grads, chunks.plain_write_key
-        self.launch(
-            gradients_of_chunk, (gates.shape[0] * self.M, self.HV), x.q, x.k, w, x.v, saved.records, u, z, do, h, dh,
-            saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, prod(gates.shape[1:]),
-            HEADS_W=self.group(w), DECAY=self.decay == 1, num_warps=4,
-        )  # fmt: skip
-
-    def partial_gates(self, name: str) -> TensorSpec:
-        return self.floats(self.K // 64, 2, *self.rows, self.HV)
