@@ -31,8 +31,8 @@ Before a backward the same launches also write T, u and the states that segments
     du = P^T dO + exp(G_C - G) W dS,   z = T^T du                     (linear attention: dV = du, and no term with z)
     dS <- exp(G_C) dS + (scale exp(G) Q)^T dO - (beta exp(G) K)^T z
 
-On its way it finds all gradients of a chunk, dP among them, by the formulas of `chunk_gradients`: what they need, dS and z above all,
-is on chip. Segments are joined backwards as forwards, from what `summarize_back` finds, with the transitions of the forward.
+On its way it finds all gradients of a chunk, dP among them, by the formulas of `chunk_gradients`: what they need, dS and z above
+all, is on chip. Segments are joined backwards as forwards, from what `summarize_back` finds, with the transitions of the forward.
 
 The kernels are written in Gluon (`runtime/gluon.py`), for bfloat16 and float16 and 128 key and value channels. `takes_one_pass`
 (`launches.py`) says which calls take them; all others take the kernels in plain Triton.

@@ -160,8 +160,8 @@ def gradients_back(
     sums = gl.allocate_shared_memory(gl.float32, [3, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     met = gl.allocate_shared_memory(gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
-    # Copies are begun in this order, of which a step n waits for what it needs: [w, dO, P of n, T and factors], [u and h of n],
-    # [q of n; if LATE k, T and factors], [w .. of n + 1]. In the middle of step n follow [v of n] and [u and h of n + 1].
+    # Copies are begun in this order: [w, dO, P, T and factors of n], which step n takes first, [u and h of n], [q of n; if LATE k,
+    # T and factors], which it takes next, [w .. of n + 1]. In the middle of step n follow [v of n] and [u and h of n + 1].
     writes = k
     if w is not None:
         writes = w
@@ -220,28 +220,30 @@ def gradients_back(
         plain = gl.convert_layout(grads.permute((1, 0)).load(TOKENS), LEFT)
         given = warpgroup_mma(plain, pairs, zeros, use_acc=False, is_async=True)
         dSs.permute((1, 0)).store(kept)
-        if LATE:
-            async_copy.wait_group(1)
-            gl.thread_barrier()
+        async_copy.wait_group(1)
+        gl.thread_barrier()
         until = line.slice(64, 64).load(BY_TOKEN)
         since = line.slice(0, 64).load(BY_TOKEN)
         total = line.slice(63, 1).load(gl.SliceLayout(0, KEYS))
-        du, low, given, plain = warpgroup_mma_wait(0, deps=[du, low, given, plain])
+        S *= total[None, :]
+        if DECAY:
+            sums.index(0).store(gl.sum(S * hs.permute((1, 0)).load(KEYS).to(gl.float32), 1))
+        read = grads.permute((1, 0)).load(TOKENS).to(gl.float32)
+        read = gl.convert_layout((read * (since * scale)[None, :]).to(TYPE), LEFT_S)
+        S = warpgroup_mma(read, qs, S, is_async=True)
+        du, low, given, plain = warpgroup_mma_wait(1, deps=[du, low, given, plain])
         found = du * until[None, :] + given
         if DELTA:
             du = gl.convert_layout(found.to(TYPE), LEFT)
             found = warpgroup_mma(du, square, zeros, use_acc=False, is_async=True)
-        S *= total[None, :]
-        if DELTA:
             weight = line.slice(128, 64).load(BY_TOKEN) * since
-            found, du = warpgroup_mma_wait(0, deps=[found, du])
+            S, read, found, du = warpgroup_mma_wait(0, deps=[S, read, found, du])
             back = gl.convert_layout((-weight[None, :] * found).to(TYPE), LEFT_S)
             S = warpgroup_mma(back, key, S, is_async=True)
         zs.permute((1, 0)).store(found.to(TYPE))
         # A barrier follows every fence. Without one the assembler may read what is loaded next before it is there: it waits for
         # the fence by the same scoreboard.
         fence_async_shared()
-        async_copy.wait_group(2)
         gl.thread_barrier()
         if DELTA:
             grad_A = warpgroup_mma(zs, us.permute((1, 0)), none, use_acc=False, is_async=True)
@@ -249,14 +251,10 @@ def gradients_back(
         grad_w = warpgroup_mma(us, dSs.permute((1, 0)), nothing, use_acc=False, is_async=True)
         if DELTA:
             grad_k = warpgroup_mma(zs, hs.permute((1, 0)), nothing, use_acc=False, is_async=True)
-        if DECAY:
-            last = own_sums(hs.slice(0, 64).load(WIDE).to(gl.float32), dSs.slice(0, 64).load(WIDE))
-            last += own_sums(hs.slice(64, 64).load(WIDE).to(gl.float32), dSs.slice(64, 64).load(WIDE))
-            sums.index(0).store(row_sums(last * line.slice(63, 1).load(OWN)[:, None, None]))
         if DELTA:
             S, back, grad_A, grad_P = warpgroup_mma_wait(2, deps=[S, back, grad_A, grad_P])
         else:
-            grad_P = warpgroup_mma_wait(1, deps=[grad_P])
+            S, read, grad_P = warpgroup_mma_wait(1, deps=[S, read, grad_P])
         i = gl.arange(0, 64, BY_I)
         j = gl.arange(0, 64, BY_J)
         grad_P *= scale
@@ -272,16 +270,12 @@ def gradients_back(
             grad_A = gl.where(i[:, None] > j[None, :], -grad_A, 0.0)
             plain_A.store(grad_A.to(TYPE))
             square.store((grad_A * line.slice(128, 64).load(BY_I)[:, None]).to(TYPE))
-        read = grads.permute((1, 0)).load(TOKENS).to(gl.float32)
-        read = gl.convert_layout((read * (since * scale)[None, :]).to(TYPE), LEFT_S)
         fence_async_shared()
-        async_copy.wait_group(1)
         gl.thread_barrier()
-        S = warpgroup_mma(read, qs, S, is_async=True)
         grad_q = warpgroup_mma(grads, hs.permute((1, 0)), nothing, use_acc=False, is_async=True)
         # Each sum goes on as soon as it is there, so that products follow products.
         from_start = line.slice(0, 64).load(BY_ROW)
-        grad_w = warpgroup_mma_wait(3 if DELTA else 2, deps=[grad_w])
+        grad_w = warpgroup_mma_wait(2 if DELTA else 1, deps=[grad_w])
         grad_w *= line.slice(64, 64).load(BY_ROW)[:, None]
         if DECAY:
             last = own_sums(grad_w, ws.index(anew(now)).load(WIDE))
@@ -289,10 +283,10 @@ def gradients_back(
         grad_w = warpgroup_mma(pairs.permute((1, 0)), qs, grad_w, is_async=True)
         if DELTA:
             grad_w = warpgroup_mma(square.permute((1, 0)), key, grad_w, is_async=True)
-            grad_k = warpgroup_mma_wait(4, deps=[grad_k])
+            grad_k = warpgroup_mma_wait(3, deps=[grad_k])
             grad_k *= -from_start[:, None]
             grad_k = warpgroup_mma(plain_A, write, grad_k, is_async=True)
-        S, read, grad_q = warpgroup_mma_wait(3 if DELTA else 1, deps=[S, read, grad_q])
+        grad_q = warpgroup_mma_wait(3 if DELTA else 1, deps=[grad_q])
         grad_q *= (from_start * scale)[:, None]
         grad_q = warpgroup_mma(pairs, write, grad_q, is_async=True)
         gl.thread_barrier()
