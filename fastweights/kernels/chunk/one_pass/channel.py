@@ -93,20 +93,14 @@ def at_border(G, edges, half: gl.constexpr):
 
 
 @gluon.jit
-def products(ks, qs, ws, SOLVE: gl.constexpr):
-    """w q^T and, with SOLVE, w k^T of what was just stored."""
+def products(ks, qs, ws):
+    """w q^T and w k^T of what was just stored."""
     fence_async_shared()
     gl.thread_barrier()
     zeros = gl.zeros([64, 64], gl.float32, product_layout(4, 64))
     scores = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    overlap = scores
-    if SOLVE:
-        overlap = warpgroup_mma(ws, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        scores, overlap = warpgroup_mma_wait(0, deps=[scores, overlap])
-    else:
-        scores = warpgroup_mma_wait(0, deps=[scores])
-        overlap = scores
-    return scores, overlap
+    overlap = warpgroup_mma(ws, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    return warpgroup_mma_wait(0, deps=[scores, overlap])
 
 
 @gluon.jit
@@ -123,9 +117,9 @@ def met(xs, ys, pairs):
 @gluon.jit
 def meet_by_halves(
     ks, qs, ws, edges, q, k, w, g, count,
-    PARTS: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, SOLVE: gl.constexpr,
+    PARTS: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr,
 ):  # fmt: skip
-    """w q^T and, with SOLVE, w k^T of pairs i >= j, decayed from one to the other. ks, qs and ws [64, 64]: for operands."""
+    """w q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and ws [64, 64]: for operands."""
     TYPE: gl.constexpr = ks.dtype
     SQUARE: gl.constexpr = product_layout(4, 64)
     BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
@@ -137,20 +131,17 @@ def meet_by_halves(
         G = sum_decays(load_tile(g, count, G_ROW), edges)
         own = gl.sum(load_tile(q, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
         scores += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
-        if SOLVE:
-            own = gl.sum(load_tile(k, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
-            overlap += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
+        own = gl.sum(load_tile(k, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
+        overlap += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
         for level in gl.static_range(6):
             factor = approximate(-gl.abs(G - at_border(G, edges, 32 >> level)), "ex2")
             qs.store((load_tile(q, count, KEY_ROW) * factor).to(TYPE))
             ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
-            if SOLVE:
-                ks.store((load_tile(k, count, KEY_ROW) * factor).to(TYPE))
+            ks.store((load_tile(k, count, KEY_ROW) * factor).to(TYPE))
             half = 32 >> level
             pairs = ((i & half) > 0)[None, :] & (((i ^ half) & -half)[None, :] == (j & -half)[:, None])
             scores += met(ws, qs, pairs)
-            if SOLVE:
-                overlap += met(ws, ks, pairs)
+            overlap += met(ws, ks, pairs)
         q += 64
         k += 64
         w += 64
@@ -164,8 +155,8 @@ def decay_channels(
     HV: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, WRITE: gl.constexpr,
     SOLVE: gl.constexpr,
 ):  # fmt: skip
-    """q exp(G), k exp(G) and w exp(G_C - G) into qg, kg and wg [.., HV, K], exp(G_C) into last [K], and G_C into last_gate unless
-    that is None; w q^T and, with SOLVE, w k^T of pairs i >= j, decayed from one to the other. ks, qs and, with WRITE, ws [64, K]
+    """q exp(G), k exp(G) and w exp(G_C - G) into qg, kg and wg [.., HV, K], exp(G_C) into last and G_C into last_gate [K], unless
+    these are None; with SOLVE w q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and, with WRITE, ws [64, K]
     hold k, q and w, and are used up; first and second [64, 64] hold g. G_ROW, KEY_ROW and WRITE_ROW: from row to row of what g, q
     and k, and w point to."""
     TYPE: gl.constexpr = ks.dtype
@@ -179,7 +170,8 @@ def decay_channels(
     for part in gl.static_range(PARTS):
         G = sum_decays(first if part == 0 else second, edges)
         total = edges.slice(7, 1).load(TILE)
-        gl.store(last + part * 64 + c, approximate(total, "ex2"))
+        if last is not None:
+            gl.store(last + part * 64 + c, approximate(total, "ex2"))
         if last_gate is not None:
             gl.store(last_gate + part * 64 + c, total)
         lost = gl.maximum(lost, gl.max(gl.max(gl.where(G == G, -G, 0.0), 1), 0))  # NaN does not choose the form
@@ -196,11 +188,14 @@ def decay_channels(
         queries = (query_part.load(TILE).to(gl.float32) * since).to(TYPE)
         gl.store(qg + part * 64 + at, queries, here)
         query_part.store(queries)
-    if lost < FLAT:
-        scores, overlap = products(ks, qs, ws, SOLVE)
-    else:
-        scores, overlap = meet_by_halves(
-            ks.slice(0, 64, dim=1), qs.slice(0, 64, dim=1), ws.slice(0, 64, dim=1), edges, q, k, w, g, count,
-            PARTS, G_ROW, KEY_ROW, WRITE_ROW, SOLVE,
-        )  # fmt: skip
+    scores = gl.zeros([64, 64], gl.float32, product_layout(4, 64))
+    overlap = scores
+    if SOLVE:
+        if lost < FLAT:
+            scores, overlap = products(ks, qs, ws)
+        else:
+            scores, overlap = meet_by_halves(
+                ks.slice(0, 64, dim=1), qs.slice(0, 64, dim=1), ws.slice(0, 64, dim=1), edges, q, k, w, g, count,
+                PARTS, G_ROW, KEY_ROW, WRITE_ROW,
+            )  # fmt: skip
     return scores, overlap

@@ -1,33 +1,31 @@
-"""What a backward finds of one chunk alone with one decay per key channel, in Gluon for Hopper GPUs: see `gradients.py`."""
+"""The backward with one decay per key channel, in Gluon for Hopper GPUs: the tokens as they decay again, the pass back, and all
+gradients of a chunk; see the head of this folder."""
 
 from __future__ import annotations
 
-from ...common.packing import program_chunk, program_part
+from ...common.packing import pieces_of_sequence, program_chunk, program_part
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .back import copy_back, end_of_segment
 from .channel import TILE, decay_channels, load_tile, running_sums, sum_decays, tile_places
-from .passes import copy_rows, product_layout, row_places, store_square
+from .passes import copy_rows, find_segment, product_layout, row_places, state_addresses, store_rows
 from .write_keys import approximate
 
 
 @gluon.jit(do_not_specialize=["time"])
-def score_channels(
-    q, k, w, beta, g, qg, kg, wg, scores, factors, last_gate, chunks, time, scale,
+def decay_again(
+    q, k, w, g, qg, kg, wg, last_gate, chunks, time,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, HEADS_G: gl.constexpr,
-    HEADS_BETA: gl.constexpr,
 ):  # fmt: skip
-    """As `score_chunks`: P into scores [M, HV, 64, 64], exp(G_C) [128] and beta [64] into factors [M, HV, 4, 64], and what
-    `decay_channels` leaves. w: write keys, None where k writes."""
+    """What `decay_channels` leaves, without products. w: write keys, None where k writes."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
     TYPE: gl.constexpr = q.dtype.element_ty
-    SQUARE: gl.constexpr = product_layout(4, 64)
-    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
     WRITE_ROW: gl.constexpr = H * K if w is None else HV // HEADS_W * K
+    G_ROW: gl.constexpr = HV // HEADS_G * K
     at_key = (first * H + head // (HV // H)) * K
     at_row = (first * HV + head) * K
-    at_chunk = m.to(gl.int64) * HV + head
     ks = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
     qs = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
     ws = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
@@ -38,26 +36,117 @@ def score_channels(
         writes = w + (first * (HV // HEADS_W) + head // HEADS_W) * K
         copy_rows(ws, writes, count, WRITE_ROW, True)
     async_copy.commit_group()
-    t = gl.arange(0, 64, LINE)
-    at_beta = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
-    gain = gl.load(at_beta + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
-    factors += at_chunk * 256
-    gl.store(factors + 128 + t, gain)
-    G_ROW: gl.constexpr = HV // HEADS_G * K
     g += (first * (HV // HEADS_G) + head // HEADS_G) * K
     decays = load_tile(g, count, G_ROW)
     decays_beyond = load_tile(g + 64, count, G_ROW)
     async_copy.wait_group(0)
-    P, _ = decay_channels(
-        ks, qs, ws, q + at_key, k + at_key, writes, g, decays, decays_beyond,
-        qg + at_row, kg + at_row, wg + at_row, factors, last_gate + at_chunk * K, count,
-        HV, G_ROW, H * K, WRITE_ROW, w is not None, False,
+    decay_channels(
+        ks, qs, ws, q + at_key, k + at_key, writes, g, decays, decays_beyond, qg + at_row, kg + at_row, wg + at_row, None,
+        last_gate + (m.to(gl.int64) * HV + head) * K, count, HV, G_ROW, H * K, WRITE_ROW, w is not None, False,
     )  # fmt: skip
-    i = gl.arange(0, 64, gl.SliceLayout(0, SQUARE))
-    j = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
-    P = gl.where(i[None, :] >= j[:, None], P * scale, 0.0)
-    staged = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
-    store_square(staged, P, scores + at_chunk * 4096, 64, 64)
+
+
+@gluon.jit(do_not_specialize=["time", "length"])
+def pass_channels_back(
+    q, k, w, made, do, z, begin, added, transition, dh, dS, segments, cu_seqlens, time, length, scale,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
+    STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """From the last chunk to the first: the gradients of the states at the chunks' ends dh [M, HV, K, V], and z = T^T du
+    [BT, HV, V]. q, k and w [BT, HV, K]: as they decay. made: see `solve_chunks`. begin: the gradient of the states after the
+    sequences, dS of those before. added: see `summarize_back`."""
+    WARPS: gl.constexpr = gl.num_warps()
+    TYPE: gl.constexpr = k.dtype.element_ty
+    KEYS: gl.constexpr = product_layout(WARPS, K)
+    TOKENS: gl.constexpr = product_layout(WARPS, 64)
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, TOKENS, 2)
+    LEFT_S: gl.constexpr = gl.DotOperandLayout(0, KEYS, 2)
+    KEY_ROW: gl.constexpr = HV * K
+    VALUE_ROW: gl.constexpr = HV * V
+    PARTS: gl.constexpr = V // BV
+    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    first, tokens, m, sequence, earlier, _ = find_segment(segments, segment, time, length)
+    if segments is not None:
+        number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
+        earlier = segment - number
+    if (tokens == 0) & (earlier != 0):
+        return
+    S = end_of_segment(
+        begin, added, transition, cu_seqlens, segment, sequence, head, part, time, length,
+        HV, K, V, BV, TYPE, True, STARTED, CUT,
+    )  # fmt: skip
+    chunks = (tokens + 63) // 64
+    t = first + (chunks - 1).to(gl.int64) * 64
+    m += chunks - 1
+    at_key = (t * HV + head) * K
+    at_value = (t * HV + head) * V + part * BV
+    q += at_key
+    k += at_key
+    w += at_key
+    made += (m * HV + head) * RECORD
+    do += at_value
+    z += at_value
+    dh += (m * HV + head) * (K * V) + part * BV
+    TALL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
+    SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
+    ks = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
+    ws = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
+    qs = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
+    dos = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], gl.NVMMASharedLayout.get_default_for([64, BV], TYPE))
+    Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+    Ps = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+    fs = gl.allocate_shared_memory(gl.float32, [STAGES, 256], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    staged = gl.allocate_shared_memory(TYPE, [K, BV], gl.NVMMASharedLayout.get_default_for([K, BV], TYPE))
+    left = gl.where(chunks > 0, tokens - (chunks - 1) * 64, 0)  # tokens of the chunk that is copied, 0 before the first
+    last = left
+    for ahead in gl.static_range(STAGES - 1):
+        copy_back(ks, ws, Ps, Ts, qs, dos, fs, ahead, k, w, made, q, do, left, KEY_ROW, KEY_ROW, VALUE_ROW, True)
+        left = gl.where(chunks > ahead + 1, 64, 0)
+        q -= 64 * KEY_ROW
+        k -= 64 * KEY_ROW
+        w -= 64 * KEY_ROW
+        do -= 64 * VALUE_ROW
+        made -= HV * RECORD
+    zeros = gl.zeros([BV, 64], gl.float32, TOKENS)
+    now = 0
+    into = STAGES - 1
+    for n in range(chunks):
+        async_copy.wait_group(STAGES - 2)
+        kept = S.to(TYPE)
+        low = gl.convert_layout(kept, LEFT_S)
+        du = warpgroup_mma(low, ws.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        store_rows(staged, kept, dh, K, V)
+        dh -= HV * K * V
+        grad = dos.index(now).permute((1, 0)).load(TOKENS)
+        weight = fs.index(now).slice(128, 64).load(gl.SliceLayout(0, TOKENS))
+        total = fs.index(now).slice(0, K).load(gl.SliceLayout(0, KEYS))
+        left = gl.where(n + STAGES - 1 < chunks, 64, 0)
+        copy_back(ks, ws, Ps, Ts, qs, dos, fs, into, k, w, made, q, do, left, KEY_ROW, KEY_ROW, VALUE_ROW, True)
+        plain = gl.convert_layout(grad, LEFT)
+        given = warpgroup_mma(plain, Ps.index(now), zeros, use_acc=False, is_async=True)
+        du, low, given, plain = warpgroup_mma_wait(0, deps=[du, low, given, plain])
+        du = gl.convert_layout((du + given).to(TYPE), LEFT)
+        found = warpgroup_mma(du, Ts.index(now), zeros, use_acc=False, is_async=True)
+        S *= total[None, :]
+        grad = gl.convert_layout((grad.to(gl.float32) * scale).to(TYPE), LEFT_S)
+        S = warpgroup_mma(grad, qs.index(now), S, is_async=True)
+        found, du = warpgroup_mma_wait(1, deps=[found, du])
+        back = gl.convert_layout((-weight[None, :] * found).to(TYPE), LEFT_S)
+        S = warpgroup_mma(back, ks.index(now), S, is_async=True)
+        store_rows(staged.slice(0, 64), found.to(TYPE), z, gl.where(n > 0, 64, last), VALUE_ROW)
+        z -= 64 * VALUE_ROW
+        q -= 64 * KEY_ROW
+        k -= 64 * KEY_ROW
+        w -= 64 * KEY_ROW
+        do -= 64 * VALUE_ROW
+        made -= HV * RECORD
+        S, grad, back = warpgroup_mma_wait(0, deps=[S, grad, back])
+        now = gl.where(now == STAGES - 1, 0, now + 1)
+        into = gl.where(into == STAGES - 1, 0, into + 1)
+    async_copy.wait_group(0)
+    if ENDED:  # noqa: SIM102 (one is known when compiling)
+        if earlier == 0:
+            gl.store(state_addresses(dS, sequence * HV + head, part, K, V, BV), S)
 
 
 @gluon.jit(do_not_specialize=["time", "stride"])
@@ -158,7 +247,7 @@ def gradients_of_channels(
     turned_P.store(grad_P)
     turned_A.store(grad_A)
     fence_async_shared()
-    gl.thread_barrier()  # see `gradients_of_chunk`
+    gl.thread_barrier()  # see `gradients_back`
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     states = gl.sum(hs.load(ROWS).to(gl.float32) * dhs.load(ROWS).to(gl.float32), 1)
     grad_w *= gl.exp2(total + MIDDLE)[None, :]
