@@ -37,7 +37,8 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
 
     On a GPU the step of one token is captured as a CUDA graph and replayed, but not where disable_compile is set in transformers'
     generation settings, or a module has hooks. Later calls with as many sequences replay it too, until a weight or a setting of a
-    module changes, or the model is trained. The graphs of a model and their caches hold at most a 32nd of the GPU's memory.
+    module changes, or the model is trained. So are graphs that read short prompts, which are captured when prompts of their size
+    come for the second time. The graphs of a model and their caches hold at most a 32nd of the GPU's memory.
     """
 
     config: Any  # a FastWeightsConfig; transformers declares its own base class
@@ -70,7 +71,7 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
             _decoding.reset(outer)
 
     def release_step_graphs(self) -> None:
-        """Free the memory of the captured steps that later calls of `generate()` would replay."""
+        """Free the memory of the captured prompts and steps that later calls of `generate()` would replay."""
         graphs_of(self).clear()  # type: ignore[arg-type]  # this is a model
 
     def prepare_inputs_for_generation(
