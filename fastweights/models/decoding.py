@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..cuda_graphs import captured, refusing_waits
+from ..kernels.runtime.overlap import overlapping_launches
 from ..layers import LayerCache
 from ..layers.mixer import Mixer
 from ..layers.wrapped import is_unhooked
@@ -203,7 +204,7 @@ class DecodeSteps:
     def _step(self, keep: bool = True) -> None:
         body = self.model.model
         x_N1D = body.embed_tokens(self.ids)
-        with overwriting_states() if keep else nullcontext():
+        with overlapping_launches(self.ids.device), overwriting_states() if keep else nullcontext():
             first_values = None
             for block, fixed in zip(body.layers, self.layers, strict=True):
                 cache = LayerCache(dict(fixed.memory), dict(fixed.context))
@@ -211,7 +212,8 @@ class DecodeSteps:
                 x_N1D = block(x_N1D, past_key_values=cache, first_values=first_values)
                 if keep:
                     fixed.keep(cache)
-        self.logits = self.model.lm_head(body.norm(x_N1D))
+            x_N1D = body.norm(x_N1D)
+        self.logits = self.model.lm_head(x_N1D)
 
 
 def warn_of_calls(reason: str, error: RuntimeError) -> None:
