@@ -91,12 +91,8 @@ class PromptReader:
         if not shortest or rows.count * width > MOST:
             return None
         kept = self._find(ids, rows, width)
-        if kept is None:
+        if kept is None or not self._run(kept, width):
             return None
-        if kept.graph is None:
-            self._call(kept, width)
-        else:
-            kept.graph.replay()
         assert kept.logits is not None and kept.layers is not None
         logits, blocks = kept.logits.clone(), self.model.model.layers
         cache.layers = [
@@ -129,6 +125,18 @@ class PromptReader:
             graphs.refuse(serves)
             return None
         return kept
+
+    def _run(self, kept: KeptPrompts, width: int) -> bool:
+        """False where memory does not hold what the model computes, which without padding is less."""
+        if kept.graph is not None:
+            kept.graph.replay()
+            return True
+        try:
+            self._call(kept, width)
+        except torch.OutOfMemoryError:
+            graphs_of(self.model).refuse(kept.serves)
+            return False
+        return True
 
     def _capture(self, kept: KeptPrompts, width: int) -> bool:
         """False where the model waits for the GPU, or memory does not hold the graph."""

@@ -158,6 +158,17 @@ def test_graphs_that_are_too_large_are_not_captured_again(read, monkeypatch):
     assert read == ["called", "captured"] and not len(graphs_of(lm))
 
 
+def test_prompts_without_memory_for_padding(read, monkeypatch):
+    def fails(self, *given):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(prompt_graphs.PromptReader, "_call", fails)
+    lm, ids = model(MIXED, initializer_range=0.5), tokens(2, 9)
+    for _ in range(3):
+        assert torch.equal(lm.generate(ids, **OPTIONS), called(lm, ids))
+    assert read == ["called"]
+
+
 def test_results_of_earlier_calls_stay_as_they_are(read):
     lm, (one, other) = model(MIXED, initializer_range=0.5), tokens(4, 9).split(2)
     options = {"max_new_tokens": 1, "return_dict_in_generate": True, "output_logits": True}
