@@ -82,7 +82,7 @@ def generated(monkeypatch, lm, joined, **options):
     )
 
 
-# Launches per step in a layer and its MLP; linear maps are projections, those of the output too, gates and both halves of the MLP.
+# Launches per step in a layer and its MLP; linear maps are projections (of the output, too), gates and both halves of the MLP.
 MIXERS = {
     "gdn": {"linear_rows": 6, "token_convolution": 1},
     "kda": {"linear_rows": 6, "token_convolution": 1},
