@@ -16,6 +16,7 @@ from ..layers import LayerCache
 from ..layers.mixer import Mixer
 from ..layers.wrapped import is_unhooked
 from ..ops.framework.few_tokens import overwriting_states
+from ..private_torch import all_modules
 from .kept_graphs import graphs_of
 
 __all__ = ["DecodeSteps", "can_replay"]
@@ -34,7 +35,7 @@ def can_replay(model: Any) -> bool:
         and not torch.is_autocast_enabled("cuda")
         and all(
             is_unhooked(module) and not (isinstance(module, Mixer) and module._listener is not None)
-            for module in model.modules()
+            for module in all_modules(model)
         )
     )
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers.mixer import Mixer
-from ..private_torch import change_count
+from ..private_torch import all_modules, change_count, tensors_of
 
 __all__ = ["Kept", "KeptGraphs", "describe_model", "graphs_of"]
 
@@ -116,20 +116,10 @@ def describe_model(model: nn.Module) -> tuple[object, ...] | None:
     """What a captured call depends on: the places and versions of all weights, and every plain setting of every module. None
     where these do not tell all: modules of other packages (adapters, quantized layers), but for mixers, and tensors of other
     classes or without a version."""
-    kinds: list[type] = []
-    tensors: list[Tensor] = []
-    settings: list[object] = []
-    left, seen = [model], set()
-    while left:  # every call of generate() does this: nn.Module's own iterators take three times as long
-        module = left.pop()
-        if module in seen:
-            continue
-        seen.add(module)
-        held = vars(module)
-        kinds.append(type(module))
-        settings += [x for x in held.values() if type(x) in PLAIN]
-        tensors += [x for part in ("_parameters", "_buffers") for x in held[part].values() if x is not None]
-        left += [child for child in held["_modules"].values() if child is not None]
+    modules = all_modules(model)
+    kinds = [*map(type, modules)]
+    tensors = [x for module in modules for x in tensors_of(module)]
+    settings = [x for module in modules for x in vars(module).values() if type(x) in PLAIN]
     if not all(kind.__module__.startswith(KNOWN) or issubclass(kind, Mixer) for kind in {*kinds}):
         return None
     if any(type(x) not in (Tensor, nn.Parameter) or x.is_inference() or change_count(x) is None for x in tensors):

@@ -10,10 +10,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 @triton.jit
 def wait_for_inputs(OVERLAP: tl.constexpr):
     """A kernel calls this before it reads what another one may have written, and before it writes. The next kernel may come onto
-    the GPU from then on. Several may wait there: before this a kernel reads nothing but weights."""
+    the GPU from then on."""
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
