@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # imports for seconds
 __all__ = [
     "CONVENTIONS",
     "TESTED",
+    "all_modules",
     "allow_compilations",
     "autograd_inside_op",
     "change_count",
@@ -33,6 +34,7 @@ __all__ = [
     "keep_staging",
     "silence_uncaptured_steps",
     "size_may_change",
+    "tensors_of",
 ]
 
 TESTED = (2, 11), (2, 13)  # first and last minor version
@@ -135,6 +137,24 @@ def change_count(x: Tensor) -> int | None:
     """How often a tensor has been changed in place. None where this version of torch does not tell: whoever keeps something of
     the tensor then reads it again."""
     return getattr(x, "_version", None)
+
+
+def all_modules(module: nn.Module) -> list[nn.Module]:
+    """The module and all within it, each once, in no order of meaning. `modules()` takes three times as long."""
+    found: dict[nn.Module, None] = {}
+    left = [module]
+    while left:
+        one = left.pop()
+        if one not in found:
+            found[one] = None
+            left += [child for child in vars(one)["_modules"].values() if child is not None]
+    return [*found]
+
+
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    """The parameters and buffers of a module itself."""
+    held = vars(module)
+    return [x for part in ("_parameters", "_buffers") for x in held[part].values() if x is not None]
 
 
 def has_hooks(module: nn.Module) -> bool:

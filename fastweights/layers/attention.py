@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +26,13 @@ __all__ = [
     "Rectangle",
     "attend_documents",
     "causal_attention",
+    "lengths_are_unread",
     "ring_attention",
     "rotate",
     "rotation",
     "split_by_length",
     "takes_packed",
+    "unread_lengths",
 ]
 
 WIDEST_PACKED = 256  # channels per head of torch's attention over packed sequences
@@ -48,6 +52,25 @@ class Logits(NamedTuple):
 USUAL = Logits()
 
 
+_longest: ContextVar[int | None] = ContextVar("longest", default=None)
+
+
+@contextmanager
+def unread_lengths(longest: int) -> Iterator[None]:
+    """In the body no length of a packed sequence is read on the host, which would wait for a GPU. All sequences but the last one
+    have at most `longest` tokens. The last one is padding, whose cache means nothing."""
+    token = _longest.set(longest)
+    try:
+        yield
+    finally:
+        _longest.reset(token)
+
+
+def lengths_are_unread() -> bool:
+    """Whether lengths must not become Python numbers: in a traced graph, and in the body of `unread_lengths`."""
+    return torch.compiler.is_compiling() or _longest.get() is not None
+
+
 def split_by_length(cu_seqlens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Packed sequences in groups of about the same length (up to twice the shortest), so that the rectangle of a group is mostly
     full. Yields the positions of a group's tokens in the row [tokens] and the group's own cu_seqlens."""
@@ -57,8 +80,9 @@ def split_by_length(cu_seqlens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class Rectangle:
-    """N packed sequences of a row of T tokens as N rows of the longest one's length L, each filled up with zeros at its end. A
-    traced graph knows no length as a Python number: there L is T.
+    """N packed sequences of a row of T tokens as N rows of the longest one's length L, each filled up with zeros at its end.
+    Where no length becomes a Python number, L is T in a traced graph, and the bound of `unread_lengths` in its body, to which
+    padding is cut.
 
     Attributes:
         lengths: [N], number of tokens of each row.
@@ -67,7 +91,13 @@ class Rectangle:
 
     def __init__(self, cu_seqlens: Tensor, time: int) -> None:
         self.lengths, self._time = cu_seqlens.diff(), time
-        self.width = time if torch.compiler.is_compiling() else int(self.lengths.max())
+        if torch.compiler.is_compiling():
+            self.width = time
+        elif (longest := _longest.get()) is not None:
+            self.width = min(longest, time)
+            self.lengths = self.lengths.clamp_max(self.width)
+        else:
+            self.width = int(self.lengths.max())
         place_L = torch.arange(self.width, device=cu_seqlens.device)
         token_NL = (cu_seqlens[:-1, None] + place_L).where(
             place_L < self.lengths[:, None], time
@@ -139,14 +169,14 @@ def attend_documents(
     """o [1, T, H, K] of documents packed into one row, in which no token sees another document.
 
     In float16 and bfloat16 on a GPU, without a softcap, torch's kernel for packed sequences computes it. Otherwise documents of
-    about one length are laid side by side, and a traced graph, which knows no lengths as Python numbers, masks a square of T x T.
+    about one length are laid side by side. Where no length becomes a Python number, a square of T x T is masked.
 
     Args:
         longest: a bound of the documents' lengths; None for T. A kernel does less where it is known.
     """
     if takes_packed(q_1THK, v_1THK) and logits.softcap is None:
         return _attend_packed(q_1THK, k_1THK, v_1THK, cu_seqlens, window, logits.scale, longest)
-    if torch.compiler.is_compiling():
+    if lengths_are_unread():
         return _attend_masked(q_1THK, k_1THK, v_1THK, cu_seqlens, window, logits)
     o_1THK = torch.zeros_like(q_1THK)
     for token, edges in split_by_length(cu_seqlens):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.authoring import linear_rows, takes_linear_rows
 from .parts import HeadPart
 
 __all__ = ["OwnInitialMatrices", "OwnInitialValues", "ResidualProjection", "UniformLinear", "inverse_softplus"]
@@ -31,7 +32,10 @@ class ResidualProjection(nn.Linear):
             nn.init.zeros_(self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight, None if self.part.rank else self.bias)
+        bias = None if self.part.rank else self.bias
+        if type(self.weight) is nn.Parameter and takes_linear_rows(input, self.weight, bias):
+            return linear_rows(input, self.weight, bias=bias)[0]
+        return F.linear(input, self.weight, bias)
 
 
 class OwnInitialValues(nn.Module):

@@ -85,6 +85,13 @@ class Mixer(nn.Module):
         """Keywords for ops, convolutions and `RuleCall`: `cp_group` where each rank has a part of the tokens, else nothing."""
         return {} if self.cp_group is None else {"cp_group": self.cp_group}
 
+    def cache_of_first(self, cache: LayerCache, count: int, tokens: int, same_length: bool) -> LayerCache:
+        """The cache of the first `count` sequences alone, in tensors of its own. Each has read at most `tokens` tokens, and
+        exactly so many where they have the same length."""
+        first = cache.copy()
+        first.apply(lambda x: x[:count].clone())
+        return first
+
     def fixed_cache(self, cache: LayerCache, tokens: int) -> LayerCache:
         """A copy of a cache for `tokens` calls of one token per sequence. Its tensors keep their addresses and sizes, so that a
         CUDA graph can use them. A call replaces the tensors of a `LayerCache`; `LayerCache.keep` copies them back."""

@@ -25,7 +25,7 @@ from .cache import LayerCache
 from .heads import HeadSizes
 from .initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from .norms import GatedRMSNorm, l2_normalize
-from .shared_input import project_together
+from .shared_input import project, project_together
 from .wrapped import is_bare
 
 __all__ = [
@@ -328,7 +328,7 @@ class OutputProjection(nn.Module):
         return GATES[self.gate](self._project_gate(x_BTD, shift_BTGV))
 
     def _project_gate(self, x_BTD: Tensor, shift_BTGV: Tensor | None) -> Tensor:
-        z_BTGV = self.g_proj(x_BTD).unflatten(2, (-1, self.width))
+        z_BTGV = project(x_BTD, self.g_proj).unflatten(2, (-1, self.width))
         return z_BTGV if shift_BTGV is None else z_BTGV + shift_BTGV.to(z_BTGV.dtype)
 
     def forward(

@@ -25,6 +25,7 @@ __all__ = [
     "compute_gates",
     "is_plain",
     "joins",
+    "project",
     "project_together",
     "multiply_one_input",
     "sums_gradients",
@@ -97,6 +98,11 @@ def project_together(x: Tensor, *modules: Any, backend: str = "auto") -> list[Te
         if sums_gradients(x):
             return list(multiply_one_input(x, *weights))
     return [module(x) for module in modules]
+
+
+def project(x: Tensor, module: Any) -> Tensor:
+    """What a module gives for x. For few rows one kernel takes the place of a linear module."""
+    return linear_rows(x, module.weight, bias=module.bias)[0] if joins(x, module) else module(x)
 
 
 def find_first_part(projection: Any) -> nn.Module | None:

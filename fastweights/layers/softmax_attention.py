@@ -17,6 +17,7 @@ from .attention import (
     Rectangle,
     attend_documents,
     causal_attention,
+    lengths_are_unread,
     ring_attention,
     rotate,
     rotation,
@@ -162,14 +163,14 @@ class SoftmaxAttention(ConfiguredMixer):
         if cu_seqlens is None:
             return self._attend(q_BTHK, k_BTHK, v_BTHK, None, cache)
         cu_seqlens = cu_seqlens.to(q_BTHK.device)
-        if cache is None or (torch.compiler.is_compiling() and not cache.memory):
+        if cache is None or (lengths_are_unread() and not cache.memory):
             return self._attend_documents(q_BTHK, k_BTHK, v_BTHK, cu_seqlens, cache)
         return self._attend_packed(q_BTHK, k_BTHK, v_BTHK, cu_seqlens, cache)
 
     def _attend_documents(
         self, q_1THK: Tensor, k_1THK: Tensor, v_1THK: Tensor, cu_seqlens: Tensor, cache: LayerCache | None
     ) -> Tensor:
-        """Answers [1, T, H, K] of whole sequences packed into one row; a cache only in a traced graph."""
+        """Answers [1, T, H, K] of whole sequences packed into one row; a cache only where their lengths are not read."""
         q_1THK, k_1THK = self._rotate(q_1THK, k_1THK, cu_seqlens=cu_seqlens)
         if cache is not None:
             rectangle = Rectangle(cu_seqlens, k_1THK.shape[1])
@@ -261,6 +262,18 @@ class SoftmaxAttention(ConfiguredMixer):
         o_N1HK = ring_attention(q_N1HK, k_NSHK, v_NSHK, place_N, cache.context.get("padding"))
         cache.update(cache.memory, {**cache.context, "seen": seen_N + 1, "place": place_N + 1})
         return o_N1HK
+
+    def cache_of_first(self, cache: LayerCache, count: int, tokens: int, same_length: bool) -> LayerCache:
+        """The slots that no row needs are left out."""
+        slots = cache.memory["keys"].shape[1]
+        empty = slots - min(slots, tokens)
+        memory = {name: x[:count, empty:].clone() for name, x in cache.memory.items()}
+        context = {name: x[:count].clone() for name, x in cache.context.items()}
+        if same_length:
+            context.pop("padding", None)
+        elif "padding" in context:
+            context["padding"] = (context["padding"] - empty).clamp_min(0)
+        return LayerCache(memory, context)
 
     def fixed_cache(self, cache: LayerCache, tokens: int) -> LayerCache:
         """Slots for all tokens to come, or as many as a window has. `place` [N] counts the tokens that went into the slots,

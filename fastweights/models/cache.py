@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from ..kinds import checked
 from ..layers import LayerCache
 from .decoding import DecodeSteps
 from .recording import RecordingCache
+
+if TYPE_CHECKING:
+    from .prompt_graphs import PromptReader
 
 __all__ = ["CACHE_NAME", "CACHE_NAMES", "FastWeightsCache", "check_cache", "given_cache", "named_cache"]
 
@@ -46,7 +49,8 @@ class FastWeightsCache(RecordingCache):
             model reads again.
         position: [N], the position of each sequence's next token, -1 before its first one. None while every sequence has
             read every column, from position 0.
-        steps: how a running `generate()` reads single tokens, None outside of it.
+        prompts: how a running `generate()` reads short prompts, None outside of it.
+        steps: how it reads single tokens.
     """
 
     layers: list[LayerCache]  # type: ignore[assignment]  # not transformers' layers, which hold keys and values
@@ -55,6 +59,7 @@ class FastWeightsCache(RecordingCache):
         super().__init__(layers=layers)  # type: ignore[arg-type]
         self.columns = 0
         self.position: Tensor | None = None
+        self.prompts: PromptReader | None = None
         self.steps: DecodeSteps | None = None
 
     @classmethod

@@ -90,10 +90,15 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             ValueError: an input that does not fit.
         """
         past_key_values = given_cache(past_key_values, cache)
-        if isinstance(past_key_values, FastWeightsCache) and past_key_values.steps is not None:  # within generate()
+        if isinstance(past_key_values, FastWeightsCache):
             packed = cu_seqlens, position_ids, cu_seq_lens_q, cu_seq_lens_k, seq_idx
             others = inputs_embeds, labels, output_hidden_states, *packed
-            next_logits = past_key_values.step(input_ids if all(x is None for x in others) else None)
+            plain_ids = input_ids if all(x is None for x in others) else None
+            next_logits = None
+            if past_key_values.prompts is not None and logits_to_keep == 1:
+                next_logits = past_key_values.prompts.read(plain_ids, attention_mask, past_key_values)
+            elif past_key_values.steps is not None:
+                next_logits = past_key_values.step(plain_ids)
             if next_logits is not None:
                 return CausalLMOutputWithPast(logits=next_logits, **named_cache(past_key_values))
         cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)

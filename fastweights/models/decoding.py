@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..cuda_graphs import captured, refusing_waits
+from ..kernels.runtime.overlap import overlapping_launches
 from ..layers import LayerCache
 from ..layers.mixer import Mixer
 from ..layers.wrapped import is_unhooked
 from ..ops.framework.few_tokens import overwriting_states
-from .step_graphs import KeptStep, describe_model, graphs_of
+from ..private_torch import all_modules
+from .kept_graphs import graphs_of
 
 __all__ = ["DecodeSteps", "can_replay"]
 
@@ -32,9 +35,40 @@ def can_replay(model: Any) -> bool:
         and not torch.is_autocast_enabled("cuda")
         and all(
             is_unhooked(module) and not (isinstance(module, Mixer) and module._listener is not None)
-            for module in model.modules()
+            for module in all_modules(model)
         )
     )
+
+
+class KeptStep(NamedTuple):
+    """A captured step, with everything that its replays read and write.
+
+    Attributes:
+        key, serves, bytes: as in `Kept`.
+        graph: None where steps are called (on a CPU, in tests).
+        ids: [N, 1], the token ids that a replay reads.
+        logits: [N, 1, vocab_size], what it writes.
+        layers: the fixed caches that it reads and overwrites.
+    """
+
+    key: Hashable
+    graph: torch.cuda.CUDAGraph | None
+    ids: Tensor
+    logits: Tensor
+    layers: list[LayerCache]
+    bytes: int
+
+    @property
+    def serves(self) -> Hashable:
+        return kind_of_step(self.ids)
+
+    @property
+    def device(self) -> torch.device:
+        return self.ids.device
+
+
+def kind_of_step(ids: Tensor) -> Hashable:
+    return "step", len(ids), ids.device
 
 
 class DecodeSteps:
@@ -44,16 +78,19 @@ class DecodeSteps:
     Args:
         model: a FastWeightsForCausalLM.
         length: columns of the batch at the end, including those that the cache has read.
+        find_key: gives `describe_model` of it; None where no step is kept.
         replayed: whether steps replay a CUDA graph; otherwise they do the same work without one.
     """
 
-    def __init__(self, model: Any, length: int, replayed: bool = True) -> None:
-        self.model, self.length, self.replayed = model, length, replayed
+    def __init__(
+        self, model: Any, length: int, find_key: Callable[[], Hashable] | None = None, replayed: bool = True
+    ) -> None:
+        self.model, self.length, self.find_key, self.replayed = model, length, find_key, replayed
         self.graph: torch.cuda.CUDAGraph | None = None
         self.logits: Tensor | None = None
         self.layers: list[LayerCache] = []  # the fixed caches
         self.bytes = 0  # of these and the graph
-        self.key: tuple[object, ...] | None = None  # of a step that may be kept
+        self.key: Hashable = None  # of a step that may be kept
 
     def serve(self, ids: Tensor | None, layers: list[LayerCache], columns: int) -> bool:
         """Whether a call with these token ids is one of the steps. The first of them makes the caches in `layers` fixed."""
@@ -109,8 +146,8 @@ class DecodeSteps:
 
     def _start(self, ids: Tensor, layers: list[LayerCache], tokens: int) -> bool:
         """Make the caches fixed. False where the fixed caches do not fit into memory."""
-        graphs, key = graphs_of(self.model), describe_model(self.model)
-        kept = None if key is None else graphs.take(key, ids)
+        graphs, key = graphs_of(self.model), None if self.find_key is None else self.find_key()
+        kept = None if key is None else graphs.take(key, kind_of_step(ids))
         spare = -self.length % SLOTS if self.replayed else 0
         try:
             kept = self._fix_caches(layers, tokens + spare, kept)
@@ -168,7 +205,7 @@ class DecodeSteps:
     def _step(self, keep: bool = True) -> None:
         body = self.model.model
         x_N1D = body.embed_tokens(self.ids)
-        with overwriting_states() if keep else nullcontext():
+        with overlapping_launches(self.ids.device), overwriting_states() if keep else nullcontext():
             first_values = None
             for block, fixed in zip(body.layers, self.layers, strict=True):
                 cache = LayerCache(dict(fixed.memory), dict(fixed.context))
@@ -176,7 +213,8 @@ class DecodeSteps:
                 x_N1D = block(x_N1D, past_key_values=cache, first_values=first_values)
                 if keep:
                     fixed.keep(cache)
-        self.logits = self.model.lm_head(body.norm(x_N1D))
+            x_N1D = body.norm(x_N1D)
+        self.logits = self.model.lm_head(x_N1D)
 
 
 def warn_of_calls(reason: str, error: RuntimeError) -> None:

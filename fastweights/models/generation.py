@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from functools import cache as once
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -14,9 +16,10 @@ from .assisted import AssistedGeneration
 from .cache import CACHE_NAME, FastWeightsCache, check_cache, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token, is_batch
+from .kept_graphs import describe_model, graphs_of
+from .prompt_graphs import PromptReader
 from .prompts import move_padding_to_front, prefill_block
 from .rows import check_mask, check_prompts
-from .step_graphs import graphs_of
 
 __all__ = ["CachedGenerationMixin", "check_cache_settings"]
 
@@ -34,7 +37,8 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
 
     On a GPU the step of one token is captured as a CUDA graph and replayed, but not where disable_compile is set in transformers'
     generation settings, or a module has hooks. Later calls with as many sequences replay it too, until a weight or a setting of a
-    module changes, or the model is trained. The graphs of a model and their caches hold at most a 32nd of the GPU's memory.
+    module changes, or the model is trained. So are graphs that read short prompts, which are captured when prompts of their size
+    come for the second time. The graphs of a model and their caches hold at most a 32nd of the GPU's memory.
     """
 
     config: Any  # a FastWeightsConfig; transformers declares its own base class
@@ -67,7 +71,7 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
             _decoding.reset(outer)
 
     def release_step_graphs(self) -> None:
-        """Free the memory of the captured steps that later calls of `generate()` would replay."""
+        """Free the memory of the captured prompts and steps that later calls of `generate()` would replay."""
         graphs_of(self).clear()  # type: ignore[arg-type]  # this is a model
 
     def prepare_inputs_for_generation(
@@ -99,7 +103,7 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
         - virtual tokens stand in front of it (prompt tuning), whatever prefill_chunk_size is: PEFT would cut each block after the
           first to its last token.
 
-        `DecodeSteps` may read the tokens after it.
+        `PromptReader` may read a short one, and `DecodeSteps` the tokens after it.
         """
         cache, settings = model_kwargs.get(CACHE_NAME), generation_config
         can_split = isinstance(cache, FastWeightsCache) and not _columns(cache) and not settings.output_hidden_states
@@ -114,16 +118,19 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
         mask = model_kwargs.get("attention_mask")
         if mask is not None:
             input_ids, model_kwargs = move_padding_to_front(input_ids, model_kwargs, mask.shape[1] - _columns(cache))
-        outputs = super().read_prompt(input_ids, generation_config, model_kwargs, *args, **kwargs)
         shown = settings.output_hidden_states or settings.output_attentions
-        if (
-            isinstance(cache, FastWeightsCache)
-            and cache.recording is None
-            and not (shown or settings.disable_compile)
-            and can_replay(self)
-        ):
+        if not isinstance(cache, FastWeightsCache) or shown or settings.disable_compile or not can_replay(self):
+            return super().read_prompt(input_ids, generation_config, model_kwargs, *args, **kwargs)
+        find_key = once(partial(describe_model, self))  # type: ignore[arg-type]  # this is a model
+        if cache.recording is None and settings.prefill_chunk_size is None:
+            cache.prompts = PromptReader(self, find_key)
+        try:
+            outputs = super().read_prompt(input_ids, generation_config, model_kwargs, *args, **kwargs)
+        finally:
+            cache.prompts = None
+        if cache.recording is None:
             # max_length counts the ids alone: neither embeddings nor tokens that only the cache has read.
-            cache.steps = DecodeSteps(self, cache.columns + settings.max_length - input_ids.shape[1])
+            cache.steps = DecodeSteps(self, cache.columns + settings.max_length - input_ids.shape[1], find_key)
             if (begun := _decoding.get()) is not None:
                 begun.append(cache)
         return outputs

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers.softmax_attention import SoftmaxAttention
+from ..private_torch import all_modules
 from .rows import own_columns
 
 __all__ = ["largest_block", "move_padding_to_front", "prefill_block", "token_bytes"]
@@ -91,9 +92,15 @@ def largest_block(length: int, *, room: float, bytes_whole: int, bytes_in_block:
 def token_bytes(model: Any, length: int, *, whole: bool) -> int:
     """Estimate of the bytes that a layer takes per token of a prompt of `length`, read in one pass (whole) or in blocks."""
     blocks, itemsize = model.model.layers, model.dtype.itemsize
-    projected = (sum(m.out_features for m in block.mixer.modules() if isinstance(m, nn.Linear)) for block in blocks)
+    mixers = [all_modules(block.mixer) for block in blocks]
+    projected = (sum(m.out_features for m in modules if isinstance(m, nn.Linear)) for modules in mixers)
     widest = max(*projected, model.config.intermediate_size)
-    masks = (_count_mask_bytes(m, length, whole, itemsize) for m in blocks.modules() if isinstance(m, SoftmaxAttention))
+    masks = (
+        _count_mask_bytes(m, length, whole, itemsize)
+        for modules in mixers
+        for m in modules
+        if isinstance(m, SoftmaxAttention)
+    )
     return TENSORS * widest * itemsize + max(masks, default=0)
 
 

@@ -1,4 +1,4 @@
-"""generate() on a GPU: the captured step gives what calls of the layers give."""
+"""generate() on a GPU: captured prompts and steps give what calls of the layers give."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from fastweights.layers import MIXERS
-from fastweights.models import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM, decoding, prompts
+from fastweights.models import (
+    FastWeightsCache,
+    FastWeightsConfig,
+    FastWeightsForCausalLM,
+    decoding,
+    prompt_graphs,
+    prompts,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,6 +44,22 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         return started
 
     monkeypatch.setattr(decoding.DecodeSteps, "_start", noted)
+    return graphs
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The graphs by which prompts were read, None where they were packed and the model was called."""
+    graphs: list[object] = []
+    find = prompt_graphs.PromptReader._find
+
+    def noted(self: prompt_graphs.PromptReader, *given: object) -> object:
+        kept = find(self, *given)
+        if kept is not None:
+            graphs.append(kept.graph)
+        return kept
+
+    monkeypatch.setattr(prompt_graphs.PromptReader, "_find", noted)
     return graphs
 
 
@@ -82,6 +105,49 @@ def test_a_second_call_replays_the_graph_of_the_first(captured: list[object], mi
     assert captured[3] is not captured[0]
 
 
+@pytest.mark.parametrize("mixer", [*MIXERS, WINDOW, ["gdn", "softmax"]], ids=str)
+def test_every_mixer_reads_prompts_by_a_graph(read: list[object], mixer: object) -> None:
+    lm = language_model(mixer, torch.float32)
+    for length in (40, 57, 40, 64):
+        ids = torch.randint(64, (2, length), device="cuda")
+        wanted, *got = (
+            lm.generate(ids, max_new_tokens=4, do_sample=False, disable_compile=disabled)
+            for disabled in (True, False, False)
+        )
+        assert torch.equal(got[0], wanted) and torch.equal(got[1], wanted)
+    assert read[0] is None is not read[1] and read[2:] == [read[1]] * 6
+
+
+@pytest.mark.parametrize("mixer", ["gdn", "palimpsa-d", "softmax", ["gdn", WINDOW, "softmax"]], ids=str)
+def test_prompts_read_by_a_graph_in_bfloat16(read: list[object], mixer: object) -> None:
+    lm, ids = language_model(mixer, torch.bfloat16), torch.randint(64, (2, 150), device="cuda")
+    mask = torch.ones_like(ids)
+    mask[0, :70] = 0
+    options = {"max_new_tokens": 1, "return_dict_in_generate": True, "output_logits": True, "attention_mask": mask}
+    called, *replayed = (lm.generate(ids, disable_compile=disabled, **options) for disabled in (True, *[False] * 4))
+    assert read[0] is None is not read[1] and read[2:] == [read[1]] * 2
+    for one in replayed:
+        assert torch.equal(one.logits[0], replayed[0].logits[0])
+        torch.testing.assert_close(one.logits[0], called.logits[0], rtol=5e-2, atol=5e-2)
+    packed, plain = (lm(ids[:, :9], past_key_values=x.past_key_values).logits for x in (replayed[-1], called))
+    torch.testing.assert_close(packed, plain, rtol=5e-2, atol=5e-2)
+
+
+def test_prompts_of_layers_that_wait_are_called(monkeypatch: pytest.MonkeyPatch, read: list[object]) -> None:
+    lm, ids = language_model("gdn", torch.float32), torch.randint(64, (2, 40), device="cuda")
+    wanted = lm.generate(ids, max_new_tokens=4, do_sample=False, disable_compile=True)
+    rule = type(lm.model.layers[0].mixer).rule
+
+    def reads_a_number(self: object, x: torch.Tensor, *given: object) -> object:
+        x.sum().item()
+        return rule(self, x, *given)
+
+    monkeypatch.setattr(type(lm.model.layers[0].mixer), "rule", reads_a_number)
+    for _ in range(3):
+        assert torch.equal(lm.generate(ids, max_new_tokens=4, do_sample=False), wanted)
+    assert read == [None]
+
+
 @pytest.mark.parametrize("mode", [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}], ids=str)
 def test_beams_samples_and_padding(captured: list[object], mode: dict[str, object]) -> None:
     ids = torch.randint(64, (3, 40), device="cuda")
@@ -91,6 +157,8 @@ def test_beams_samples_and_padding(captured: list[object], mode: dict[str, objec
     called, replayed = both(lm, ids, attention_mask=mask, **mode)
     assert len(captured) == 1 and captured[0] is not None
     assert torch.equal(called.sequences, replayed.sequences)
+    for _ in range(2):  # by a graph that read the prompts too
+        assert torch.equal(both(lm, ids, attention_mask=mask, **mode)[1].sequences, called.sequences)
     if "num_beams" in mode:
         for ids_1T, real, row in zip(ids, mask.bool(), replayed.sequences, strict=True):
             alone = lm.generate(ids_1T[real][None], max_new_tokens=24, **mode)

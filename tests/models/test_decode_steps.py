@@ -12,7 +12,7 @@ from transformers.generation import MaxLengthCriteria
 
 from fastweights.layers.probe import probe
 from fastweights.layers.softmax_attention import SoftmaxAttention
-from fastweights.models import FastWeightsCache, decoding, generation, step_graphs
+from fastweights.models import FastWeightsCache, decoding, generation, kept_graphs
 
 from .live_bytes import LiveBytes
 from .mixers import every_mixer
@@ -182,7 +182,7 @@ def test_what_goes_on_beyond_its_length_is_called(by_steps):
 @pytest.mark.parametrize("work", ["fixed_cache", "free_cache"])
 def test_caches_are_replaced_a_layer_at_a_time(monkeypatch, by_steps, work):
     """No more than the keys of one layer are in memory twice, where the steps are too large to be kept."""
-    monkeypatch.setattr(step_graphs, "most_bytes", lambda device: 0)
+    monkeypatch.setattr(kept_graphs, "most_bytes", lambda device: 0)
     lm, before, alive = model(["softmax"] * 4), [], []
     replace = getattr(SoftmaxAttention, work)
 

@@ -82,13 +82,13 @@ def generated(monkeypatch, lm, joined, **options):
     )
 
 
-# Launches per step in a layer and its MLP; linear maps are projections, gates and both halves of the MLP.
+# Launches per step in a layer and its MLP; linear maps are projections (of the output, too), gates and both halves of the MLP.
 MIXERS = {
-    "gdn": {"linear_rows": 5, "token_convolution": 1},
-    "kda": {"linear_rows": 5, "token_convolution": 1},
-    "softmax": {"linear_rows": 3, "ring": 1},
-    "lattice": {"linear_rows": 5, "token_convolution": 1, "l2_normalize": 1},
-    "mamba2": {"linear_rows": 2, "token_convolution": 1, "step_decay": 1},
+    "gdn": {"linear_rows": 6, "token_convolution": 1},
+    "kda": {"linear_rows": 6, "token_convolution": 1},
+    "softmax": {"linear_rows": 4, "ring": 1},
+    "lattice": {"linear_rows": 7, "token_convolution": 1, "l2_normalize": 1},
+    "mamba2": {"linear_rows": 3, "token_convolution": 1, "step_decay": 1},
 }
 
 

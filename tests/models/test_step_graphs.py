@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 import torch
 
-from fastweights.models import decoding, generation, step_graphs
-from fastweights.models.step_graphs import graphs_of
+from fastweights.models import decoding, generation, kept_graphs, prompt_graphs
+from fastweights.models.kept_graphs import graphs_of
 
 from .mixers import every_mixer
 from .small import MIXED, PROMPTS, model, tokens
@@ -39,6 +39,7 @@ def started(monkeypatch):
     monkeypatch.setattr(decoding.DecodeSteps, "begin", noted_begin)
     monkeypatch.setattr(generation, "can_replay", lambda model: True)
     monkeypatch.setattr(generation, "DecodeSteps", partial(decoding.DecodeSteps, replayed=False))
+    monkeypatch.setattr(prompt_graphs, "MOST", 0)
     return began
 
 
@@ -74,7 +75,7 @@ def test_keys_find_place_in_a_step_with_as_many_slots(started, first, then, take
 
 
 def test_other_numbers_of_sequences_have_steps_of_their_own(started, monkeypatch):
-    monkeypatch.setattr(step_graphs, "MOST", 2)
+    monkeypatch.setattr(kept_graphs, "MOST", 2)
     lm = model()
     for rows in (1, 2, 1, 2, 3, 1):
         assert torch.equal(lm.generate(tokens(rows, 5), **OPTIONS), called(lm, tokens(rows, 5)))
@@ -163,10 +164,10 @@ def test_steps_that_are_too_large_are_not_kept(started, monkeypatch):
     assert one >= 2 * lm.state_size(1) * 4  # the states of two sequences in float32
     lm.generate(tokens(1, 9), **OPTIONS)
     assert len(graphs_of(lm)) == 2
-    monkeypatch.setattr(step_graphs, "most_bytes", lambda device: one + one // 4)
+    monkeypatch.setattr(kept_graphs, "most_bytes", lambda device: one + one // 4)
     lm.generate(tokens(1, 9), **OPTIONS)
     assert len(graphs_of(lm)) == 1
-    monkeypatch.setattr(step_graphs, "most_bytes", lambda device: one // 4)
+    monkeypatch.setattr(kept_graphs, "most_bytes", lambda device: one // 4)
     lm.generate(tokens(2, 9), **OPTIONS)
     assert started == [True, True, False, True]
 

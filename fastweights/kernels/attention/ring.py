@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import LOG2E
+from ..common.overlap import wait_for_inputs
 from ..runtime.launch_plan import launch, make_rows_contiguous
 
 SLOTS, WARPS, STAGES = 64, 4, 3  # of a step
@@ -38,9 +39,10 @@ def rotate_pairs(x, place, frequency, lane, exists, HALF: tl.constexpr):
 @triton.jit(do_not_specialize=["slots"])
 def rotate_into_ring(
     q, k, v, stride_q, stride_k, stride_v, seen, place, frequency, new_q, keys, values, slots,
-    H: tl.constexpr, G: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A program has a query head, or a key head with its values. Heads are [2 HALF]."""
+    wait_for_inputs(OVERLAP)
     row, head = (tl.program_id(0) // (H + G)).to(tl.int64), tl.program_id(0) % (H + G)
     lane = tl.arange(0, BH)
     exists = lane < HALF
@@ -66,8 +68,10 @@ def rotate_into_ring(
 def attend_to_slots(
     q, keys, values, place, padding, sums, largest, totals, slots, share, shares, scale,
     G: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """share: slots of a program, a multiple of BS; scale: of the logits in base 2."""
+    wait_for_inputs(OVERLAP)
     part, pair = tl.program_id(0) % shares, (tl.program_id(0) // shares).to(tl.int64)
     row, head = pair // G, pair % G
     now = tl.load(place + row).to(tl.int32)
@@ -109,7 +113,9 @@ def attend_to_slots(
 @triton.jit(do_not_specialize=["shares", "counted"])
 def combine_shares(
     sums, largest, totals, seen, place, o, shares, counted, H: tl.constexpr, K: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(OVERLAP)
     pair = tl.program_id(0).to(tl.int64)
     part, channel = tl.arange(0, BI), tl.arange(0, BK)
     m = tl.load(largest + pair * shares + part, part < shares, float("-inf"))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import sigmoid
+from ..common.overlap import wait_for_inputs
 from ..runtime.launch_plan import alignment, launch, make_rows_contiguous
 
 INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
@@ -76,8 +77,9 @@ def forward_kernel(
     x, z, v, skip, weight, y, rows, groups,
     stride_x, group_stride_x, stride_z, group_stride_z, stride_v, group_stride_v, eps,
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, GATE: tl.constexpr, FIRST: tl.constexpr, PER_GROUP: tl.constexpr,
-    ALIGN: tl.constexpr,
+    ALIGN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(OVERLAP)
     group = (tl.program_id(0) % groups).to(tl.int64)
     row = (tl.program_id(0) // groups) * R + tl.arange(0, R)
     column = tl.arange(0, BV)

@@ -12,12 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.call import padded
+from ..common.overlap import wait_for_inputs
 from ..runtime.launch_plan import launch, make_rows_contiguous
 
 
 @triton.jit(do_not_specialize=["stride", "eps"])
-def l2_normalize_kernel(x, y, stride, eps, V: tl.constexpr, BV: tl.constexpr):
+def l2_normalize_kernel(x, y, stride, eps, V: tl.constexpr, BV: tl.constexpr, OVERLAP: tl.constexpr):
     """A program has one vector. stride: from one vector of x to the next."""
+    wait_for_inputs(OVERLAP)
     row, channel = tl.program_id(0).to(tl.int64), tl.arange(0, BV)
     here = channel < V
     number = tl.load(x + row * stride + channel, here, 0.0).to(tl.float32)

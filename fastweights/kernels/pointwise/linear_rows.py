@@ -22,11 +22,13 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import log_rate_and_rest, sigmoid, softplus
+from ..common.overlap import prefetch_matrix, wait_for_inputs
 from ..runtime.launch_plan import launch, make_rows_contiguous
 
 MOST_MATRICES = 3
 OUTPUTS, WARPS, MOST_STAGES = 32, 4, 4  # of a program
 INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a number: float32 needs more registers
+LINE = 128  # bytes of a line of the GPU's cache
 SHARED = 96 * 1024  # bytes of shared memory, which every GPU from Ampere on has
 
 
@@ -43,6 +45,7 @@ def add_products(x_rows, w_rows, k, is_row, is_output, D: tl.constexpr, BK: tl.c
 def linear_rows_kernel(
     x, w_0, w_1, w_2, bias, other, y_0, y_1, y_2, rows, stride_x, width_0, width_1, width_2, tiles_0, tiles_1, group, largest,
     KIND: tl.constexpr, COUNT: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    LINES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """other: the residual, or A_log."""
     tile = tl.program_id(0)
@@ -54,6 +57,11 @@ def linear_rows_kernel(
                 if tile >= tiles_1:
                     tile, w, y, width = tile - tiles_1, w_2, y_2, width_2
     row, output = tl.arange(0, BM), tile * BN + tl.arange(0, BN)
+    if OVERLAP:
+        prefetch_matrix(w, output, width, D, LINES)
+        if KIND == "swiglu":
+            prefetch_matrix(w_1, output, width, D, LINES)
+    wait_for_inputs(OVERLAP)
     is_row, is_output = (row < rows)[:, None], (output < width)[:, None]
     x_rows = x + row.to(tl.int64)[:, None] * stride_x
     w_at = output.to(tl.int64)[:, None] * D
@@ -107,7 +115,8 @@ def linear_rows(
             linear_rows_kernel, (sum(tiles),), flat, *given, *missing, bias, None if other is None else other.contiguous(),
             *outputs, *[None] * (MOST_MATRICES - len(outputs)), rows, flat.stride(0), *(widths + [0, 0])[:MOST_MATRICES],
             *(tiles + [0])[:2], 1 if other is None or not other.numel() else max(widths[0] // other.numel(), 1), largest,
-            KIND=kind, COUNT=len(given), D=channels, BM=tall, BN=OUTPUTS, BK=inputs, num_warps=WARPS,
+            KIND=kind, COUNT=len(given), D=channels, BM=tall, BN=OUTPUTS, BK=inputs,
+            LINES=padded(-(-channels * x.element_size() // LINE), 1), num_warps=WARPS,
             num_stages=min(1 + SHARED // step_bytes, MOST_STAGES),
         )  # fmt: skip
     return outputs

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..common.overlap import wait_for_inputs
 from ..runtime.launch_plan import alignment, launch, make_rows_contiguous
 from .gated_norm import choose_tile, load_rows, normalize_rows
 
@@ -28,8 +29,9 @@ ENOUGH_PROGRAMS = 1024
 @triton.jit(do_not_specialize=VARYING)
 def residual_norm_forward(
     x, branch, weight, s, n, rows, stride_x, stride_branch, eps,
-    V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
+    V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(OVERLAP)
     row, column = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R), tl.arange(0, BV)
     here = (row < rows)[:, None] & (column < V)[None, :]
     at = row[:, None] * V + column[None, :]

@@ -12,12 +12,16 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import log_rate_and_rest, softplus
+from ..common.overlap import wait_for_inputs
 from ..runtime.launch_plan import launch, make_rows_contiguous
 
 
 @triton.jit(do_not_specialize=["stride", "smallest", "largest"], do_not_specialize_on_alignment=["step"])
-def step_decay_kernel(step, bias, A_log, dt, g, stride, smallest, largest, H: tl.constexpr, BH: tl.constexpr):
+def step_decay_kernel(
+    step, bias, A_log, dt, g, stride, smallest, largest, H: tl.constexpr, BH: tl.constexpr, OVERLAP: tl.constexpr
+):
     """A program has the heads of one token."""
+    wait_for_inputs(OVERLAP)
     token, head = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
     here = head < H
     x = tl.load(step + token * stride + head, here, 0.0).to(tl.float32)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import sigmoid
+from ..common.overlap import wait_for_inputs
 from ..common.packing import pool_row
 from ..runtime.launch_plan import launch, make_rows_contiguous
 from . import TokenConvolution
@@ -80,10 +81,11 @@ def token_convolution(
     x_1, weight_1, bias_1, window_1, new_1, y_1, stride_1, channels_1, blocks_1, HEAD_1: tl.constexpr, NORM_1: tl.constexpr,
     x_2, weight_2, bias_2, window_2, new_2, y_2, stride_2, channels_2, blocks_2, HEAD_2: tl.constexpr, NORM_2: tl.constexpr,
     eps, rows, P, step_0, step_1, step_2,
-    W: tl.constexpr, BD: tl.constexpr, SILU: tl.constexpr, SHARED: tl.constexpr,
+    W: tl.constexpr, BD: tl.constexpr, SILU: tl.constexpr, SHARED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """rows: of the sequences in pools of P windows, which lie step_i numbers apart; a negative one is none. SHARED: the second
     convolution has the input and window of the first one, and no blocks of its own."""
+    wait_for_inputs(OVERLAP)
     blocks = blocks_0 + blocks_1 + blocks_2
     row, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     if SHARED:

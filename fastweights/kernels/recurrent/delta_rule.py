@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..common.delta_rule.steps import erase_and_write, outputs_of_tokens, unroll_lengths, unroll_steps
 from ..common.math import to_float_or_nan
+from ..common.overlap import wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import (
@@ -96,10 +97,11 @@ def decode_delta_rule(
     o, S, new_S, S_step, S_head, A, new_A, A_step, A_head,
     state_indices, P, cu_seqlens, T, scale, log_bound, eps,
     G_CHANNELS: tl.constexpr, VALUE_FIRST: tl.constexpr,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`; w: write keys; pg, pb: the preconditioner's g and beta; A: one row per
     sequence, new_A: with strides, which may be a pool."""
+    wait_for_inputs(OVERLAP)
     tile, place, n, head, index, held = program_head(state_indices, P, HV, (V + BV - 1) // BV)
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.math import to_float_or_nan
+from ..common.overlap import wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .delta_rule import CHOICES
@@ -35,9 +36,10 @@ def decode_elementwise_longhorn(
     v, v_token, v_head, V_GROUP: tl.constexpr,
     beta, beta_token, beta_head, BETA_GROUP: tl.constexpr,
     o, S, new_S, S_step, S_head, state_indices, P, cu_seqlens, T, scale,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
+    wait_for_inputs(OVERLAP)
     tile, place, n, head, index, held = program_head(state_indices, P, HV, (V + BV - 1) // BV)
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V

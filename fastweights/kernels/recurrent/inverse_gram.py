@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import to_float_or_nan
+from ..common.overlap import wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall, delta_rule
 from .launching import Tile, jit_options, launch_recurrent, load_number, load_row, program_head, state_tile
@@ -90,9 +91,11 @@ def decode_inverse_gram(
     write_key, read_key, query, gain, A, new_A, A_step, A_head, z, new_z, z_step, z_head, seen, new_seen, seen_step,
     state_indices, P, cu_seqlens, T, every, refresh, eps,
     UNIT_KEYS: tl.constexpr, UNIT_WRITES: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`. Without q the write key is A_t k; with it A_t khat, and gain divides by its
     length."""
+    wait_for_inputs(OVERLAP)
     _, _, n, head, index, held = program_head(state_indices, P, HV)
     channel = tl.arange(0, BK)
     is_channel = channel < K

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import to_float_or_nan
+from ..common.overlap import wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import Tile, decay_from_log, jit_options, launch_recurrent, load_number, load_row, program_head
@@ -58,10 +59,11 @@ def decode_key_energy(
     beta, beta_token, beta_head, BETA_GROUP: tl.constexpr,
     parameter, parameter_head, parameter_channel, o, A, new_A, A_step, A_head,
     state_indices, P, cu_seqlens, T, log_bound, eps, ridge,
-    FORM: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+    FORM: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """FORM: "queries", or the squash of the write keys. parameter: the ridge of queries, else the centre; x, x_token, x_head,
     X_GROUP: see `strides`."""
+    wait_for_inputs(OVERLAP)
     _, _, n, head, index, held = program_head(state_indices, P, HV)
     channel = tl.arange(0, BK)
     is_channel = channel < K

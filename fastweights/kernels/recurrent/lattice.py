@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.math import to_float_or_nan
+from ..common.overlap import wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import jit_options, launch_recurrent, load_number, load_row, program_head, state_tile, whole_state
@@ -53,9 +54,10 @@ def decode_lattice(
     decay, decay_token, decay_head, DECAY_GROUP: tl.constexpr,
     o, S, new_S, S_step, S_head, state_indices, P, cu_seqlens, T, l1,
     OBJECTIVE: tl.constexpr, NORMALIZE: tl.constexpr, L1: tl.constexpr,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
+    wait_for_inputs(OVERLAP)
     _, _, n, head, index, held = program_head(state_indices, P, HV)
     slot, column = tl.arange(0, BK), tl.arange(0, BV)
     is_slot, is_column = slot < K, column < V

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.math import to_float_or_nan
+from ..common.overlap import wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import jit_options, launch_recurrent, load_number, load_row, program_head, state_tile, whole_state
@@ -33,9 +34,10 @@ def decode_output_normalized_ttt(
     v, v_token, v_head, V_GROUP: tl.constexpr,
     gamma, gamma_token, gamma_head, GAMMA_GROUP: tl.constexpr,
     o, S, new_S, S_step, S_head, state_indices, P, cu_seqlens, T,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
+    wait_for_inputs(OVERLAP)
     _, _, n, head, index, held = program_head(state_indices, P, HV)
     channel, column = tl.arange(0, BK), tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import to_float_or_nan
+from ..common.overlap import wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall, delta_rule
 from .launching import Tile, decay_from_log, jit_options, launch_recurrent, load_number, load_row, program_head
@@ -137,10 +138,11 @@ def decode_systems(
     ridge, ridge_head, asked, writes, H, new_H, H_step, H_head,
     state_indices, P, cu_seqlens, T, level, iterations, scale,
     CHEBYSHEV: tl.constexpr, ADAPTIVE: tl.constexpr,
-    HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`. asked, writes [BT, HV, K]: what the memory is asked, and beta k. ridge [HV, K],
     or None: `level`, times |H|_F if ADAPTIVE."""
+    wait_for_inputs(OVERLAP)
     _, _, n, head, index, held = program_head(state_indices, P, HV)
     channel = tl.arange(0, BK)
     is_channel = channel < K

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...private_torch import current_device, current_stream
+from .overlap import overlap_constants
 from .private_api import Launch, compile_all, fast_launch, front_arguments, launcher, plain_launch, specialized_on
 from .workspace import TensorSpec, assign_offsets
 
@@ -270,6 +271,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     """Launch one kernel now, outside of any plan, on the device of its first tensor. An empty grid launches nothing."""
     if not all(grid):
         return
+    constants |= overlap_constants(kernel)
     with device_of(next(x for x in arguments if isinstance(x, Tensor))):
         if not fast_launch():
             plain_launch(kernel, grid, arguments, constants)

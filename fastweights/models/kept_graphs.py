@@ -1,0 +1,137 @@
+"""CUDA graphs of a model that outlive the call of `generate()` that captured them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from threading import Lock
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ..layers.mixer import Mixer
+from ..private_torch import all_modules, change_count, tensors_of
+
+__all__ = ["Kept", "KeptGraphs", "describe_model", "graphs_of"]
+
+MOST = 12  # graphs per model
+SHARE = 1 / 32  # of the GPU's memory that those of a model may hold
+PLAIN = frozenset({int, float, str, bool, type(None)})  # settings of a module that its forward may read
+KNOWN = ("fastweights.", "torch.nn.")  # where the modules come from whose settings are all there is to them
+
+
+class Kept(Protocol):
+    """A captured call, with everything that its replays read and write."""
+
+    @property
+    def key(self) -> Hashable:
+        """`describe_model` when it was captured."""
+
+    @property
+    def serves(self) -> Hashable:
+        """What it reads: the kind of call, sizes and device."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it holds."""
+
+
+class KeptGraphs:
+    """The captured calls that are kept for one model, the latest last. One in use is not among them, so that no two calls of
+    `generate()` replay the same one. All are of one state of the model."""
+
+    def __init__(self) -> None:
+        self._key: Hashable = None
+        self._kept: list[Any] = []
+        self._uses: dict[Hashable, float] = {}
+        self._alone = Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def bytes(self) -> int:
+        return sum(kept.bytes for kept in self._kept)
+
+    def take(self, key: Hashable, serves: Hashable) -> Any:
+        """The captured call that serves this one, or None. Those of another state of the model are dropped."""
+        with self._alone:
+            self._of_state(key)
+            for place, kept in reversed([*enumerate(self._kept)]):
+                if kept.serves == serves:
+                    return self._kept.pop(place)
+        return None
+
+    def put(self, kept: Kept) -> bool:
+        """Keep a captured call, in place of the oldest where they are too many or too large. False where it is too large itself,
+        or the model has changed meanwhile."""
+        most = most_bytes(kept.device)
+        with self._alone:
+            if kept.bytes > most or kept.key != self._key:
+                return False
+            self._kept.append(kept)
+            while len(self._kept) > MOST or self.bytes > most:
+                self._uses.pop(self._kept.pop(0).serves, None)
+        return True
+
+    def count_use(self, key: Hashable, serves: Hashable) -> float:
+        """How often this was asked for such a call in this state of the model, this time included."""
+        with self._alone:
+            self._of_state(key)
+            self._uses[serves] = self._uses.get(serves, 0) + 1
+            return self._uses[serves]
+
+    def refuse(self, serves: Hashable) -> None:
+        """Such a call cannot be captured or kept: `count_use` is -inf from now on."""
+        with self._alone:
+            self._uses[serves] = float("-inf")
+
+    def clear(self) -> None:
+        with self._alone:
+            self._of_state(None)
+
+    def _of_state(self, key: Hashable) -> None:
+        if key != self._key:
+            self._key, self._kept, self._uses = key, [], {}
+
+
+_graphs: WeakKeyDictionary[nn.Module, KeptGraphs] = WeakKeyDictionary()  # not in the model, which is copied and pickled
+
+
+def graphs_of(model: nn.Module) -> KeptGraphs:
+    return _graphs.setdefault(model, KeptGraphs())
+
+
+def most_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1 << 30
+    return int(SHARE * torch.cuda.get_device_properties(device).total_memory)
+
+
+def describe_model(model: nn.Module) -> tuple[object, ...] | None:
+    """What a captured call depends on: the places and versions of all weights, and every plain setting of every module. None
+    where these do not tell all: modules of other packages (adapters, quantized layers), but for mixers, and tensors of other
+    classes or without a version."""
+    modules = all_modules(model)
+    kinds = [*map(type, modules)]
+    tensors = [x for module in modules for x in tensors_of(module)]
+    settings = [x for module in modules for x in vars(module).values() if type(x) in PLAIN]
+    if not all(kind.__module__.startswith(KNOWN) or issubclass(kind, Mixer) for kind in {*kinds}):
+        return None
+    if any(type(x) not in (Tensor, nn.Parameter) or x.is_inference() or change_count(x) is None for x in tensors):
+        return None
+    products = torch.backends.cuda.matmul
+    return (
+        *kinds,
+        *settings,
+        *[(x.data_ptr(), change_count(x), x.dtype) for x in tensors],
+        torch.get_float32_matmul_precision(),
+        products.allow_bf16_reduced_precision_reduction,
+        products.allow_fp16_reduced_precision_reduction,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_inference_mode_enabled(),  # whose tensors cannot be written into outside
+    )
