@@ -160,8 +160,8 @@ def gradients_back(
     sums = gl.allocate_shared_memory(gl.float32, [3, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     met = gl.allocate_shared_memory(gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
-    # Copies are begun in this order: [w, dO, P, T and factors of n], which step n takes first, [u and h of n], [q of n; if LATE k,
-    # T and factors], which it takes next, [w .. of n + 1]. In the middle of step n follow [v of n] and [u and h of n + 1].
+    # Copies are begun in this order: [w, dO, P, T and factors of n], which step n takes first, [u and h of n], [q of n; if LATE
+    # k, T and factors], which it takes next, [w .. of n + 1]. In the middle of step n follow [v of n] and [u and h of n + 1].
     writes = k
     if w is not None:
         writes = w
