@@ -60,7 +60,7 @@ class Memory(MemoryCall):
 
     def set_up(self) -> None:
         super().set_up()
-        if takes_one_pass(self) and self.decay < 2:
+        if takes_one_pass(self):
             self.length, self.cut = segments_kept(self)
             self.P = self.count_segments()
 

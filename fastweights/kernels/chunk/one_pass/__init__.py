@@ -17,11 +17,6 @@ Long sequences of few heads are cut into segments. `summarize_chunks` finds what
 every program of the pass takes the state of its sequence through the segments before its own, in the place of
 `combine_segments`. Of linear attention a transition is one decay.
 
-**One decay per channel** (`channel.py`). exp(G) then scales rows and channels, and no row alone. `solve_chunks` writes K exp(G),
-Q exp(G) and exp(G_C - G) W, which the passes take for K, Q and W as if nothing decayed but S, by exp(G_C) per channel. A backward
-makes them again (`score_channels`), and `gradients_of_channels` takes the place of `gradients_of_chunk`; of chunks in which a
-channel loses too much for a product of two factors, `chunk_gradients_channel` of `common.delta_rule` finds the gradients.
-
 T = (I + A)^-1 comes from the inverses X of its diagonal blocks of 16 tokens, by substitution, and from L, what is below them.
 With N = X L, where N^4 = 0, T = X - N (X - N (X - N X)).
 
@@ -39,6 +34,12 @@ Before a backward the same launches also write T, u and the states that segments
 
 On its way it finds all gradients of a chunk, dP among them, by the formulas of `chunk_gradients`: what they need, dS and z above
 all, is on chip. Segments are joined backwards as forwards, from what `summarize_back` finds, with the transitions of the forward.
+
+**One decay per channel** (`channel.py`). exp(G) then scales rows and channels, and no row alone. `solve_chunks` writes K exp(G),
+Q exp(G) and exp(G_C - G) W, which the passes take for K, Q and W as if nothing decayed but S, by exp(G_C) per channel. A backward
+makes them again (`decay_again`). `pass_channels_back` writes dS and z of all chunks, from which `gradients_of_channels` finds the
+gradients, chunk by chunk; of channels that lose too much in a chunk for a product of two factors, `chunk_gradients_channel` of
+`common.delta_rule` does.
 
 The kernels are written in Gluon (`runtime/gluon.py`), for bfloat16 and float16 and 128 key and value channels. `takes_one_pass`
 (`launches.py`) says which calls take them; all others take the kernels in plain Triton.

@@ -54,7 +54,10 @@ def takes_one_pass(call: DeltaRule) -> bool:
 
 
 def segments_kept(call: DeltaRule) -> tuple[int, int]:
-    """The segments of a forward before a backward, as `segment_length`. Each has one program per head."""
+    """The segments of a forward before a backward, as `segment_length`. Each has one program per head; with a decay per channel
+    several, as in plain Triton."""
+    if call.decay == 2:
+        return call.length, call.cut
     return segment_length(call.B, call.T, call.HV, PROGRAMS, least=2)
 
 
@@ -131,8 +134,8 @@ class OnePass(DeltaRule):
             numbers = log2(self.options[1]), self.options[2]
         self.launch(
             solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, *decayed, saved.chunk_table, self.T, scale,
-            *numbers, **self.heads(tokens), DECAY=self.decay, **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), KEPT=self.keeps,
-            num_warps=4, maxnreg=SOLVE_REGISTERS,
+            *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
+            DECAY=self.decay, KEPT=self.keeps, num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
         if self.decay == 2:
             tokens = decayed
@@ -162,9 +165,8 @@ class OnePassKept(OnePass):
     keeps = True
 
     def choose_segments(self) -> None:
-        if self.decay < 2:
-            self.length, self.cut = segments_kept(self)
-            self.P = self.count_segments()
+        self.length, self.cut = segments_kept(self)
+        self.P = self.count_segments()
 
     def tables(self, kept: SavedForBackward) -> SavedForBackward:
         if self.packed:

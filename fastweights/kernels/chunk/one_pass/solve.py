@@ -151,8 +151,9 @@ def solve_chunks(
 ):  # fmt: skip
     """One chunk of one head: its record in `made` [M, HV, RECORD], of P, four numbers per token, and with KEPT, for a backward,
     T; and T diag(beta) in `solved` [M, HV, 64, 64]. Without DELTA there is no T. w: write keys, None where k writes. gram
-    [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w [BT, HV, K] are written. With a decay per channel, DECAY 2,
-    exp(G_C) takes the place of the two decays, and qg, kg and wg [BT, HV, K] are written, see `decay_channels`."""
+    [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w [BT, HV, K] are written. With a
+    decay per channel, DECAY 2, exp(G_C) takes the place of the two decays, and qg, kg and wg [BT, HV, K] are written, see
+    `decay_channels`."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
