@@ -26,7 +26,7 @@ pytestmark = [
 
 RULES: dict[str, Callable[..., Any]] = {
     "gdn": delta_rule, "write keys": delta_rule, "pgdn": preconditioned_delta_rule, "simple_gla": linear_attention,
-    "pdn": preconditioned_delta_rule,
+    "pdn": preconditioned_delta_rule, "kda": delta_rule, "kda, strong": delta_rule, "pkda": preconditioned_delta_rule,
 }  # fmt: skip
 
 
@@ -35,7 +35,12 @@ def draw(rule: str, rows: int, time: int, heads: int, value_heads: int, states: 
     q, k = (F.normalize(torch.randn(rows, time, heads, 128, device="cuda"), dim=-1).bfloat16() for _ in range(2))
     v = torch.randn(rows, time, value_heads, 128, device="cuda").bfloat16()
     beta, g, gain, decay = (torch.rand(rows, time, value_heads, device="cuda") for _ in range(4))
-    g *= 1e-3  # so little that segments depend on those before and behind them
+    if rule in ("kda", "kda, strong", "pkda"):
+        g = torch.rand(rows, time, value_heads, 128, device="cuda")
+    if rule == "kda, strong":  # in a chunk half of the channels lose all; some none
+        g = torch.where(g > 0.9, 40 * g, g * torch.rand(128, device="cuda").round())
+    else:
+        g *= 1e-3  # so little that segments depend on those before and behind them
     drawn = {"q": q, "k": k, "v": v, "S": torch.randn(states, value_heads, 128, 128, device="cuda")}
     if rule != "pdn":
         drawn["g"] = -g
@@ -43,7 +48,7 @@ def draw(rule: str, rows: int, time: int, heads: int, value_heads: int, states: 
         drawn["beta"] = beta
     if rule == "write keys":
         drawn["write_key"] = (k * torch.exp(torch.randn_like(k).tanh() / 2)).bfloat16()
-    if rule in ("pgdn", "pdn"):
+    if rule in ("pgdn", "pdn", "pkda"):
         drawn |= {
             "precond_g": -decay / 8,
             "precond_beta": gain,
@@ -93,10 +98,10 @@ FORMS = {
 }
 
 
-CASES = [("gdn", form) for form in FORMS] + [("pdn", "segments")]
+CASES = [("gdn", form) for form in FORMS] + [("pdn", "segments"), ("kda", "short"), ("kda, strong", "odd and grouped")]
 CASES += [
     (rule, form)
-    for rule in ("write keys", "pgdn", "simple_gla")
+    for rule in ("write keys", "pgdn", "simple_gla", "kda", "pkda")
     for form in ("odd and grouped", "segments", "packed, in segments")
 ]
 
@@ -118,7 +123,7 @@ def test_as_exact_as_in_plain_triton(rule: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "beta", "g", "S", "write_key"])
-@pytest.mark.parametrize("rule", ["gdn", "write keys", "pgdn", "simple_gla"])
+@pytest.mark.parametrize("rule", ["gdn", "write keys", "pgdn", "simple_gla", "kda"])
 def test_bad_numbers_stand_where_they_do_in_plain_triton(rule: str, name: str) -> None:
     inputs = draw(rule, 1, 300, 2, 2, 4)
     if name not in inputs:

@@ -22,6 +22,7 @@ try:
     from triton.experimental.gluon.language.nvidia.hopper import (
         async_copy,
         fence_async_shared,
+        mma_v2,
         warpgroup_mma,
         warpgroup_mma_wait,
     )
@@ -31,7 +32,8 @@ except ImportError:
     HAS_GLUON = False
 
 __all__ = [
-    "HAS_GLUON", "async_copy", "fence_async_shared", "gl", "gluon", "runs_gluon", "warpgroup_mma", "warpgroup_mma_wait",
+    "HAS_GLUON", "async_copy", "fence_async_shared", "gl", "gluon", "mma_v2", "runs_gluon", "warpgroup_mma",
+    "warpgroup_mma_wait",
 ]  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-r"""Linear attention and the delta rules, with one decay per head or none, in one pass over the chunks on Hopper GPUs.
+r"""Linear attention and the delta rules in one pass over the chunks on Hopper GPUs: with one decay per head or none, the delta
+rules also with one per key channel.
 
 The mathematics is that of `common.delta_rule`, whose names are used here. Its kernels hand W, U, u and the states of all chunks
 to each other through memory. Here a launch per chunk leaves T diag(beta), P and two decays per token (`solve.py`), and a pass per
@@ -33,6 +34,12 @@ Before a backward the same launches also write T, u and the states that segments
 
 On its way it finds all gradients of a chunk, dP among them, by the formulas of `chunk_gradients`: what they need, dS and z above
 all, is on chip. Segments are joined backwards as forwards, from what `summarize_back` finds, with the transitions of the forward.
+
+**One decay per channel** (`channel.py`). exp(G) then scales rows and channels, and no row alone. `solve_chunks` writes K exp(G),
+Q exp(G) and exp(G_C - G) W, which the passes take for K, Q and W as if nothing decayed but S, by exp(G_C) per channel. A backward
+makes them again (`decay_again`). `pass_channels_back` writes dS and z of all chunks, from which `gradients_of_channels` finds the
+gradients, chunk by chunk; of channels that lose too much in a chunk for a product of two factors, `chunk_gradients_channel` of
+`common.delta_rule` does.
 
 The kernels are written in Gluon (`runtime/gluon.py`), for bfloat16 and float16 and 128 key and value channels. `takes_one_pass`
 (`launches.py`) says which calls take them; all others take the kernels in plain Triton.

@@ -21,7 +21,7 @@ from .passes import (
 def states_again(
     w, u, made, start, h, segments, cu_seqlens, time, length,
     HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
-    STARTED: gl.constexpr, STAGES: gl.constexpr,
+    CHANNEL: gl.constexpr, STARTED: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The states at the chunks' starts h [M, HV, K, V], from write keys w, u [BT, HV, V] and the states [P, HV, K, V] that
     segments start from. made: see `solve_chunks`."""
@@ -58,12 +58,16 @@ def states_again(
     into = STAGES - 1
     for n in range(chunks):
         async_copy.wait_group(STAGES - 2)
-        written = us.index(now).permute((1, 0)).load(TOKENS).to(gl.float32)
-        until = fs.index(now).slice(64, 64).load(gl.SliceLayout(0, TOKENS))
-        total = fs.index(now).slice(63, 1).load(gl.SliceLayout(0, KEYS))
+        written = us.index(now).permute((1, 0)).load(TOKENS)
+        if CHANNEL:
+            total = fs.index(now).slice(0, K).load(gl.SliceLayout(0, KEYS))
+        else:
+            until = fs.index(now).slice(64, 64).load(gl.SliceLayout(0, TOKENS))
+            total = fs.index(now).slice(63, 1).load(gl.SliceLayout(0, KEYS))
+            written = (written.to(gl.float32) * until[None, :]).to(TYPE)
         low = S.to(TYPE)
         S *= total[None, :]
-        written = gl.convert_layout((written * until[None, :]).to(TYPE), LEFT)
+        written = gl.convert_layout(written, LEFT)
         S = warpgroup_mma(written, ws.index(now), S, is_async=True)
         store_rows(staged, low, h, K, V)
         live = tokens - (n + STAGES - 1) * 64
@@ -121,7 +125,7 @@ def copy_back(
 def summarize_back(
     q, k, w, made, do, added, segments, cu_seqlens, time, length, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
-    RECORD: gl.constexpr, STAGES: gl.constexpr, DELTA: gl.constexpr,
+    RECORD: gl.constexpr, STAGES: gl.constexpr, DELTA: gl.constexpr, CHANNEL: gl.constexpr,
 ):  # fmt: skip
     """What a segment adds to the gradient of the state before it, transposed, into `added` [P, HV, V, K]: from its last chunk to
     the first, where the gradient of the state behind it is 0. w: write keys, None where k writes. made: see `solve_chunks`."""
@@ -188,8 +192,11 @@ def summarize_back(
             du = warpgroup_mma(low, ws.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
         grad = dos.index(now).permute((1, 0)).load(TOKENS)
         line = fs.index(now)
-        since = line.slice(0, 64).load(BY_TOKEN)
-        total = line.slice(63, 1).load(gl.SliceLayout(0, KEYS))
+        if CHANNEL:
+            total = line.slice(0, K).load(gl.SliceLayout(0, KEYS))
+        else:
+            since = line.slice(0, 64).load(BY_TOKEN)
+            total = line.slice(63, 1).load(gl.SliceLayout(0, KEYS))
         if w is not None:  # as in `pass_segment`
             left = gl.where(n + STAGES - 1 < chunks, 64, 0)
             copy_back(
@@ -198,13 +205,18 @@ def summarize_back(
         if DELTA:
             plain = gl.convert_layout(grad, LEFT)
             given = warpgroup_mma(plain, Ps.index(now), zeros, use_acc=False, is_async=True)
-            until = line.slice(64, 64).load(BY_TOKEN)
-            weight = since * line.slice(128, 64).load(BY_TOKEN)
+            weight = line.slice(128, 64).load(BY_TOKEN)
+            if not CHANNEL:
+                until = line.slice(64, 64).load(BY_TOKEN)
+                weight = since * weight
             du, low, given, plain = warpgroup_mma_wait(0, deps=[du, low, given, plain])
-            du = gl.convert_layout((du * until[None, :] + given).to(TYPE), LEFT)
+            if not CHANNEL:
+                du *= until[None, :]
+            du = gl.convert_layout((du + given).to(TYPE), LEFT)
             z = warpgroup_mma(du, Ts.index(now), zeros, use_acc=False, is_async=True)
         S *= total[None, :]
-        grad = gl.convert_layout((grad.to(gl.float32) * (since * scale)[None, :]).to(TYPE), LEFT_S)
+        grad = grad.to(gl.float32) * (scale if CHANNEL else (since * scale)[None, :])
+        grad = gl.convert_layout(grad.to(TYPE), LEFT_S)
         S = warpgroup_mma(grad, qs.index(now), S, is_async=True)
         if DELTA:
             z, du = warpgroup_mma_wait(1, deps=[z, du])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log2, prod
 from typing import Any, NamedTuple
 
 import torch
 
-from ...common.delta_rule.launches import DeltaRule, MemoryGrads
+from ...common.delta_rule.channel_decay import chunk_gradients_channel
+from ...common.delta_rule.launches import BegunGrads, ChunkOperands, DeltaRule, MemoryGrads
 from ...common.delta_rule.sizes import SavedForBackward, segment_length
 from ...common.packing import CHUNK
 from ...runtime.gluon import runs_gluon
@@ -30,19 +32,32 @@ WHOLE = PassTile(128, 3)
 HALF = PassTile(64, 3)
 PROGRAMS = 132  # of 128 columns, that keep an H100 or H200 busy
 SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
+IDLE_REGISTERS = 128  # two programs of 8 warps per multiprocessor, most of which find nothing to do
+
+
+class Tokens(NamedTuple):
+    """What the passes take of tokens: queries, keys, and write keys, None where the keys write; with a decay per channel decayed,
+    see `decay_channels`."""
+
+    q: Any
+    k: Any
+    w: Any
 
 
 def takes_one_pass(call: DeltaRule) -> bool:
     """Whether a call has these launches: wherever they were measured, they are faster."""
     x = call.memory
-    has_rule = call.decay <= 1 and (call.delta or not call.writes)
+    has_rule = call.delta or (call.decay <= 1 and not call.writes)
     is_plain = not call.lasting and not call.finer and x.divisor is None
     has_sizes = call.K == 128 and call.V == 128 and call.dtype in (torch.bfloat16, torch.float16)
     return bool(has_rule and is_plain and has_sizes and runs_gluon(call.device))
 
 
 def segments_kept(call: DeltaRule) -> tuple[int, int]:
-    """The segments of a forward before a backward, as `segment_length`. Each has one program per head."""
+    """The segments of a forward before a backward, as `segment_length`. Each has one program per head; with a decay per channel
+    several, as in plain Triton."""
+    if call.decay == 2:
+        return call.length, call.cut
     return segment_length(call.B, call.T, call.HV, PROGRAMS, least=2)
 
 
@@ -78,6 +93,13 @@ class OnePass(DeltaRule):
         """None where the keys write."""
         return saved.write_keys if self.precond else self.memory.write_key
 
+    def decayed(self) -> Tokens:
+        """With a decay per channel, places for the tokens as they decay."""
+        return Tokens(*(self.token_tensor(self.HV, self.K) if self.decay == 2 else None for _ in range(3)))
+
+    def heads(self, tokens: Tokens) -> dict[str, int]:
+        return {"H": int(tokens.q.shape[2]), "HEADS_W": self.group(tokens.w)}
+
     def choose_segments(self) -> None:
         programs = self.HV * (self.V // WHOLE.BV)
         self.length, self.cut = segment_length(self.B, self.T, programs, PROGRAMS)
@@ -104,18 +126,20 @@ class OnePass(DeltaRule):
         x, HV, scale, made = self.memory, self.HV, self.options[0], saved.records
         solved = self.empty(self.M, HV, CHUNK, CHUNK) if self.delta else None
         place = self.place(saved)
-        w = self.write_keys(saved)
-        sizes = {"HEADS_W": self.group(w), "DECAY": self.decay == 1}
+        tokens, decayed = Tokens(x.q, x.k, self.write_keys(saved)), self.decayed()
         gates: tuple[Any, ...] = (None, None, None, None)
         numbers = 0.0, 0.0
         if self.makes_write_keys:
             gates = saved.key_energy, x.precond_g, x.precond_beta, x.center
             numbers = log2(self.options[1]), self.options[2]
         self.launch(
-            solve_chunks, (self.M, HV), x.q, x.k, w, x.beta, x.g, *gates, made, solved, saved.chunk_table, self.T, scale,
-            *numbers, **sizes, **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), KEPT=self.keeps,
-            num_warps=4, maxnreg=SOLVE_REGISTERS,
+            solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, *decayed, saved.chunk_table, self.T, scale,
+            *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
+            DECAY=self.decay, KEPT=self.keeps, num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
+        if self.decay == 2:
+            tokens = decayed
+        sizes = {**self.heads(tokens), "DECAY": self.decay}
         added = transition = None
         if self.cut:
             added = self.floats(self.P, HV, self.V, self.K)
@@ -124,14 +148,14 @@ class OnePass(DeltaRule):
                 transition = self.empty(self.P, HV, self.K, self.K) if self.delta else self.floats(self.P, HV)
             columns = self.V + self.K * self.delta
             self.launch(
-                summarize_chunks, (columns // HALF.BV * self.P, HV), x.k, w, x.v, made, solved, added, transition, *place,
-                **sizes, BV=HALF.BV, STAGES=stages(HALF, w), LAST=saved.transitions is not None, num_warps=HALF.BV // 16,
+                summarize_chunks, (columns // HALF.BV * self.P, HV), *tokens[1:], x.v, made, solved, added, transition, *place,
+                **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens.w), LAST=saved.transitions is not None, num_warps=HALF.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
         self.launch(
-            read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, w, x.v, made, solved, x.S, added, transition, o, S_end,
+            read_chunks, (self.V // tile.BV * self.P, HV), *tokens, x.v, made, solved, x.S, added, transition, o, S_end,
             saved.u, saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
-            ENDED=S_end is not None, CUT=bool(self.cut), STAGES=stages(tile, w, True), num_warps=tile.BV // 16,
+            ENDED=S_end is not None, CUT=bool(self.cut), STAGES=stages(tile, tokens.w, True), num_warps=tile.BV // 16,
         )  # fmt: skip
 
 
@@ -154,9 +178,11 @@ class OnePassKept(OnePass):
     ) -> MemoryGrads:
         from .gradients_back import gradients_back  # needs Gluon
 
+        if self.decay == 2:
+            return self.channel_grads(saved, scale, do, dS_end, state_grads)
         x, HV, w, u = self.memory, self.HV, self.write_keys(saved), self.memory.v if saved.u is None else saved.u
         h = self.states_again(saved, x.k if w is None else w, u)
-        added = self.summaries_back(saved, scale, do) if self.cut else None
+        added = self.summaries_back(saved, Tokens(x.q, x.k, w), scale, do) if self.cut else None
         dq, dk, dv = (self.token_tensor(HV, self.K) for _ in range(3))
         dw = None if w is None else self.token_tensor(HV, self.K)
         dS, gates = self.state(self.N) if state_grads else None, self.floats(1, 2, *self.rows, HV)
@@ -176,19 +202,58 @@ class OnePassKept(OnePass):
         h = self.empty(self.M, self.HV, self.K, self.V)
         self.launch(
             states_again, (self.V // tile.BV * self.P, self.HV), w, u, saved.records, start, h, *self.place(saved),
-            HEADS_W=self.group(w), BV=tile.BV, STARTED=start is not None, STAGES=tile.stages, num_warps=tile.BV // 16,
+            HEADS_W=self.group(w), BV=tile.BV, CHANNEL=self.decay == 2, STARTED=start is not None, STAGES=tile.stages,
+            num_warps=tile.BV // 16,
         )  # fmt: skip
         return h
 
-    def summaries_back(self, saved: SavedForBackward, scale: float, do: Any) -> TensorSpec:
+    def summaries_back(self, saved: SavedForBackward, tokens: Tokens, scale: float, do: Any) -> TensorSpec:
         """What segments add to the gradient of the state before them, transposed."""
         from .back import summarize_back  # needs Gluon
 
-        x, w, added = self.memory, self.write_keys(saved), self.floats(self.P, self.HV, self.V, self.K)
+        added = self.floats(self.P, self.HV, self.V, self.K)
         # The first segments have nothing to do.
         tile = HALF if 2 * (self.P - self.N) * self.HV <= PROGRAMS else WHOLE
         self.launch(
-            summarize_back, (self.V // tile.BV * self.P, self.HV), x.q, x.k, w, saved.records, do, added, *self.place(saved),
-            scale, HEADS_W=self.group(w), BV=tile.BV, STAGES=stages(tile, w), num_warps=tile.BV // 16,
+            summarize_back, (self.V // tile.BV * self.P, self.HV), *tokens, saved.records, do, added, *self.place(saved), scale,
+            **self.heads(tokens), BV=tile.BV, CHANNEL=self.decay == 2, STAGES=stages(tile, tokens.w), num_warps=tile.BV // 16,
         )  # fmt: skip
         return added
+
+    def channel_grads(
+        self, saved: SavedForBackward, scale: float, do: Any, dS_end: Any, state_grads: bool
+    ) -> MemoryGrads:
+        """With one decay per channel: the pass back first, then all gradients chunk by chunk."""
+        from .channel_back import decay_again, pass_channels_back  # need Gluon
+
+        x, HV, w, tokens = self.memory, self.HV, self.write_keys(saved), self.decayed()
+        last_gate = self.floats(self.M, HV, self.K)
+        self.launch(
+            decay_again, (self.M, HV), x.q, x.k, w, x.g, *tokens, last_gate, saved.chunk_table, self.T,
+            HEADS_W=self.group(w), HEADS_G=self.group(x.g), num_warps=4, maxnreg=SOLVE_REGISTERS,
+        )  # fmt: skip
+        h = self.states_again(saved, tokens.w, saved.u)
+        added = self.summaries_back(saved, tokens, scale, do) if self.cut else None
+        z, dh = self.token_tensor(HV, self.V), self.empty(self.M, HV, self.K, self.V)
+        dS, tile = self.state(self.N) if state_grads else None, self.pass_tile
+        self.launch(
+            pass_channels_back, (self.V // tile.BV * self.P, HV), *tokens, saved.records, do, z, dS_end, added,
+            saved.transitions if self.cut else None, dh, dS, *self.place(saved), scale, BV=tile.BV, STARTED=dS_end is not None,
+            ENDED=dS is not None, CUT=bool(self.cut), STAGES=stages(tile, tokens.w), num_warps=tile.BV // 16,
+        )  # fmt: skip
+        chunks = ChunkOperands(tokens.q, tokens.w, None, saved.u, w, last_gate=last_gate)
+        begun = BegunGrads(h, z, self.token_tensor(HV, CHUNK))
+        return self.finish_grads(chunks, saved, scale, do, begun, dh, dS)
+
+    def record_channel_gradients(self, grid: tuple[int, int], arguments: Sequence[Any], **heads: int) -> None:
+        """Those whose form is not flat in plain Triton."""
+        from .channel_back import gradients_of_channels  # needs Gluon
+
+        self.launch(gradients_of_channels, grid, *arguments, **heads, num_warps=4)
+        self.launch(
+            chunk_gradients_channel, grid, *arguments, self.H, self.HV, **heads, FLAT=False, BK=64, BV=32, num_warps=8,
+            num_stages=1, maxnreg=IDLE_REGISTERS,
+        )  # fmt: skip
+
+    def partial_gates(self, name: str) -> TensorSpec:
+        return self.floats(self.K // 64, 2, *self.rows, self.HV)

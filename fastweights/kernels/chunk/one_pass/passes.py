@@ -200,7 +200,9 @@ def pass_segment(
             if READ:
                 copy_rows(Ps.index(into), made, whole, 64, True)
         values = vs.index(now).permute((1, 0)).load(TOKENS)
-        if DECAY:
+        if DECAY == 2:
+            total = fs.index(now).load(gl.SliceLayout(0, S.type.layout))
+        elif DECAY == 1:
             factors = fs.index(now)
             since = factors.slice(0, 64).load(BY_TOKEN)
             until = factors.slice(64, 64).load(BY_TOKEN)
@@ -208,7 +210,7 @@ def pass_segment(
         x = values.to(gl.float32)
         if DELTA:
             read = warpgroup_mma_wait(1 if READ else 0, deps=[read])
-            if DECAY:
+            if DECAY == 1:
                 read *= since[None, :]
             x -= read
         if CAREFUL:
@@ -233,12 +235,12 @@ def pass_segment(
         if CAREFUL:
             u = spoil(u, ruin)
         decayed = u
-        if DECAY:
+        if DECAY == 1:
             decayed *= until[None, :]
         decayed = gl.convert_layout(decayed.to(TYPE), LEFT_S)
         S = warpgroup_mma(decayed, ws.index(now), S, is_async=True)
         if READ:
-            if DECAY:
+            if DECAY == 1:
                 out *= (since * scale)[None, :]
             else:
                 out *= scale

@@ -5,13 +5,9 @@ from __future__ import annotations
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .channel import decay_channels, either, load_tile
 from .passes import T_PLACE, copy_rows, factors_of, product_layout
 from .write_keys import add, precondition_keys
-
-
-@gluon.jit
-def either(a, b):
-    return a | b
 
 
 @gluon.jit
@@ -148,14 +144,16 @@ def store_square(staged, x, at):
 
 @gluon.jit(do_not_specialize=["time"])
 def solve_chunks(
-    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, solved, chunks, time, scale, power, eps,
+    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, solved, qg, kg, wg, chunks, time, scale, power, eps,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
     HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
     DELTA: gl.constexpr, DECAY: gl.constexpr, KEPT: gl.constexpr,
 ):  # fmt: skip
     """One chunk of one head: its record in `made` [M, HV, RECORD], of P, four numbers per token, and with KEPT, for a backward,
     T; and T diag(beta) in `solved` [M, HV, 64, 64]. Without DELTA there is no T. w: write keys, None where k writes. gram
-    [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w [BT, HV, K] are written."""
+    [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w [BT, HV, K] are written. With a
+    decay per channel, DECAY 2, exp(G_C) takes the place of the two decays, and qg, kg and wg [BT, HV, K] are written, see
+    `decay_channels`."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -171,8 +169,9 @@ def solve_chunks(
     copy_rows(ks, k + at_key, count, H * K, True)
     copy_rows(qs, q + at_key, count, H * K, True)
     ws = ks
-    if w is not None:
+    if w is not None or DECAY == 2:
         ws = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
+    if w is not None:
         w += (first * (HV // HEADS_W) + head // HEADS_W) * K
         if gram is None:
             copy_rows(ws, w, count, HV // HEADS_W * K, True)
@@ -181,11 +180,16 @@ def solve_chunks(
     if DELTA:
         at = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
         gain = gl.load(at + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
-    if DECAY:
+    if DECAY == 1:
         at = g + first * (HV // HEADS_G) + head // HEADS_G
         decay = clamp_decay(gl.load(at + t * (HV // HEADS_G), t < count, 0.0))
     else:
         decay = gl.zeros([64], gl.float32, LINE)
+    if DECAY == 2:
+        G_ROW: gl.constexpr = HV // HEADS_G * K
+        g += (first * (HV // HEADS_G) + head // HEADS_G) * K
+        decays = load_tile(g, count, G_ROW)
+        decays_beyond = load_tile(g + 64, count, G_ROW)
     async_copy.wait_group(0)
     if gram is not None:
         precond_g += first * (HV // HEADS_PG) + head // HEADS_PG
@@ -194,11 +198,21 @@ def solve_chunks(
         decay += precondition_keys(
             ws, ks, gram, precond_g, precond_beta, center + head, w, count, power, eps, HV, HEADS_PG, HEADS_PB
         )
-    zeros = gl.zeros([64, 64], gl.float32, SQUARE)
-    scores = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    made += (m.to(gl.int64) * HV + head) * RECORD
+    if DECAY == 2:
+        at_row = (first * HV + head) * K
+        writes = k + at_key if w is None else w
+        scores, overlap = decay_channels(
+            ks, qs, ws, q + at_key, k + at_key, writes, g, decays, decays_beyond, qg + at_row, kg + at_row, wg + at_row,
+            factors_of(made), None, count, HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
+        )  # fmt: skip
+    else:
+        zeros = gl.zeros([64, 64], gl.float32, SQUARE)
+        scores = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if DELTA:
+            overlap = warpgroup_mma(ws, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            scores, overlap = warpgroup_mma_wait(0, deps=[scores, overlap])
     if DELTA:
-        overlap = warpgroup_mma(ws, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        scores, overlap = warpgroup_mma_wait(0, deps=[scores, overlap])
         # A token with a bad key or gate makes the decays from it on NaN.
         norms = own_block(overlap)
         e = gl.arange(0, 16, gl.SliceLayout(0, norms.type.layout))
@@ -220,25 +234,25 @@ def solve_chunks(
     from_j = summed.load(BY_J)
     i = gl.arange(0, 64, BY_I)
     j = gl.arange(0, 64, BY_J)
-    if DECAY:
+    if DECAY == 1:
         pair = gl.exp2(gl.where(i[None, :] >= j[:, None], from_i[None, :] - from_j[:, None], 0.0))
     if DELTA:
-        if DECAY:
+        if DECAY == 1:
             overlap *= pair
         until = gl.where(from_i == from_i, i, -1)  # no row of A has a bad number
         A = gl.where(until[None, :] > j[:, None], overlap * gains.load(BY_I)[None, :], 0.0)
     staged = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
-    made += (m.to(gl.int64) * HV + head) * RECORD
-    if DECAY:
+    if DECAY == 1:
         scores *= pair * scale
     else:
         scores *= scale
     scores += 0.0 * scores  # infinities become NaN
     store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made)
     factors = factors_of(made) + t
-    gl.store(factors, gl.exp2(decay))
-    gl.store(factors + 64, gl.exp2(total - decay))
-    gl.store(factors + 192, decay)
+    if DECAY < 2:
+        gl.store(factors, gl.exp2(decay))
+        gl.store(factors + 64, gl.exp2(total - decay))
+        gl.store(factors + 192, decay)
     if DELTA:
         gl.store(factors + 128, gain)
         T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)

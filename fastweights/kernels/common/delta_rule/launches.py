@@ -162,15 +162,22 @@ class DeltaRule(ChunkSizes):
             self.record_chunk_gradients(chunks, saved, scale, inputs, chunks.u, du, do, dP, h, dh, grads)
             return MemoryGrads(dq, dk, dv, dw, None, dS, gates)
         gates, dg = self.partial_gates("chunk_gradients_channel"), self.token_tensor(HV, K, dtype=torch.float32)
+        self.record_channel_gradients(
+            (gates.shape[0] * self.M, HV),
+            (
+                x.q, x.k, chunks.plain_write_key, x.v, x.beta, x.g, chunks.last_gate, chunks.u, du, do, dP, h, dh,
+                saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, dg, prod(gates.shape[1:]),
+            ),
+            HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), HEADS_W=self.group(chunks.plain_write_key),
+        )  # fmt: skip
+        return MemoryGrads(dq, dk, dv, dw, dg, dS, gates)
+
+    def record_channel_gradients(self, grid: tuple[int, int], arguments: Sequence[Any], **heads: int) -> None:
         for name in ("chunk_gradients_channel", "chunk_gradients_channel_halves"):
             self.launch(
-                chunk_gradients_channel, (gates.shape[0] * self.M, HV),
-                x.q, x.k, chunks.plain_write_key, x.v, x.beta, x.g, chunks.last_gate, chunks.u, du, do, dP, h, dh,
-                saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, dg, prod(gates.shape[1:]), self.H, HV,
-                HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), HEADS_W=self.group(chunks.plain_write_key),
-                FLAT=name == "chunk_gradients_channel", **self.tile_options(name, "BK", "BV"),
+                chunk_gradients_channel, grid, *arguments, self.H, self.HV, **heads, FLAT=name == "chunk_gradients_channel",
+                **self.tile_options(name, "BK", "BV"),
             )  # fmt: skip
-        return MemoryGrads(dq, dk, dv, dw, dg, dS, gates)
 
     def pass_state_again(self, chunks: ChunkOperands, saved: SavedForBackward) -> TensorSpec:
         """The states at the chunks' starts, once u is known."""

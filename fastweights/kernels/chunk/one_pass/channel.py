@@ -1,0 +1,201 @@
+"""One decay per key channel, in Gluon for Hopper GPUs: the operands that the passes take of a chunk, and their products.
+
+By two forms, as `common.delta_rule.channel_decay`: flat, where no channel loses much in the chunk, one product of k exp(G) and
+w exp(-G) has all pairs; else they meet by halves. Threads have four channels of eight tokens, 64 channels at a time.
+"""
+
+from __future__ import annotations
+
+from ...common.math import clamp_decay
+from ...runtime.gluon import fence_async_shared, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
+from .passes import product_layout, unknown_zero
+from .write_keys import approximate
+
+APART = gl.constexpr(gl.BlockedLayout([1, 8, 4], [2, 1, 16], [4, 1, 1], [2, 1, 0]))  # [8, 8, 64]
+TILE = gl.constexpr(gl.BlockedLayout([8, 4], [2, 16], [4, 1], [1, 0]))  # the same as [64, 64]
+EDGES = gl.constexpr(gl.SliceLayout(1, APART))  # [8, 64]
+
+
+@gluon.jit
+def either(a, b):
+    return a | b
+
+
+@gluon.jit
+def pick_row(x, row: gl.constexpr):
+    """x[:, row] of numbers [4, rows, channels] whose rows lie within a thread: no instruction."""
+    i = gl.arange(0, x.shape[1], gl.SliceLayout(0, gl.SliceLayout(2, x.type.layout)))
+    bits = gl.where(i[None, :, None] == row, x.to(gl.int32, bitcast=True), 0)
+    return gl.reduce(bits, 1, either).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def tile_places(STRIDE: gl.constexpr):
+    """The rows of a tile [64, 64], and the places of all numbers. A thread's rows differ by constants."""
+    IN_ROWS: gl.constexpr = gl.SliceLayout(2, APART)
+    b = gl.arange(0, 8, gl.SliceLayout(1, IN_ROWS)) * 8 + unknown_zero()
+    r = gl.arange(0, 8, gl.SliceLayout(0, IN_ROWS))
+    c = gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(1, APART)))
+    row = b[:, None] + r[None, :]
+    at = (b.to(gl.int64)[:, None] * STRIDE + r.to(gl.int64)[None, :] * STRIDE)[:, :, None] + c[None, None, :]
+    row = gl.convert_layout(row.reshape([64]), gl.SliceLayout(1, TILE))
+    at = gl.convert_layout(at.reshape([64, 64]), TILE)
+    return row, gl.max_contiguous(gl.multiple_of(at, [4, 4]), [1, 4])
+
+
+@gluon.jit
+def load_tile(x, count, STRIDE: gl.constexpr):
+    row, at = tile_places(STRIDE)
+    return gl.load(x + at, (row < count)[:, None], 0.0).to(gl.float32)
+
+
+@gluon.jit
+def running_sums(x, edges, REVERSE: gl.constexpr):
+    """Of the rows of x [64, 64], from the last one on with REVERSE. edges [8, 64]: takes the sums that end eight rows."""
+    x = gl.convert_layout(x.reshape([8, 8, 64]), APART)
+    r = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, APART)))
+    y = x
+    own = gl.zeros([8, 64], gl.float32, EDGES)
+    for n in gl.static_range(8):
+        own += gl.convert_layout(pick_row(x, 7 - n if REVERSE else n), EDGES)
+        y = gl.where((r == (7 - n if REVERSE else n))[None, :, None], own[:, None, :], y)
+    edges.store(own)
+    before = gl.zeros([8, 64], gl.float32, EDGES)
+    b = gl.arange(0, 8, gl.SliceLayout(1, EDGES))
+    for n in gl.static_range(7):
+        if REVERSE:
+            before += gl.where((b <= n)[:, None], edges.slice(n + 1, 1).load(EDGES), 0.0)
+        else:
+            before += gl.where((b > n)[:, None], edges.slice(n, 1).load(EDGES), 0.0)
+    edges.store(before + own)
+    return gl.convert_layout((y + before[:, None, :]).reshape([64, 64]), TILE)
+
+
+@gluon.jit
+def sum_decays(g, edges):
+    """G [64, 64] in base 2. edges [8, 64]: takes every eighth row."""
+    return running_sums(clamp_decay(g), edges, False)
+
+
+@gluon.jit
+def at_border(G, edges, half: gl.constexpr):
+    """By halves: of every token G [64, 64] at the last token of the left half of its pair of halves."""
+    if half < 8:
+        parts = G.reshape([32 // half, 2 * half, 64])
+        LAYOUT: gl.constexpr = gl.SliceLayout(1, parts.type.layout)
+        found = gl.convert_layout(pick_row(parts, half - 1), LAYOUT)[:, None, :] + gl.zeros_like(parts)
+    else:
+        pairs = edges.reshape([32 // half, half // 4, 64]).slice(half // 8 - 1, 1, dim=1)
+        zeros = gl.zeros([8, 64], gl.float32, EDGES).reshape([32 // half, half // 4, 64])
+        found = gl.convert_layout((pairs.load(zeros.type.layout) + zeros).reshape([8, 64]), EDGES)
+        found = found[:, None, :] + gl.zeros([8, 8, 64], gl.float32, APART)
+    return gl.convert_layout(found.reshape([64, 64]), TILE)
+
+
+@gluon.jit
+def products(ks, qs, ws):
+    """w q^T and w k^T of what was just stored."""
+    fence_async_shared()
+    gl.thread_barrier()
+    zeros = gl.zeros([64, 64], gl.float32, product_layout(4, 64))
+    scores = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    overlap = warpgroup_mma(ws, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    return warpgroup_mma_wait(0, deps=[scores, overlap])
+
+
+@gluon.jit
+def met(xs, ys, pairs):
+    """Of some pairs x y^T, by the older product, whose operands come from registers. As registers are full here, `warpgroup_mma`
+    would be ordered one by one, in all of the kernel."""
+    OLDER: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
+    left = xs.load(gl.DotOperandLayout(0, OLDER, 2))
+    right = ys.permute((1, 0)).load(gl.DotOperandLayout(1, OLDER, 2))
+    found = mma_v2(left, right, gl.zeros([64, 64], gl.float32, OLDER))
+    return gl.where(pairs, gl.convert_layout(found, pairs.type.layout), 0.0)
+
+
+@gluon.jit
+def meet_by_halves(
+    ks, qs, ws, edges, q, k, w, g, count,
+    PARTS: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr,
+):  # fmt: skip
+    """w q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and ws [64, 64]: for operands."""
+    TYPE: gl.constexpr = ks.dtype
+    SQUARE: gl.constexpr = product_layout(4, 64)
+    BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
+    j = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
+    i = gl.arange(0, 64, BY_I)
+    scores = gl.zeros([64, 64], gl.float32, SQUARE)
+    overlap = scores
+    for _ in range(PARTS):
+        G = sum_decays(load_tile(g, count, G_ROW), edges)
+        own = gl.sum(load_tile(q, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
+        scores += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
+        own = gl.sum(load_tile(k, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
+        overlap += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
+        for level in gl.static_range(6):
+            factor = approximate(-gl.abs(G - at_border(G, edges, 32 >> level)), "ex2")
+            qs.store((load_tile(q, count, KEY_ROW) * factor).to(TYPE))
+            ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
+            ks.store((load_tile(k, count, KEY_ROW) * factor).to(TYPE))
+            half = 32 >> level
+            pairs = ((i & half) > 0)[None, :] & (((i ^ half) & -half)[None, :] == (j & -half)[:, None])
+            scores += met(ws, qs, pairs)
+            overlap += met(ws, ks, pairs)
+        q += 64
+        k += 64
+        w += 64
+        g += 64
+    return scores, overlap
+
+
+@gluon.jit
+def decay_channels(
+    ks, qs, ws, q, k, w, g, first, second, qg, kg, wg, last, last_gate, count,
+    HV: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, WRITE: gl.constexpr,
+    SOLVE: gl.constexpr,
+):  # fmt: skip
+    """q exp(G), k exp(G) and w exp(G_C - G) into qg, kg and wg [.., HV, K], exp(G_C) into last and G_C into last_gate [K], unless
+    these are None; with SOLVE w q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and, with WRITE, ws [64, K]
+    hold k, q and w, and are used up; first and second [64, 64] hold g. G_ROW, KEY_ROW and WRITE_ROW: from row to row of what g, q
+    and k, and w point to."""
+    TYPE: gl.constexpr = ks.dtype
+    PARTS: gl.constexpr = 2
+    FLAT: gl.constexpr = 7.0 if ks.dtype == gl.float16 else 100.0  # what channels may lose
+    edges = gl.allocate_shared_memory(gl.float32, [8, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    row, at = tile_places(HV * PARTS * 64)
+    here = (row < count)[:, None]
+    c = gl.zeros([1, 64], gl.int32, TILE) + gl.arange(0, 64, gl.SliceLayout(0, TILE))[None, :]
+    lost = 0.0
+    for part in gl.static_range(PARTS):
+        G = sum_decays(first if part == 0 else second, edges)
+        total = edges.slice(7, 1).load(TILE)
+        if last is not None:
+            gl.store(last + part * 64 + c, approximate(total, "ex2"))
+        if last_gate is not None:
+            gl.store(last_gate + part * 64 + c, total)
+        lost = gl.maximum(lost, gl.max(gl.max(gl.where(G == G, -G, 0.0), 1), 0))  # NaN does not choose the form
+        key_part = ks.slice(part * 64, 64, dim=1)
+        query_part = qs.slice(part * 64, 64, dim=1)
+        write_part = ws.slice(part * 64, 64, dim=1)
+        writes = (write_part if WRITE else key_part).load(TILE).to(gl.float32)
+        gl.store(wg + part * 64 + at, (writes * approximate(total - G, "ex2")).to(TYPE), here)
+        write_part.store((writes * approximate(-G, "ex2")).to(TYPE))
+        since = approximate(G, "ex2")
+        keys = (key_part.load(TILE).to(gl.float32) * since).to(TYPE)
+        gl.store(kg + part * 64 + at, keys, here)
+        key_part.store(keys)
+        queries = (query_part.load(TILE).to(gl.float32) * since).to(TYPE)
+        gl.store(qg + part * 64 + at, queries, here)
+        query_part.store(queries)
+    scores = gl.zeros([64, 64], gl.float32, product_layout(4, 64))
+    overlap = scores
+    if SOLVE:
+        if lost < FLAT:
+            scores, overlap = products(ks, qs, ws)
+        else:
+            scores, overlap = meet_by_halves(
+                ks.slice(0, 64, dim=1), qs.slice(0, 64, dim=1), ws.slice(0, 64, dim=1), edges, q, k, w, g, count,
+                PARTS, G_ROW, KEY_ROW, WRITE_ROW,
+            )  # fmt: skip
+    return scores, overlap
