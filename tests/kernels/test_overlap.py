@@ -27,12 +27,9 @@ WAIT, TOUCHES = "ACQBULK", re.compile(r"(LDG|LD|STG|ST|LDGSTS|ATOM|ATOMG|RED|RED
 
 def launched(overlaps: bool) -> dict[str, Compilation]:
     """The first form of every kernel that has the parameter."""
-    token = overlap._overlaps.set(overlaps)
-    try:
+    with overlap.overlapping_launches(overlaps):
         calls = [call for make in FORMS for call in make()]
         found = [one for call in calls for one in recorded(call) if "OVERLAP" in one.kernel.arg_names]
-    finally:
-        overlap._overlaps.reset(token)
     return {one.kernel.__name__: one for one in reversed(found)}
 
 
@@ -66,8 +63,12 @@ class Kernel:
 @pytest.mark.parametrize(("capability", "can"), [((8, 9), False), ((9, 0), True), ((12, 0), True)])
 def test_gpus_from_hopper_on_overlap(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], can: bool) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    for device, overlaps in (("cuda", can), ("cpu", False)):
-        with overlap.overlapping_launches(torch.device(device)):
-            found = overlap.overlap_constants(Kernel)
-        assert found == ({"OVERLAP": True, "launch_pdl": True} if overlaps else {"OVERLAP": False})
+    assert overlap.can_overlap(torch.device("cuda")) == can and not overlap.can_overlap(torch.device("cpu"))
+
+
+def test_launches_overlap_within() -> None:
+    with overlap.overlapping_launches():
+        assert overlap.overlap_constants(Kernel) == {"OVERLAP": True, "launch_pdl": True}
+        with overlap.overlapping_launches(False):
+            assert overlap.overlap_constants(Kernel) == {"OVERLAP": False}
     assert overlap.overlap_constants(Kernel) == {"OVERLAP": False}
