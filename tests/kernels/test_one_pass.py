@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastweights.kernels.chunk.one_pass.launches import segments_kept
 from fastweights.ops import delta_rule, linear_attention, preconditioned_delta_rule
 from tests.ops.kernel_launches import Compilation, recorded
 
@@ -75,7 +77,7 @@ class Chunk(NamedTuple):
         return z, self.since[-1] * dS + read @ self.q - (z * self.since * self.beta) @ self.k
 
     def gradients(self, u: Tensor, z: Tensor, do: Tensor, S: Tensor, dS: Tensor) -> tuple[Tensor, ...]:
-        """Those of q, k, w, v, beta and g, as `gradients_of_chunk` finds them. S, dS [V, K] at the chunk's start and end."""
+        """Those of q, k, w, v, beta and g, as `gradients_back` finds them. S, dS [V, K] at the chunk's start and end."""
         pairs = pair_decays(self.g)
         dP, dA = SCALE * (do @ u.T) * pairs, -(z @ u.T).tril(-1) * pairs
         dq = (do @ S) * (self.since * SCALE)[:, None] + dP @ self.w
@@ -318,14 +320,24 @@ def with_backward(
     return list(recorded(step))
 
 
-BACK = ["score_chunks", "states_again", "pass_back", "gradients_of_chunk", "reduce_gate_grads", "sum_heads"]
+BACK = ["states_again", "gradients_back", "reduce_gate_grads", "sum_heads"]
 
 
 def test_the_backward_passes_back(on_hopper: None) -> None:
     assert names(with_backward(300)) == ["solve_chunks", "read_chunks", *BACK]
     in_segments = names(with_backward(8192))
     assert in_segments[:3] == ["solve_chunks", "summarize_chunks", "read_chunks"]
-    assert in_segments[3:] == ["score_chunks", "states_again", "pass_back", *BACK[2:]]  # the segments' summaries first
+    assert in_segments[3:] == ["states_again", "summarize_back", *BACK[1:]]
+    assert names(with_backward(300, rule="linear attention")) == ["solve_chunks", "read_chunks", *BACK]
+
+
+@pytest.mark.parametrize(
+    ("rows", "time", "heads", "chunks", "cut"),
+    [(4, 2048, 8, 8, 1), (1, 8192, 16, 16, 1), (2, 8192, 32, 64, 1), (8, 2048, 16, 32, 0), (1, 300, 8, 8, 0)],
+)
+def test_segments_of_a_training_fill_the_gpu(rows: int, time: int, heads: int, chunks: int, cut: int) -> None:
+    call = SimpleNamespace(B=rows, T=time, HV=heads)
+    assert segments_kept(call) == (chunks, cut)  # type: ignore[arg-type]
 
 
 def test_every_other_call_takes_the_kernels_in_plain_triton(on_hopper: None) -> None:
@@ -347,7 +359,7 @@ def test_other_devices_take_the_kernels_in_plain_triton() -> None:
 def test_machine_code(on_hopper: None, rule: str) -> None:
     """Every kernel fits, and products run on while others are issued: where the assembler orders them one by one, it waits for
     each. Every load is waited for."""
-    spilled = {"read_chunks": 640, "gradients_of_chunk": 128, "solve_chunks": 32, "pass_back": 64}
+    spilled = {"read_chunks": 640, "gradients_back": 64, "solve_chunks": 32}
     if rule == "write keys":
         spilled["solve_chunks"] = 320
     once = {one.kernel.__name__: one for one in with_backward(8192, rule=rule) if one.kernel.is_gluon()}
@@ -366,9 +378,9 @@ def test_machine_code(on_hopper: None, rule: str) -> None:
 @pytest.mark.parametrize("heads", [4, 16])
 @pytest.mark.parametrize("edges", [None, [0, 100, 300]], ids=["rows", "packed"])
 def test_every_load_is_waited_for(on_hopper: None, gates: torch.dtype, heads: int, edges: list[int] | None) -> None:
-    """The assembler forgot it in some of these forms: see `gradients_of_chunk`."""
+    """The assembler forgot it in some of these forms: see `gradients_back`."""
     given: Any = (
         {} if edges is None else {"cu_seqlens": torch.tensor(edges, dtype=torch.int32), "sequences": len(edges) - 1}
     )
-    (one,) = (x for x in with_backward(300, gates, heads, **given) if x.kernel.__name__ == "gradients_of_chunk")
+    (one,) = (x for x in with_backward(300, gates, heads, **given) if x.kernel.__name__ == "gradients_back")
     assert not early_reads(one.compile(90).sass)

@@ -12,7 +12,7 @@ from ..common.delta_rule.launches import ChunkOperands, DeltaRule, MemoryGrads
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..runtime.workspace import TensorSpec
 from .key_energy import record_energy_grads, record_key_energy
-from .one_pass.launches import OnePass, OnePassKept, takes_one_pass
+from .one_pass.launches import OnePass, OnePassKept, record_length, segments_kept, takes_one_pass
 from .precondition import QUERIES, Form, record_precondition, record_precondition_grads
 
 __all__ = ["MEMORY", "PRECONDITIONER", "KernelInputs", "PreconditionerInputs"]
@@ -57,6 +57,18 @@ class MemoryCall(DeltaRule):
 
 class Memory(MemoryCall):
     """Outputs: o, S, A, the states None unless they are wanted."""
+
+    def set_up(self) -> None:
+        super().set_up()
+        if takes_one_pass(self):
+            self.length, self.cut = segments_kept(self)
+            self.P = self.count_segments()
+
+    def placeholders(self) -> SavedForBackward:
+        kept = super().placeholders()
+        if not takes_one_pass(self):
+            return kept
+        return kept._replace(T=None, G=None, records=self.empty(self.M, self.HV, record_length(self)))
 
     def shapes(self, final: bool) -> tuple[Specs, SavedForBackward]:
         A = self.floats(self.N, self.HV, self.K) if final and self.precond else None

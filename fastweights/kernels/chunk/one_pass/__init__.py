@@ -24,16 +24,15 @@ are computed as if it were 0. A bad value or state spoils its column of S. Produ
 tokens of the chunk before it. The loop does not look for them: a state never loses a NaN, so where the state at a segment's end
 has one, the segment is passed again by a loop that does (CAREFUL).
 
-Before a backward the same launches also write T, u, G and the states that segments start from. The backward has neither W nor
-what the outputs of a chunk give to u in memory, as W^T du = K^T (beta exp(G) z). `score_chunks` finds P again (`gradients.py`),
-`states_again` the states of all chunks from u, and `pass_back` goes from the last chunk to the first with dS^T [values, keys]
-(`back.py`):
+Before a backward the same launches also write T, u and the states that segments start from, and P and the decays are kept.
+`states_again` finds the states of all chunks from u (`back.py`). `gradients_back` goes from the last chunk to the first with dS^T
+[values, keys] (`gradients_back.py`), without W and what the outputs of a chunk give to u, as W^T du = K^T (beta exp(G) z):
 
     du = P^T dO + exp(G_C - G) W dS,   z = T^T du                     (linear attention: dV = du, and no term with z)
     dS <- exp(G_C) dS + (scale exp(G) Q)^T dO - (beta exp(G) K)^T z
 
-Segments are joined backwards likewise, with the transitions of the forward. `gradients_of_chunk` then finds the gradients of a
-chunk, dP among them, by the formulas of `chunk_gradients`.
+On its way it finds all gradients of a chunk, dP among them, by the formulas of `chunk_gradients`: what they need, dS and z above
+all, is on chip. Segments are joined backwards as forwards, from what `summarize_back` finds, with the transitions of the forward.
 
 The kernels are written in Gluon (`runtime/gluon.py`), for bfloat16 and float16 and 128 key and value channels. `takes_one_pass`
 (`launches.py`) says which calls take them; all others take the kernels in plain Triton.

@@ -1,17 +1,17 @@
-"""The passes of a backward, in Gluon for Hopper GPUs: the states of all chunks again, and their gradients; see the head of this
-folder."""
+"""What a backward does before its last pass, in Gluon for Hopper GPUs: the states of all chunks again, and what segments do to
+their gradients; see the head of this folder."""
 
 from __future__ import annotations
 
 from ...common.packing import pieces_of_sequence
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .passes import (
-    copy_line,
+    T_PLACE,
+    copy_factors,
     copy_rows,
     find_segment,
     load_state,
     product_layout,
-    state_addresses,
     store_rows,
     through_segments,
 )
@@ -19,13 +19,12 @@ from .passes import (
 
 @gluon.jit(do_not_specialize=["time", "length"])
 def states_again(
-    w, u, factors, start, h, segments, time, length,
-    HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
+    w, u, made, start, h, segments, cu_seqlens, time, length,
+    HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
     STARTED: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The states at the chunks' starts h [M, HV, K, V], from write keys w, u [BT, HV, V] and the states [P, HV, K, V] that
-    segments start from.
-    factors [M, HV, 4, 64]: of each token the decay from the chunk's start, to its end, and from its start times beta."""
+    segments start from. made: see `solve_chunks`."""
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = w.dtype.element_ty
     KEYS: gl.constexpr = product_layout(WARPS, K)
@@ -39,7 +38,7 @@ def states_again(
     w += (first * (HV // HEADS_W) + head // HEADS_W) * K
     u += (first * HV + head) * V + part * BV
     h += (m * HV + head) * (K * V) + part * BV
-    factors += (m * HV + head) * 256
+    made += (m * HV + head) * RECORD
     S = load_state(start, segment * HV + head, part, K, V, BV, STARTED)
     ws = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], gl.NVMMASharedLayout.get_default_for([64, K], TYPE))
     us = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], gl.NVMMASharedLayout.get_default_for([64, BV], TYPE))
@@ -50,11 +49,11 @@ def states_again(
         live = tokens - ahead * 64
         copy_rows(ws.index(ahead), w, live, WRITE_ROW, True)
         copy_rows(us.index(ahead), u, live, VALUE_ROW, True)
-        copy_line(fs.index(ahead), factors, live > 0)
+        copy_factors(fs.index(ahead), made, live > 0)
         async_copy.commit_group()
         w += 64 * WRITE_ROW
         u += 64 * VALUE_ROW
-        factors += HV * 256
+        made += HV * RECORD
     now = 0
     into = STAGES - 1
     for n in range(chunks):
@@ -70,12 +69,12 @@ def states_again(
         live = tokens - (n + STAGES - 1) * 64
         copy_rows(ws.index(into), w, live, WRITE_ROW, True)
         copy_rows(us.index(into), u, live, VALUE_ROW, True)
-        copy_line(fs.index(into), factors, live > 0)
+        copy_factors(fs.index(into), made, live > 0)
         async_copy.commit_group()
         h += HV * K * V
         w += 64 * WRITE_ROW
         u += 64 * VALUE_ROW
-        factors += HV * 256
+        made += HV * RECORD
         S, written = warpgroup_mma_wait(0, deps=[S, written])
         now = gl.where(now == STAGES - 1, 0, now + 1)
         into = gl.where(into == STAGES - 1, 0, into + 1)
@@ -101,35 +100,31 @@ def end_of_segment(
 
 @gluon.jit
 def copy_back(
-    ks, ws, Ps, Ts, qs, dos, fs, at, k, w, scores, inverse, q, do, factors, left,
-    KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, VALUE_ROW: gl.constexpr, INVERSE_ROW: gl.constexpr,
-    DELTA: gl.constexpr, FINDS_DU: gl.constexpr,
+    ks, ws, Ps, Ts, qs, dos, fs, at, k, w, made, q, do, left,
+    KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, VALUE_ROW: gl.constexpr, DELTA: gl.constexpr,
 ):  # fmt: skip
-    """Begin to copy what `pass_back` takes of a chunk of `left` tokens, none before the first chunk."""
-    if FINDS_DU:
-        copy_rows(ks.index(at), k, left, KEY_ROW, True)
-        copy_rows(Ps.index(at), scores, gl.where(left > 0, 64, 0), 64, True)
-    if w is not None:
-        copy_rows(ws.index(at), w, left, WRITE_ROW, True)
+    """Begin to copy what `summarize_back` takes of a chunk of `left` tokens, none before the first chunk."""
     if DELTA:
-        copy_rows(Ts.index(at), inverse, left, INVERSE_ROW, True)
+        whole = gl.where(left > 0, 64, 0)
+        copy_rows(ks.index(at), k, left, KEY_ROW, True)
+        copy_rows(Ps.index(at), made, whole, 64, True)
+        copy_rows(Ts.index(at), made + T_PLACE, whole, 64, True)
+        if w is not None:
+            copy_rows(ws.index(at), w, left, WRITE_ROW, True)
     copy_rows(qs.index(at), q, left, KEY_ROW, True)
     copy_rows(dos.index(at), do, left, VALUE_ROW, True)
-    copy_line(fs.index(at), factors, left > 0)
+    copy_factors(fs.index(at), made, left > 0)
     async_copy.commit_group()
 
 
 @gluon.jit(do_not_specialize=["time", "length"])
-def pass_back(
-    q, k, w, inverse, scores, do, z, factors, begin, added, transition, dh, dS, segments, cu_seqlens, time, length, scale,
+def summarize_back(
+    q, k, w, made, do, added, segments, cu_seqlens, time, length, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
-    STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, SUMMARY: gl.constexpr, STAGES: gl.constexpr,
-    DELTA: gl.constexpr,
+    RECORD: gl.constexpr, STAGES: gl.constexpr, DELTA: gl.constexpr,
 ):  # fmt: skip
-    """From the last chunk to the first: the gradients of the states at the chunks' ends dh [M, HV, K, V], and z = T^T du
-    [BT, HV, V], without DELTA du. w: write keys, None where k writes. scores, factors: see `score_chunks`. begin: the gradient of
-    the states after the sequences, dS of those before. SUMMARY: only what each segment adds, into `added` [P, HV, V, K], from
-    zero; see `end_of_segment`."""
+    """What a segment adds to the gradient of the state before it, transposed, into `added` [P, HV, V, K]: from its last chunk to
+    the first, where the gradient of the state behind it is 0. w: write keys, None where k writes. made: see `solve_chunks`."""
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = k.dtype.element_ty
     KEYS: gl.constexpr = product_layout(WARPS, K)
@@ -146,123 +141,86 @@ def pass_back(
     if segments is not None:
         number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
         earlier = segment - number
-    if (tokens == 0) & (earlier != 0):
+    if (tokens == 0) | (earlier == 0):  # nobody reads what the first segment adds
         return
-    if SUMMARY:
-        if earlier == 0:  # nobody reads what the first segment adds
-            return
-        S = gl.zeros([BV, K], gl.float32, KEYS)
-    else:
-        S = end_of_segment(
-            begin, added, transition, cu_seqlens, segment, sequence, head, part, time, length,
-            HV, K, V, BV, TYPE, DELTA, STARTED, CUT,
-        )  # fmt: skip
+    S = gl.zeros([BV, K], gl.float32, KEYS)
     chunks = (tokens + 63) // 64
     t = first + (chunks - 1).to(gl.int64) * 64
     m += chunks - 1
-    at_value = (t * HV + head) * V + part * BV
     q += (t * H + head // (HV // H)) * K
     k += (t * H + head // (HV // H)) * K
     if w is not None:
         w += (t * (HV // HEADS_W) + head // HEADS_W) * K
-    if DELTA:
-        inverse += (t * HV + head) * 64
-    scores += (m * HV + head) * 4096
-    do += at_value
-    factors += (m * HV + head) * 256
+    made += (m * HV + head) * RECORD
+    do += (t * HV + head) * V + part * BV
     TALL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
-    TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BV], TYPE)
-    FINDS_DU: gl.constexpr = DELTA or not SUMMARY
-    ks = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
-    ws = ks
+    SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
+    qs = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
+    dos = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], gl.NVMMASharedLayout.get_default_for([64, BV], TYPE))
+    fs = gl.allocate_shared_memory(gl.float32, [STAGES, 256], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    ks, ws, Ps, Ts = qs, qs, dos, dos
+    if DELTA:
+        ks = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
+        ws = ks
+        Ps = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
+        Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
     if w is not None:
         ws = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
-    qs = gl.allocate_shared_memory(TYPE, [STAGES, 64, K], TALL)
-    dos = gl.allocate_shared_memory(TYPE, [STAGES, 64, BV], TILE)
-    SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
-    Ts = dos
-    if DELTA:
-        Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
-    Ps = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], SQUARE)
-    fs = gl.allocate_shared_memory(gl.float32, [STAGES, 256], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    if not SUMMARY:
-        z += at_value
-        dh += (m * HV + head) * (K * V) + part * BV
-        staged = gl.allocate_shared_memory(TYPE, [K, BV], gl.NVMMASharedLayout.get_default_for([K, BV], TYPE))
-    left = gl.where(chunks > 0, tokens - (chunks - 1) * 64, 0)  # tokens of the chunk that is copied, 0 before the first
-    last = left
+    left = tokens - (chunks - 1) * 64  # tokens of the chunk that is copied, 0 before the first
     for ahead in gl.static_range(STAGES - 1):
         copy_back(
-            ks, ws, Ps, Ts, qs, dos, fs, ahead, k, w, scores, inverse, q, do, factors, left,
-            KEY_ROW, WRITE_ROW, VALUE_ROW, HV * 64, DELTA, FINDS_DU,
+            ks, ws, Ps, Ts, qs, dos, fs, ahead, k, w, made, q, do, left, KEY_ROW, WRITE_ROW, VALUE_ROW, DELTA
         )  # fmt: skip
         left = gl.where(chunks > ahead + 1, 64, 0)
         q -= 64 * KEY_ROW
         k -= 64 * KEY_ROW
         if w is not None:
             w -= 64 * WRITE_ROW
-        if DELTA:
-            inverse -= 64 * HV * 64
         do -= 64 * VALUE_ROW
-        scores -= HV * 4096
-        factors -= HV * 256
+        made -= HV * RECORD
     zeros = gl.zeros([BV, 64], gl.float32, TOKENS)
     now = 0
     into = STAGES - 1
     for n in range(chunks):
         async_copy.wait_group(STAGES - 2)
-        kept = S.to(TYPE)
-        if FINDS_DU:
-            low = gl.convert_layout(kept, LEFT_S)
+        if DELTA:
+            low = gl.convert_layout(S.to(TYPE), LEFT_S)
             du = warpgroup_mma(low, ws.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
-        if not SUMMARY:
-            store_rows(staged, kept, dh, K, V)
-            dh -= HV * K * V
         grad = dos.index(now).permute((1, 0)).load(TOKENS)
         line = fs.index(now)
         since = line.slice(0, 64).load(BY_TOKEN)
-        until = line.slice(64, 64).load(BY_TOKEN)
-        weight = line.slice(128, 64).load(BY_TOKEN)
         total = line.slice(63, 1).load(gl.SliceLayout(0, KEYS))
         if w is not None:  # as in `pass_segment`
             left = gl.where(n + STAGES - 1 < chunks, 64, 0)
             copy_back(
-                ks, ws, Ps, Ts, qs, dos, fs, into, k, w, scores, inverse, q, do, factors, left,
-                KEY_ROW, WRITE_ROW, VALUE_ROW, HV * 64, DELTA, FINDS_DU,
+                ks, ws, Ps, Ts, qs, dos, fs, into, k, w, made, q, do, left, KEY_ROW, WRITE_ROW, VALUE_ROW, DELTA
             )  # fmt: skip
-        if FINDS_DU:
+        if DELTA:
             plain = gl.convert_layout(grad, LEFT)
             given = warpgroup_mma(plain, Ps.index(now), zeros, use_acc=False, is_async=True)
+            until = line.slice(64, 64).load(BY_TOKEN)
+            weight = since * line.slice(128, 64).load(BY_TOKEN)
             du, low, given, plain = warpgroup_mma_wait(0, deps=[du, low, given, plain])
-            found = du * until[None, :] + given
-        if DELTA:
-            du = gl.convert_layout(found.to(TYPE), LEFT)
-            found = warpgroup_mma(du, Ts.index(now), zeros, use_acc=False, is_async=True)
+            du = gl.convert_layout((du * until[None, :] + given).to(TYPE), LEFT)
+            z = warpgroup_mma(du, Ts.index(now), zeros, use_acc=False, is_async=True)
         S *= total[None, :]
         grad = gl.convert_layout((grad.to(gl.float32) * (since * scale)[None, :]).to(TYPE), LEFT_S)
         S = warpgroup_mma(grad, qs.index(now), S, is_async=True)
         if DELTA:
-            found, du = warpgroup_mma_wait(1, deps=[found, du])
-            back = gl.convert_layout((-weight[None, :] * found).to(TYPE), LEFT_S)
+            z, du = warpgroup_mma_wait(1, deps=[z, du])
+            back = gl.convert_layout((-weight[None, :] * z).to(TYPE), LEFT_S)
             S = warpgroup_mma(back, ks.index(now), S, is_async=True)
-        if not SUMMARY:
-            store_rows(staged.slice(0, 64), found.to(TYPE), z, gl.where(n > 0, 64, last), VALUE_ROW)
-            z -= 64 * VALUE_ROW
         if w is None:
             left = gl.where(n + STAGES - 1 < chunks, 64, 0)
             copy_back(
-                ks, ws, Ps, Ts, qs, dos, fs, into, k, w, scores, inverse, q, do, factors, left,
-                KEY_ROW, WRITE_ROW, VALUE_ROW, HV * 64, DELTA, FINDS_DU,
+                ks, ws, Ps, Ts, qs, dos, fs, into, k, w, made, q, do, left, KEY_ROW, WRITE_ROW, VALUE_ROW, DELTA
             )  # fmt: skip
         q -= 64 * KEY_ROW
         k -= 64 * KEY_ROW
         if w is not None:
             w -= 64 * WRITE_ROW
-        if DELTA:
-            inverse -= 64 * HV * 64
         do -= 64 * VALUE_ROW
-        scores -= HV * 4096
-        factors -= HV * 256
+        made -= HV * RECORD
         if DELTA:
             S, grad, back = warpgroup_mma_wait(0, deps=[S, grad, back])
         else:
@@ -270,11 +228,7 @@ def pass_back(
         now = gl.where(now == STAGES - 1, 0, now + 1)
         into = gl.where(into == STAGES - 1, 0, into + 1)
     async_copy.wait_group(0)
-    if SUMMARY:
-        c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
-        d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
-        at = added + (segment.to(gl.int64) * HV + head) * (K * V)
-        gl.store(at + c[:, None] * K + d[None, :], S)
-    elif ENDED:  # noqa: SIM102 (one is known when compiling)
-        if earlier == 0:
-            gl.store(state_addresses(dS, sequence * HV + head, part, K, V, BV), S)
+    c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
+    d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
+    at = added + (segment.to(gl.int64) * HV + head) * (K * V)
+    gl.store(at + c[:, None] * K + d[None, :], S)

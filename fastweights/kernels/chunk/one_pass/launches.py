@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...common.delta_rule.launches import BegunGrads, ChunkOperands, DeltaRule
+from ...common.delta_rule.launches import DeltaRule, MemoryGrads
 from ...common.delta_rule.sizes import SavedForBackward, segment_length
 from ...common.packing import CHUNK
 from ...runtime.gluon import runs_gluon
 from ...runtime.workspace import TensorSpec
 from ..key_energy import gate_groups
 
-RECORD = CHUNK * CHUNK + 4 * CHUNK  # numbers of P and of two factors per token, in float32, in the record of a chunk
+RECORD = CHUNK * CHUNK + 8 * CHUNK  # numbers of P and of four per token, in float32, in the record of a chunk
 
 
 class PassTile(NamedTuple):
@@ -41,6 +41,16 @@ def takes_one_pass(call: DeltaRule) -> bool:
     return bool(has_rule and is_plain and has_sizes and runs_gluon(call.device))
 
 
+def segments_kept(call: DeltaRule) -> tuple[int, int]:
+    """The segments of a forward before a backward, as `segment_length`. Each has one program per head."""
+    return segment_length(call.B, call.T, call.HV, PROGRAMS, least=2)
+
+
+def record_length(call: DeltaRule, keeps: bool = True) -> int:
+    """Numbers in the record of a chunk, where a backward follows with T."""
+    return RECORD + CHUNK * CHUNK * (call.delta and keeps)
+
+
 def stages(tile: PassTile, w: Any, reads: bool = False) -> int:
     """Chunks in shared memory at once: with write keys w there is room for two, in `read_chunks` with 64 columns for three."""
     return tile.stages if w is None or (reads and tile is HALF) else 2
@@ -49,9 +59,12 @@ def stages(tile: PassTile, w: Any, reads: bool = False) -> int:
 class OnePass(DeltaRule):
     """A forward that keeps nothing for a backward."""
 
+    keeps = False
+
     def set_up(self) -> None:
         super().set_up()
-        self.constants |= {"H": self.H, "HV": self.HV}
+        self.record = record_length(self, self.keeps)
+        self.constants |= {"H": self.H, "HV": self.HV, "RECORD": self.record}
         self.choose_segments()
         few = not self.cut and 2 * self.N * self.HV <= PROGRAMS
         self.pass_tile = HALF if few else WHOLE
@@ -72,32 +85,35 @@ class OnePass(DeltaRule):
 
     def tables(self, kept: SavedForBackward) -> SavedForBackward:
         """Of what a backward would need, what the passes need, with the tables filled."""
-        saved = SavedForBackward(key_energy=kept.key_energy, write_keys=kept.write_keys)
+        records = self.empty(self.M, self.HV, self.record)
+        saved = SavedForBackward(key_energy=kept.key_energy, write_keys=kept.write_keys, records=records)
         if self.packed:
             saved = saved._replace(chunk_table=kept.chunk_table, segment_table=self.empty(self.P, 5, dtype=torch.int32))
             self.record_tables(saved)
         return saved
+
+    def place(self, saved: SavedForBackward) -> tuple[Any, Any, int, int]:
+        """Where segments lie."""
+        return saved.segment_table if self.packed else None, self.memory.cu_seqlens, self.T, self.segment_tokens
 
     def record_passes(self, o: Any, S_end: Any, saved: SavedForBackward) -> None:
         """Of `saved` what is None is not kept."""
         from .passes import read_chunks, summarize_chunks  # need Gluon
         from .solve import solve_chunks
 
-        x, HV, scale = self.memory, self.HV, self.options[0]
-        record = RECORD + CHUNK * CHUNK * self.delta
-        made = self.empty(self.M, HV, record)
-        segments = saved.segment_table if self.packed else None
+        x, HV, scale, made = self.memory, self.HV, self.options[0], saved.records
+        solved = self.empty(self.M, HV, CHUNK, CHUNK) if self.delta else None
+        place = self.place(saved)
         w = self.write_keys(saved)
-        sizes = {"HEADS_W": self.group(w), "RECORD": record, "DECAY": self.decay == 1}
-        place = (segments, x.cu_seqlens, self.T, self.segment_tokens)
+        sizes = {"HEADS_W": self.group(w), "DECAY": self.decay == 1}
         gates: tuple[Any, ...] = (None, None, None, None)
         numbers = 0.0, 0.0
         if self.makes_write_keys:
             gates = saved.key_energy, x.precond_g, x.precond_beta, x.center
             numbers = log2(self.options[1]), self.options[2]
         self.launch(
-            solve_chunks, (self.M, HV), x.q, x.k, w, x.beta, x.g, *gates, made, saved.T, saved.G, saved.chunk_table, self.T,
-            scale, *numbers, **sizes, **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
+            solve_chunks, (self.M, HV), x.q, x.k, w, x.beta, x.g, *gates, made, solved, saved.chunk_table, self.T, scale,
+            *numbers, **sizes, **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), KEPT=self.keeps,
             num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
         added = transition = None
@@ -108,103 +124,71 @@ class OnePass(DeltaRule):
                 transition = self.empty(self.P, HV, self.K, self.K) if self.delta else self.floats(self.P, HV)
             columns = self.V + self.K * self.delta
             self.launch(
-                summarize_chunks, (columns // HALF.BV * self.P, HV), x.k, w, x.v, made, added, transition, segments,
-                self.T, self.segment_tokens, **sizes, BV=HALF.BV, STAGES=stages(HALF, w),
-                LAST=saved.transitions is not None, num_warps=HALF.BV // 16,
+                summarize_chunks, (columns // HALF.BV * self.P, HV), x.k, w, x.v, made, solved, added, transition, *place,
+                **sizes, BV=HALF.BV, STAGES=stages(HALF, w), LAST=saved.transitions is not None, num_warps=HALF.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
         self.launch(
-            read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, w, x.v, made, x.S, added, transition, o, S_end, saved.u,
-            saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
+            read_chunks, (self.V // tile.BV * self.P, HV), x.q, x.k, w, x.v, made, solved, x.S, added, transition, o, S_end,
+            saved.u, saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
             ENDED=S_end is not None, CUT=bool(self.cut), STAGES=stages(tile, w, True), num_warps=tile.BV // 16,
         )  # fmt: skip
 
 
 class OnePassKept(OnePass):
-    """A forward before a backward, and the backward, with the segments of the kernels in plain Triton."""
+    """A forward before a backward, and the backward."""
+
+    keeps = True
 
     def choose_segments(self) -> None:
-        """Those that are chosen already."""
+        self.length, self.cut = segments_kept(self)
+        self.P = self.count_segments()
 
     def tables(self, kept: SavedForBackward) -> SavedForBackward:
         if self.packed:
             self.record_tables(kept)
         return kept
 
-    def transform_chunks(self, saved: SavedForBackward, scale: float, reuse_saved: bool) -> ChunkOperands:
-        """Of a backward: P, and what its passes take of the decays."""
-        from .gradients import score_chunks  # needs Gluon
+    def memory_grads(
+        self, saved: SavedForBackward, scale: float, do: Any, dS_end: Any, state_grads: bool
+    ) -> MemoryGrads:
+        from .gradients_back import gradients_back  # needs Gluon
 
-        x, HV, keys = self.memory, self.HV, self.write_keys(saved)
-        w = x.k if keys is None else keys
-        self.scores, self.factors = self.empty(self.M, HV, CHUNK, CHUNK), self.floats(self.M, HV, 4, CHUNK)
+        x, HV, w, u = self.memory, self.HV, self.write_keys(saved), self.memory.v if saved.u is None else saved.u
+        h = self.states_again(saved, x.k if w is None else w, u)
+        added = self.summaries_back(saved, scale, do) if self.cut else None
+        dq, dk, dv = (self.token_tensor(HV, self.K) for _ in range(3))
+        dw = None if w is None else self.token_tensor(HV, self.K)
+        dS, gates = self.state(self.N) if state_grads else None, self.floats(1, 2, *self.rows, HV)
         self.launch(
-            score_chunks, (self.M, HV), x.q, w, x.beta, saved.G, self.scores, self.factors, saved.chunk_table, self.T, scale,
-            HEADS_W=self.group(w), HEADS_BETA=self.group(x.beta), num_warps=4,
+            gradients_back, (self.P, HV), x.q, x.k, w, x.v, saved.records, do, u, h, dS_end, added,
+            saved.transitions if self.cut else None, dS, dq, dk, dw, dv, gates, *self.place(saved), prod(gates.shape[2:]), scale,
+            HEADS_W=self.group(w), DECAY=self.decay == 1, STARTED=dS_end is not None, ENDED=dS is not None, CUT=bool(self.cut),
+            num_warps=8,
         )  # fmt: skip
-        return ChunkOperands(x.q, w, None, x.v if saved.u is None else saved.u, keys)
+        return MemoryGrads(dq, dk, dv, dw, None, dS, gates)
 
-    def begin_grads(self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any) -> BegunGrads:
-        """du: where `pass_back` writes z, of linear attention dV."""
-        return BegunGrads(self.pass_state_again(chunks, saved), self.token_tensor(self.HV, self.V))
-
-    def value_gradient(self, begun: BegunGrads) -> TensorSpec:
-        return super().value_gradient(begun) if self.delta else begun.du
-
-    def record_value_grads(self, *arguments: Any) -> None:
-        """`pass_back` has found these."""
-
-    def pass_state_again(self, chunks: ChunkOperands, saved: SavedForBackward) -> TensorSpec:
+    def states_again(self, saved: SavedForBackward, w: Any, u: Any) -> TensorSpec:
+        """The states at the chunks' starts."""
         from .back import states_again  # needs Gluon
 
-        x, tile = self.memory, HALF
-        h, start = self.empty(self.M, self.HV, self.K, self.V), saved.starts if self.cut else x.S
+        tile, start = HALF, saved.starts if self.cut else self.memory.S
+        h = self.empty(self.M, self.HV, self.K, self.V)
         self.launch(
-            states_again, (self.V // tile.BV * self.P, self.HV), chunks.write_key, chunks.u, self.factors, start, h,
-            saved.segment_table if self.packed else None, self.T, self.segment_tokens,
-            HEADS_W=self.group(chunks.write_key), BV=tile.BV, STARTED=start is not None, STAGES=tile.stages,
-            num_warps=tile.BV // 16,
+            states_again, (self.V // tile.BV * self.P, self.HV), w, u, saved.records, start, h, *self.place(saved),
+            HEADS_W=self.group(w), BV=tile.BV, STARTED=start is not None, STAGES=tile.stages, num_warps=tile.BV // 16,
         )  # fmt: skip
         return h
 
-    def pass_state_back(
-        self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any, du: Any, dS_end: Any, state_grads: bool
-    ) -> tuple[TensorSpec, TensorSpec | None]:  # fmt: skip
-        dh, dS = self.empty(self.M, self.HV, self.K, self.V), self.state(self.N) if state_grads else None
-        added = None
-        if self.cut:
-            added = self.floats(self.P, self.HV, self.V, self.K)
-            self.record_pass_back(chunks, saved, scale, do, du, None, added, None, None, True)
-        self.record_pass_back(chunks, saved, scale, do, du, dS_end, added, dh, dS, False)
-        return dh, dS
+    def summaries_back(self, saved: SavedForBackward, scale: float, do: Any) -> TensorSpec:
+        """What segments add to the gradient of the state before them, transposed."""
+        from .back import summarize_back  # needs Gluon
 
-    def record_pass_back(
-        self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any, du: Any, dS_end: Any, added: Any, dh: Any,
-        dS: Any, summary: bool,
-    ) -> None:  # fmt: skip
-        from .back import pass_back  # needs Gluon
-
-        x, tile, w = self.memory, self.pass_tile, chunks.plain_write_key
+        x, w, added = self.memory, self.write_keys(saved), self.floats(self.P, self.HV, self.V, self.K)
+        # The first segments have nothing to do.
+        tile = HALF if 2 * (self.P - self.N) * self.HV <= PROGRAMS else WHOLE
         self.launch(
-            pass_back, (self.V // tile.BV * self.P, self.HV), x.q, x.k, w, saved.T, self.scores, do, du,
-            self.factors, dS_end, added,
-            saved.transitions if self.cut else None, dh, dS, saved.segment_table if self.packed else None, x.cu_seqlens, self.T,
-            self.segment_tokens, scale, HEADS_W=self.group(w), BV=tile.BV, STARTED=dS_end is not None,
-            ENDED=dS is not None, CUT=bool(self.cut), SUMMARY=summary, STAGES=stages(tile, w), num_warps=tile.BV // 16,
+            summarize_back, (self.V // tile.BV * self.P, self.HV), x.q, x.k, w, saved.records, do, added, *self.place(saved),
+            scale, HEADS_W=self.group(w), BV=tile.BV, STAGES=stages(tile, w), num_warps=tile.BV // 16,
         )  # fmt: skip
-
-    def record_chunk_gradients(
-        self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, inputs: Any, u: Any, z: Any, do: Any, dP: Any,
-        h: Any, dh: Any, grads: Any, **changed: Any,
-    ) -> None:  # fmt: skip
-        from .gradients import gradients_of_chunk  # needs Gluon
-
-        x, (dq, dk, dw, dv, gates), w = self.memory, grads, chunks.plain_write_key
-        self.launch(
-            gradients_of_chunk, (gates.shape[0] * self.M, self.HV), x.q, x.k, w, x.v, x.beta, saved.G, self.factors, u, z, do, h,
-            dh, saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, prod(gates.shape[1:]),
-            HEADS_W=self.group(w), HEADS_BETA=self.group(x.beta), num_warps=4,
-        )  # fmt: skip
-
-    def partial_gates(self, name: str) -> TensorSpec:
-        return self.floats(self.K // 64, 2, *self.rows, self.HV)
+        return added

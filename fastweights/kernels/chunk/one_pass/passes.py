@@ -5,9 +5,10 @@ from __future__ import annotations
 from ...common.packing import pieces_of_sequence, segment_place
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
-# Where the record of a chunk, numbers of 16 bits, has two factors per token in float32, and T; in front is P.
+# Where the record of a chunk, numbers of 16 bits, has four numbers per token in float32, and for a backward T; in front is P. The
+# four: the decay from the chunk's start, that to its end, beta, and the summed log decay in base 2.
 FACTORS_PLACE = gl.constexpr(4096)
-T_PLACE = gl.constexpr(4096 + 256)
+T_PLACE = gl.constexpr(4096 + 512)
 
 
 @gluon.constexpr_function
@@ -56,17 +57,17 @@ def copy_rows(buffer, x, live, STRIDE: gl.constexpr, MASKED: gl.constexpr):
 
 
 @gluon.jit
-def copy_line(buffer, x, there):
-    """Begin to copy numbers of float32 that follow each other, as many as the buffer holds."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
-    i = gl.arange(0, buffer.shape[0], LAYOUT)
-    async_copy.async_copy_global_to_shared(buffer, x + i, mask=(i < buffer.shape[0]) & there)
+def factors_of(record):
+    """The four numbers per token [4, 64] of a chunk's record."""
+    return (record + FACTORS_PLACE).to(gl.pointer_type(gl.float32), bitcast=True)
 
 
 @gluon.jit
 def copy_factors(buffer, record, there):
-    """Begin to copy the factors of a chunk from its record."""
-    copy_line(buffer, (record + FACTORS_PLACE).to(gl.pointer_type(gl.float32), bitcast=True), there)
+    """Begin to copy numbers per token of a chunk, as many as the buffer holds."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    i = gl.arange(0, buffer.shape[0], LAYOUT)
+    async_copy.async_copy_global_to_shared(buffer, factors_of(record) + i, mask=(i < buffer.shape[0]) & there)
 
 
 @gluon.jit
@@ -121,7 +122,7 @@ def shared_buffers(
 
 @gluon.jit
 def pass_segment(
-    S, q, k, w, v, made, o, kept, tokens, scale, has_values,
+    S, q, k, w, v, made, solved, o, kept, tokens, scale, has_values,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
     DELTA: gl.constexpr, DECAY: gl.constexpr, READ: gl.constexpr, STAGES: gl.constexpr, CAREFUL: gl.constexpr,
 ):  # fmt: skip
@@ -151,7 +152,7 @@ def pass_segment(
                 copy_rows(ws.index(ahead), w, live, WRITE_ROW, True)
             copy_rows(vs.index(ahead), v, gl.where(has_values, live, 0), VALUE_ROW, True)
             if DELTA:
-                copy_rows(Ts.index(ahead), made + T_PLACE, live, 64, False)
+                copy_rows(Ts.index(ahead), solved, live, 64, False)
             if READ:
                 copy_rows(qs.index(ahead), q, live, KEY_ROW, True)
                 copy_rows(Ps.index(ahead), made, live, 64, False)
@@ -164,6 +165,8 @@ def pass_segment(
         q += 64 * KEY_ROW
         v += 64 * VALUE_ROW
         made += HV * RECORD
+        if DELTA:
+            solved += HV * 4096
 
     zeros = gl.zeros([BV, 64], gl.float32, TOKENS)
     low = gl.convert_layout(S.to(TYPE), LEFT_S)
@@ -214,7 +217,7 @@ def pass_segment(
         if DELTA:
             x = gl.convert_layout(x.to(TYPE), LEFT)
             u = warpgroup_mma(x, Ts.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
-            copy_rows(Ts.index(into), made + T_PLACE, whole, 64, True)
+            copy_rows(Ts.index(into), solved, whole, 64, True)
         copy_rows(vs.index(into), v, gl.where(has_values, live, 0), VALUE_ROW, True)
         if DECAY:
             copy_factors(fs.index(into), made, live > 0)
@@ -260,6 +263,8 @@ def pass_segment(
             w += 64 * WRITE_ROW
         v += 64 * VALUE_ROW
         made += HV * RECORD
+        if DELTA:
+            solved += HV * 4096
         S, decayed = warpgroup_mma_wait(1 if READ else 0, deps=[S, decayed])
         low = gl.convert_layout(S.to(TYPE), LEFT_S)
         if READ:
@@ -328,24 +333,24 @@ def through_segments(
     R = gl.load(adds, count > 0, 0.0)
     if DELTA:
         transition += at * (K * K)
-        through = gl.allocate_shared_memory(TYPE, [2, K, K], gl.NVMMASharedLayout.get_default_for([K, K], TYPE))
+        through = gl.allocate_shared_memory(TYPE, [3, K, K], gl.NVMMASharedLayout.get_default_for([K, K], TYPE))
         zeros = gl.zeros([BV, K], gl.float32, KEYS)
-        if count > 0:
-            copy_rows(through.index(0), transition, K, K, False)
-        async_copy.commit_group()
+        for ahead in gl.static_range(2):
+            copy_rows(through.index(ahead), transition, gl.where(ahead < count, K, 0), K, True)
+            async_copy.commit_group()
+            transition += step * (K * K)
     else:
         transition += at
     for n in range(count):
         adds += step * (K * V)
         if DELTA:
-            async_copy.wait_group(0)
+            async_copy.wait_group(1)
             low = gl.convert_layout(S.to(TYPE), gl.DotOperandLayout(0, KEYS, 2))
-            right = through.index(n % 2)
+            right = through.index(n % 3)
             S = warpgroup_mma(low, right if BACK else right.permute((1, 0)), zeros, use_acc=False, is_async=True)
-            transition += step * (K * K)
-            if n + 1 < count:
-                copy_rows(through.index((n + 1) % 2), transition, K, K, False)
+            copy_rows(through.index((n + 2) % 3), transition, gl.where(n + 2 < count, K, 0), K, True)
             async_copy.commit_group()
+            transition += step * (K * K)
             S, low = warpgroup_mma_wait(0, deps=[S, low])
         else:
             S *= gl.load(transition)
@@ -376,7 +381,7 @@ def start_of_segment(
 
 @gluon.jit(do_not_specialize=["time", "length"])
 def read_chunks(
-    q, k, w, v, made, begin, added, transition, o, end, u, starts, segments, cu_seqlens, time, length, scale,
+    q, k, w, v, made, solved, begin, added, transition, o, end, u, starts, segments, cu_seqlens, time, length, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     RECORD: gl.constexpr, DELTA: gl.constexpr, DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr,
     CUT: gl.constexpr, STAGES: gl.constexpr,
@@ -393,6 +398,8 @@ def read_chunks(
     at_key = (first * H + head // (HV // H)) * K
     at_value = (first * HV + head) * V + part * BV
     made += (m * HV + head) * RECORD
+    if DELTA:
+        solved += (m * HV + head) * 4096
     S = start_of_segment(
         begin, added, transition, cu_seqlens, segment, sequence, earlier, head, part, time, length,
         HV, K, V, BV, TYPE, DELTA, STARTED, CUT,
@@ -404,7 +411,7 @@ def read_chunks(
     if starts is not None:
         gl.store(state_addresses(starts, segment * HV + head, part, K, V, BV), S)
     S, _ = pass_segment(
-        S, q + at_key, k + at_key, w, v + at_value, made, o + at_value, u, tokens, scale, True,
+        S, q + at_key, k + at_key, w, v + at_value, made, solved, o + at_value, u, tokens, scale, True,
         H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, True, STAGES, False,
     )  # fmt: skip
     lost = gl.sum(gl.sum(S * 0.0, 1), 0)
@@ -414,7 +421,7 @@ def read_chunks(
             HV, K, V, BV, TYPE, DELTA, STARTED, CUT,
         )  # fmt: skip
         S, _ = pass_segment(
-            S, q + at_key, k + at_key, w, v + at_value, made, o + at_value, u, tokens, scale, True,
+            S, q + at_key, k + at_key, w, v + at_value, made, solved, o + at_value, u, tokens, scale, True,
             H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, True, STAGES, True,
         )  # fmt: skip
         S = gl.where(gl.abs(S) < float("inf"), S, float("nan"))
@@ -425,7 +432,7 @@ def read_chunks(
 
 @gluon.jit(do_not_specialize=["time", "length"])
 def summarize_chunks(
-    k, w, v, made, added, transition, segments, time, length,
+    k, w, v, made, solved, added, transition, segments, cu_seqlens, time, length,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     RECORD: gl.constexpr, DELTA: gl.constexpr, DECAY: gl.constexpr, STAGES: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
@@ -449,10 +456,12 @@ def summarize_chunks(
     d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
     S = gl.where((c[:, None] == d[None, :]) & (part >= VALUES), 1.0, 0.0)
     made += (m * HV + head) * RECORD
+    if DELTA:
+        solved += (m * HV + head) * 4096
     if w is not None:
         w += (first * (HV // HEADS_W) + head // HEADS_W) * K
     S, through = pass_segment(
-        S, k, k + at_key, w, v + at_value, made, v, None, tokens, 1.0, is_value,
+        S, k, k + at_key, w, v + at_value, made, solved, v, None, tokens, 1.0, is_value,
         H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, False, STAGES, False,
     )  # fmt: skip
     at_segment = (segment.to(gl.int64) * HV + head) * K

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .passes import FACTORS_PLACE, T_PLACE, copy_rows, product_layout
+from .passes import T_PLACE, copy_rows, factors_of, product_layout
 from .write_keys import add, precondition_keys
 
 
@@ -137,26 +137,25 @@ def inverse_transposed(A):
 
 
 @gluon.jit
-def store_square(staged, x, at, live, STRIDE: gl.constexpr):
-    """Write x, transposed, as a tile [64, 64], its rows before `live`."""
+def store_square(staged, x, at):
+    """Write x, transposed, as a tile [64, 64]."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
     c = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
     staged.permute((1, 0)).store(x.to(staged.dtype))
-    gl.store(at + i[:, None] * STRIDE + c[None, :], staged.load(LAYOUT), (i < live)[:, None])
+    gl.store(at + i[:, None] * 64 + c[None, :], staged.load(LAYOUT))
 
 
 @gluon.jit(do_not_specialize=["time"])
 def solve_chunks(
-    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, inverse, G, chunks, time, scale, power, eps,
+    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, solved, chunks, time, scale, power, eps,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
     HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
-    DELTA: gl.constexpr, DECAY: gl.constexpr,
+    DELTA: gl.constexpr, DECAY: gl.constexpr, KEPT: gl.constexpr,
 ):  # fmt: skip
-    """One chunk of one head: P, the decays from its start and to its end, and T diag(beta), in `made` [M, HV, RECORD]. w: write
-    keys, None where k writes. For a backward T [BT, HV, 64] and the summed decays G [BT, HV] are written too, None otherwise.
-    Without DELTA there is no T. gram [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w
-    [BT, HV, K] are written."""
+    """One chunk of one head: its record in `made` [M, HV, RECORD], of P, four numbers per token, and with KEPT, for a backward,
+    T; and T diag(beta) in `solved` [M, HV, 64, 64]. Without DELTA there is no T. w: write keys, None where k writes. gram
+    [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w [BT, HV, K] are written."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -214,7 +213,8 @@ def solve_chunks(
     gains = gates.slice(64, 64)
     summed.store(decay)
     if DELTA:
-        gains.store(gl.where(decay == decay, gain, 0.0))
+        gain = gl.where(decay == decay, gain, 0.0)
+        gains.store(gain)
     total = summed.slice(63, 1).load(LINE)
     from_i = summed.load(BY_I)
     from_j = summed.load(BY_J)
@@ -234,17 +234,15 @@ def solve_chunks(
     else:
         scores *= scale
     scores += 0.0 * scores  # infinities become NaN
-    store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made, 64, 64)
-    if DECAY:
-        factors = (made + FACTORS_PLACE).to(gl.pointer_type(gl.float32), bitcast=True)
-        gl.store(factors + t, gl.exp2(decay))
-        gl.store(factors + 64 + t, gl.exp2(total - decay))
-    if G is not None:
-        gl.store(G + first * HV + head + t * HV, decay, t < count)
+    store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made)
+    factors = factors_of(made) + t
+    gl.store(factors, gl.exp2(decay))
+    gl.store(factors + 64, gl.exp2(total - decay))
+    gl.store(factors + 192, decay)
     if DELTA:
+        gl.store(factors + 128, gain)
         T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)
-        if inverse is not None:
-            kept = T + (0.0 * summed.load(BY_I))[None, :]
-            store_square(staged, kept, inverse + (first * HV + head) * 64, count, HV * 64)
-        T = T * gains.load(BY_J)[:, None] + (0.0 * summed.load(BY_I))[None, :]
-        store_square(staged, T, made + T_PLACE, 64, 64)
+        bad = (0.0 * summed.load(BY_I))[None, :]
+        if KEPT:
+            store_square(staged, T + bad, made + T_PLACE)
+        store_square(staged, T * gains.load(BY_J)[:, None] + bad, solved + (m.to(gl.int64) * HV + head) * 4096)

@@ -150,7 +150,7 @@ class DeltaRule(ChunkSizes):
     ) -> MemoryGrads:  # fmt: skip
         """dh, dS: what `pass_state_back` found."""
         x, HV, K, channel = self.memory, self.HV, self.K, self.decay == 2
-        (h, du, dP), dv = begun, self.value_gradient(begun)
+        (h, du, dP), dv = begun, self.token_tensor(HV, self.V)
         if not self.delta:
             self.record_value_grads(chunks, saved, scale, do, dv, dP, dh)
 
@@ -171,10 +171,6 @@ class DeltaRule(ChunkSizes):
                 FLAT=name == "chunk_gradients_channel", **self.tile_options(name, "BK", "BV"),
             )  # fmt: skip
         return MemoryGrads(dq, dk, dv, dw, dg, dS, gates)
-
-    def value_gradient(self, begun: BegunGrads) -> TensorSpec:
-        """A place for dV."""
-        return self.token_tensor(self.HV, self.V)
 
     def pass_state_again(self, chunks: ChunkOperands, saved: SavedForBackward) -> TensorSpec:
         """The states at the chunks' starts, once u is known."""

@@ -34,13 +34,13 @@ class KernelInputs(
 class SavedForBackward(
     namedtuple(
         "SavedForBackward",
-        "T u G starts transitions key_energy write_keys chunk_table segment_table",
-        defaults=(None, None, None, None, None, None, None, None, None),
+        "T u G starts transitions key_energy write_keys chunk_table segment_table records",
+        defaults=(None, None, None, None, None, None, None, None, None, None),
     )
 ):
     """T [BT, HV, 64], u [BT, HV, V], G [BT, HV], states at the segments' starts (P HV K V numbers), the segments' transitions
-    (P HV K or P HV K K numbers), the preconditioner's A at the chunks' starts [M, HV, K], its write keys [BT, HV, K], and the
-    tables of chunks and segments.
+    (P HV K or P HV K K numbers), the preconditioner's A at the chunks' starts [M, HV, K], its write keys [BT, HV, K], the
+    tables of chunks and segments, and in the place of T and G the records of chunks [M, HV, numbers] of `chunk.one_pass`.
 
     None where a call has none. The three tensors of segments are there in every call, so that all sizes have as many tensors."""
 
@@ -112,16 +112,16 @@ def tiles(K: int, V: int, dtype: torch.dtype, delta: bool, large: bool = True, f
     return {name: t._replace(BK=min(t.BK, K), BV=min(t.BV, V)) for name, t in found.items()}
 
 
-def segment_length(batch: int, time: int, programs: int, wanted: int) -> tuple[int, int]:
+def segment_length(batch: int, time: int, programs: int, wanted: int, least: int = MIN_SEGMENTS) -> tuple[int, int]:
     """The number of chunks in a segment, and whether sequences are cut (1 or 0).
 
     `programs` serve one segment, and at most about `wanted` shall run. Sequences are not cut where they keep the GPU busy by
-    themselves. The result depends on sizes alone, never on the lengths of packed sequences. The formulas have no branch: under
-    torch.compile(dynamic=True) a branch on batch or time would take a graph of its own."""
+    themselves, or into fewer than `least` segments. The result depends on sizes alone, never on the lengths of packed sequences.
+    The formulas have no branch: under torch.compile(dynamic=True) a branch on batch or time would take a graph of its own."""
     longest = -(-time // CHUNK)
     segments = wanted // torch.sym_max(1, programs * batch)  # per row
     length = torch.sym_max(MIN_SEGMENT_CHUNKS, -(-longest // torch.sym_max(1, segments)))
-    enough = torch.sym_min(1, segments // MIN_SEGMENTS)
+    enough = torch.sym_min(1, segments // least)
     several = torch.sym_min(1, torch.sym_max(0, longest - 1) // length)
     return length, enough * several
 
