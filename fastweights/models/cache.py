@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +23,6 @@ from ..kinds import checked
 from ..layers import LayerCache
 from .decoding import DecodeSteps
 from .recording import RecordingCache
-
-if TYPE_CHECKING:
-    from .prompt_graphs import PromptReader
 
 __all__ = ["CACHE_NAME", "CACHE_NAMES", "FastWeightsCache", "check_cache", "given_cache", "named_cache"]
 
@@ -49,7 +46,7 @@ class FastWeightsCache(RecordingCache):
             model reads again.
         position: [N], the position of each sequence's next token, -1 before its first one. None while every sequence has
             read every column, from position 0.
-        prompts: how a running `generate()` reads short prompts, None outside of it.
+        prompts: the `PromptReader` of a running `generate()`, None outside of it.
         steps: how it reads single tokens.
     """
 
@@ -59,7 +56,7 @@ class FastWeightsCache(RecordingCache):
         super().__init__(layers=layers)  # type: ignore[arg-type]
         self.columns = 0
         self.position: Tensor | None = None
-        self.prompts: PromptReader | None = None
+        self.prompts: Any = None
         self.steps: DecodeSteps | None = None
 
     @classmethod

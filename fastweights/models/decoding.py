@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..cuda_graphs import captured, refusing_waits
-from ..kernels.runtime.overlap import overlapping_launches
+from ..kernels.runtime.overlap import can_overlap, overlapping_launches
 from ..layers import LayerCache
 from ..layers.mixer import Mixer
 from ..layers.wrapped import is_unhooked
@@ -205,7 +205,7 @@ class DecodeSteps:
     def _step(self, keep: bool = True) -> None:
         body = self.model.model
         x_N1D = body.embed_tokens(self.ids)
-        with overlapping_launches(self.ids.device), overwriting_states() if keep else nullcontext():
+        with overlapping_launches(can_overlap(self.ids.device)), overwriting_states() if keep else nullcontext():
             first_values = None
             for block, fixed in zip(body.layers, self.layers, strict=True):
                 cache = LayerCache(dict(fixed.memory), dict(fixed.context))

@@ -11,16 +11,19 @@ from typing import Any
 
 import torch
 
-__all__ = ["overlap_constants", "overlapping_launches"]
+__all__ = ["can_overlap", "overlap_constants", "overlapping_launches"]
 
 _overlaps: ContextVar[bool] = ContextVar("overlaps", default=False)
 
 
+def can_overlap(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 @contextmanager
-def overlapping_launches(device: torch.device) -> Iterator[None]:
-    """In the body, kernels with a parameter OVERLAP are launched so on a GPU that can."""
-    can = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
-    token = _overlaps.set(can)
+def overlapping_launches(overlaps: bool = True) -> Iterator[None]:
+    """In the body, kernels with a parameter OVERLAP are launched so."""
+    token = _overlaps.set(overlaps)
     try:
         yield
     finally:
