@@ -22,6 +22,7 @@ from fastweights_studies.measure.compile_ahead import (
 )
 
 from fastweights.data.text import TextCorpus, TextTokenizer
+from fastweights.layers import MixerChoice
 from fastweights.models import preset
 
 SIZES = "1,128,1,16,16"
@@ -127,7 +128,7 @@ def test_language_models_of_a_claim_are_compiled(folder: Path, tmp_path: Path, m
         layers=1, width=32, heads=2, length=64, batch_size=2, corpus=TextCorpus(paths=(str(text),)),
         tokenizer=TextTokenizer(vocab_size=300), cache=str(tmp_path / "tokens"),
     )  # fmt: skip
-    claim = replace(find_claim("C35"), measure=trained.language_models("C35", {"GKA": "gka"}, **settings))
+    claim = replace(find_claim("C35"), measure=trained.language_models("C35", [MixerChoice("gka")], **settings))
     monkeypatch.setattr(ledger, "claims_of", lambda: (claim,))
     with compiling_only():
         compile_claim("C35")
