@@ -13,7 +13,7 @@ from ..ops.authoring import LARGEST_LOG_RATE, exp_rate, linear_rows, step_decay,
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
 from .parts import HeadPart
-from .shared_input import ProjectedGate, find_first_part, joins, project
+from .shared_input import ProjectedGate, find_first_part, joins
 
 __all__ = ["FIRST_DECAYS", "RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
 
@@ -146,7 +146,7 @@ class KimiDecay(SoftplusDecay, ProjectedGate):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         first = self.projection
-        return self.convert_step(self.f_proj(x_BTD)) if first is None else self.finish(project(x_BTD, first))
+        return self.convert_step(self.f_proj(x_BTD)) if first is None else self.finish(first(x_BTD))
 
     @property
     def projection(self) -> nn.Module | None:
@@ -208,7 +208,7 @@ class GLADecay(ProjectedGate):
             self.gk_proj = nn.Sequential(first, RampedLinear(rank, num_heads, channels, long_memory, divisor))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self._decay(project(x_BTD, self.gk_proj))
+        return self._decay(self.gk_proj(x_BTD))
 
     @property
     def projection(self) -> nn.Module | None:

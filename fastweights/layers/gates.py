@@ -16,7 +16,7 @@ from ..ops.authoring import State, exp_rate, expand_heads, linear_rows
 from .decay import HeadDecay
 from .initialization import OwnInitialValues, UniformLinear
 from .norms import at_least_float32
-from .shared_input import ProjectedGate, joins, project
+from .shared_input import ProjectedGate, joins
 
 __all__ = ["ImportanceGain", "PreconditionerGates", "SigmoidGain", "StepSize", "VarianceShift", "WindowThreshold"]
 
@@ -108,7 +108,7 @@ class ImportanceGain(OwnInitialValues):
         return {"b_scale": torch.full_like(self.b_scale, self.first_b_scale)}
 
     def forward(self, x_BTD: Tensor, s_BTG: Tensor) -> tuple[Tensor, Tensor]:
-        z_BTGV = project(x_BTD, self.beta_proj).unflatten(2, (len(self.b_scale), -1))
+        z_BTGV = self.beta_proj(x_BTD).unflatten(2, (len(self.b_scale), -1))
         return z_BTGV, F.softplus(at_least_float32(self.b_scale)) * s_BTG
 
 

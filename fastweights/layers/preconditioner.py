@@ -18,7 +18,6 @@ from .initialization import OwnInitialValues
 from .memory_layer import Answer, RuleCall
 from .norms import at_least_float32
 from .options import DecayOptions, one_of, option
-from .shared_input import project
 
 __all__ = [
     "SIDES",
@@ -143,7 +142,7 @@ class LearntWriteKey(nn.Module):
 
     def forward(self, x_BTD: Tensor, k: Tensor) -> Tensor:
         """w of the shape of the keys k, [B, T, H or G, K]."""
-        r_BTHK = at_least_float32(project(x_BTD, self.w_proj)).unflatten(2, (-1, k.shape[3]))
+        r_BTHK = at_least_float32(self.w_proj(x_BTD)).unflatten(2, (-1, k.shape[3]))
         factors = self.factor * (math.log(self.bound) * self.squash(r_BTHK)).exp()
         return (expand_heads(factors, k.shape[2]) * k).to(k.dtype)
 

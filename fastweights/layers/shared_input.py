@@ -101,11 +101,7 @@ def project_together(x: Tensor, *modules: Any, backend: str = "auto") -> list[Te
 
 
 def project(x: Tensor, module: Any) -> Tensor:
-    """What a module gives for x. For few rows a kernel takes the place of a linear module, and of each of several in a row."""
-    if is_bare(module, nn.Sequential):
-        for part in module:
-            x = project(x, part)
-        return x
+    """What a module gives for x. For few rows one kernel takes the place of a linear module."""
     return linear_rows(x, module.weight, bias=module.bias)[0] if joins(x, module) else module(x)
 
 

@@ -85,10 +85,10 @@ def generated(monkeypatch, lm, joined, **options):
 # Launches per step in a layer and its MLP; linear maps are projections (of the output, too), gates and both halves of the MLP.
 MIXERS = {
     "gdn": {"linear_rows": 6, "token_convolution": 1},
-    "kda": {"linear_rows": 9, "token_convolution": 1},
+    "kda": {"linear_rows": 6, "token_convolution": 1},
     "softmax": {"linear_rows": 4, "ring": 1},
     "lattice": {"linear_rows": 7, "token_convolution": 1, "l2_normalize": 1},
-    "mamba2": {"linear_rows": 4, "token_convolution": 1, "step_decay": 1},
+    "mamba2": {"linear_rows": 3, "token_convolution": 1, "step_decay": 1},
 }
 
 
