@@ -9,14 +9,14 @@ from fastweights_studies.measure.decode_launches import count
 def test_what_a_step_launches():
     assert count("gdn", pool=False) == [
         "linear_rows_kernel", "token_convolution", "linear_rows_kernel", "linear_rows_kernel", "decode_delta_rule",
-        "forward_kernel", "mm",
+        "forward_kernel", "linear_rows_kernel",
     ]  # fmt: skip
 
 
 def test_energies_are_updated_by_a_kernel():
     assert count("pla", pool=False) == [
         "linear_rows_kernel", "token_convolution", "linear_rows_kernel", "linear_rows_kernel", "decode_key_energy",
-        "decode_delta_rule", "forward_kernel", "mm",
+        "decode_delta_rule", "forward_kernel", "linear_rows_kernel",
     ]  # fmt: skip
 
 
