@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from typing import Any
 
 import torch
@@ -32,11 +31,6 @@ def overlapping_launches(overlaps: bool = True) -> Iterator[None]:
 
 def overlap_constants(kernel: Any) -> dict[str, bool]:
     """Constants and options of a launch of this kernel."""
-    if not _has_overlap(kernel):
+    if "OVERLAP" not in kernel.arg_names:
         return {}
     return {"OVERLAP": True, "launch_pdl": True} if _overlaps.get() else {"OVERLAP": False}
-
-
-@cache
-def _has_overlap(kernel: Any) -> bool:
-    return "OVERLAP" in kernel.arg_names

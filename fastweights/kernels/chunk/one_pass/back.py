@@ -86,6 +86,17 @@ def states_again(
 
 
 @gluon.jit
+def place_segment(segments, cu_seqlens, segment, time, length):
+    """Of a segment: its first token, how many tokens it has, its first chunk, its sequence, and how many segments that has before
+    it, of packed sequences too."""
+    first, tokens, m, sequence, earlier, _ = find_segment(segments, segment, time, length)
+    if segments is not None:
+        number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
+        earlier = segment - number
+    return first, tokens, m, sequence, earlier
+
+
+@gluon.jit
 def end_of_segment(
     begin, added, transition, cu_seqlens, segment, sequence, head, part, time, length,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
@@ -121,6 +132,13 @@ def copy_back(
     async_copy.commit_group()
 
 
+@gluon.jit
+def chunk_before(q, k, made, do, RECORDS: gl.constexpr, KEY_ROW: gl.constexpr, VALUE_ROW: gl.constexpr):
+    """Where the operands of the chunk before lie; w, which may be None, the caller moves. RECORDS: numbers from record to
+    record."""
+    return q - 64 * KEY_ROW, k - 64 * KEY_ROW, made - RECORDS, do - 64 * VALUE_ROW
+
+
 @gluon.jit(do_not_specialize=["time", "length"])
 def summarize_back(
     q, k, w, made, do, added, segments, cu_seqlens, time, length, scale,
@@ -141,10 +159,7 @@ def summarize_back(
     VALUE_ROW: gl.constexpr = HV * V
     PARTS: gl.constexpr = V // BV
     part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
-    first, tokens, m, sequence, earlier, _ = find_segment(segments, segment, time, length)
-    if segments is not None:
-        number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
-        earlier = segment - number
+    first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) | (earlier == 0):  # nobody reads what the first segment adds
         return
     S = gl.zeros([BV, K], gl.float32, KEYS)
@@ -176,12 +191,9 @@ def summarize_back(
             ks, ws, Ps, Ts, qs, dos, fs, ahead, k, w, made, q, do, left, KEY_ROW, WRITE_ROW, VALUE_ROW, DELTA
         )  # fmt: skip
         left = gl.where(chunks > ahead + 1, 64, 0)
-        q -= 64 * KEY_ROW
-        k -= 64 * KEY_ROW
+        q, k, made, do = chunk_before(q, k, made, do, HV * RECORD, KEY_ROW, VALUE_ROW)
         if w is not None:
             w -= 64 * WRITE_ROW
-        do -= 64 * VALUE_ROW
-        made -= HV * RECORD
     zeros = gl.zeros([BV, 64], gl.float32, TOKENS)
     now = 0
     into = STAGES - 1
@@ -227,12 +239,9 @@ def summarize_back(
             copy_back(
                 ks, ws, Ps, Ts, qs, dos, fs, into, k, w, made, q, do, left, KEY_ROW, WRITE_ROW, VALUE_ROW, DELTA
             )  # fmt: skip
-        q -= 64 * KEY_ROW
-        k -= 64 * KEY_ROW
+        q, k, made, do = chunk_before(q, k, made, do, HV * RECORD, KEY_ROW, VALUE_ROW)
         if w is not None:
             w -= 64 * WRITE_ROW
-        do -= 64 * VALUE_ROW
-        made -= HV * RECORD
         if DELTA:
             S, grad, back = warpgroup_mma_wait(0, deps=[S, grad, back])
         else:

@@ -151,14 +151,14 @@ def meet_by_halves(
 
 @gluon.jit
 def decay_channels(
-    ks, qs, ws, q, k, w, g, first, second, qg, kg, wg, last, last_gate, count,
+    ks, qs, ws, q, k, w, g, g_low, g_high, qg, kg, wg, last, last_gate, count,
     HV: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, WRITE: gl.constexpr,
     SOLVE: gl.constexpr,
 ):  # fmt: skip
     """q exp(G), k exp(G) and w exp(G_C - G) into qg, kg and wg [.., HV, K], exp(G_C) into last and G_C into last_gate [K], unless
     these are None; with SOLVE w q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and, with WRITE, ws [64, K]
-    hold k, q and w, and are used up; first and second [64, 64] hold g. G_ROW, KEY_ROW and WRITE_ROW: from row to row of what g, q
-    and k, and w point to."""
+    hold k, q and w, and are used up; g_low and g_high [64, 64] hold g of the first 64 channels and of the others. G_ROW, KEY_ROW
+    and WRITE_ROW: from row to row of what g, q and k, and w point to."""
     TYPE: gl.constexpr = ks.dtype
     PARTS: gl.constexpr = 2
     FLAT: gl.constexpr = 7.0 if ks.dtype == gl.float16 else 100.0  # what channels may lose
@@ -168,7 +168,7 @@ def decay_channels(
     c = gl.zeros([1, 64], gl.int32, TILE) + gl.arange(0, 64, gl.SliceLayout(0, TILE))[None, :]
     lost = 0.0
     for part in gl.static_range(PARTS):
-        G = sum_decays(first if part == 0 else second, edges)
+        G = sum_decays(g_low if part == 0 else g_high, edges)
         total = edges.slice(7, 1).load(TILE)
         if last is not None:
             gl.store(last + part * 64 + c, approximate(total, "ex2"))

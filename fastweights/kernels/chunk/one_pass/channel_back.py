@@ -3,11 +3,11 @@ gradients of a chunk; see the head of this folder."""
 
 from __future__ import annotations
 
-from ...common.packing import pieces_of_sequence, program_chunk, program_part
+from ...common.packing import program_chunk, program_part
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .back import copy_back, end_of_segment
+from .back import chunk_before, copy_back, end_of_segment, place_segment
 from .channel import TILE, decay_channels, load_tile, running_sums, sum_decays, tile_places
-from .passes import copy_rows, find_segment, product_layout, row_places, state_addresses, store_rows
+from .passes import copy_rows, product_layout, row_places, state_addresses, store_rows
 from .write_keys import approximate
 
 
@@ -37,11 +37,11 @@ def decay_again(
         copy_rows(ws, writes, count, WRITE_ROW, True)
     async_copy.commit_group()
     g += (first * (HV // HEADS_G) + head // HEADS_G) * K
-    decays = load_tile(g, count, G_ROW)
-    decays_beyond = load_tile(g + 64, count, G_ROW)
+    g_low = load_tile(g, count, G_ROW)
+    g_high = load_tile(g + 64, count, G_ROW)
     async_copy.wait_group(0)
     decay_channels(
-        ks, qs, ws, q + at_key, k + at_key, writes, g, decays, decays_beyond, qg + at_row, kg + at_row, wg + at_row, None,
+        ks, qs, ws, q + at_key, k + at_key, writes, g, g_low, g_high, qg + at_row, kg + at_row, wg + at_row, None,
         last_gate + (m.to(gl.int64) * HV + head) * K, count, HV, G_ROW, H * K, WRITE_ROW, w is not None, False,
     )  # fmt: skip
 
@@ -65,10 +65,7 @@ def pass_channels_back(
     VALUE_ROW: gl.constexpr = HV * V
     PARTS: gl.constexpr = V // BV
     part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
-    first, tokens, m, sequence, earlier, _ = find_segment(segments, segment, time, length)
-    if segments is not None:
-        number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
-        earlier = segment - number
+    first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) & (earlier != 0):
         return
     S = end_of_segment(
@@ -102,11 +99,8 @@ def pass_channels_back(
     for ahead in gl.static_range(STAGES - 1):
         copy_back(ks, ws, Ps, Ts, qs, dos, fs, ahead, k, w, made, q, do, left, KEY_ROW, KEY_ROW, VALUE_ROW, True)
         left = gl.where(chunks > ahead + 1, 64, 0)
-        q -= 64 * KEY_ROW
-        k -= 64 * KEY_ROW
+        q, k, made, do = chunk_before(q, k, made, do, HV * RECORD, KEY_ROW, VALUE_ROW)
         w -= 64 * KEY_ROW
-        do -= 64 * VALUE_ROW
-        made -= HV * RECORD
     zeros = gl.zeros([BV, 64], gl.float32, TOKENS)
     now = 0
     into = STAGES - 1
@@ -135,11 +129,8 @@ def pass_channels_back(
         S = warpgroup_mma(back, ks.index(now), S, is_async=True)
         store_rows(staged.slice(0, 64), found.to(TYPE), z, gl.where(n > 0, 64, last), VALUE_ROW)
         z -= 64 * VALUE_ROW
-        q -= 64 * KEY_ROW
-        k -= 64 * KEY_ROW
+        q, k, made, do = chunk_before(q, k, made, do, HV * RECORD, KEY_ROW, VALUE_ROW)
         w -= 64 * KEY_ROW
-        do -= 64 * VALUE_ROW
-        made -= HV * RECORD
         S, grad, back = warpgroup_mma_wait(0, deps=[S, grad, back])
         now = gl.where(now == STAGES - 1, 0, now + 1)
         into = gl.where(into == STAGES - 1, 0, into + 1)

@@ -6,14 +6,12 @@ memory leaves little of L1."""
 
 from __future__ import annotations
 
-from ...common.packing import pieces_of_sequence
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .back import end_of_segment
+from .back import end_of_segment, place_segment
 from .passes import (
     T_PLACE,
     copy_factors,
     copy_rows,
-    find_segment,
     product_layout,
     row_places,
     state_addresses,
@@ -129,10 +127,7 @@ def gradients_back(
     GROUP: gl.constexpr = HEADS_W if LATE else HV // H
     STAGES: gl.constexpr = 1 if LATE else 2
     segment, head = gl.program_id(0), gl.program_id(1)
-    first, tokens, m, sequence, earlier, _ = find_segment(segments, segment, time, length)
-    if segments is not None:
-        number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
-        earlier = segment - number
+    first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) & (earlier != 0):
         return
     S = end_of_segment(
@@ -173,24 +168,8 @@ def gradients_back(
     )  # fmt: skip
     copy_states(u, h, one_u.index(0), one_h.index(0), first, m, head, c, left, HV, K, V)
     copy_late(
-        q,
-        k,
-        made,
-        one_q.index(0),
-        one_k.index(0),
-        Ts.index(0),
-        fs.index(0),
-        first,
-        m,
-        head,
-        c,
-        left,
-        H,
-        HV,
-        K,
-        RECORD,
-        LATE,
-    )
+        q, k, made, one_q.index(0), one_k.index(0), Ts.index(0), fs.index(0), first, m, head, c, left, H, HV, K, RECORD, LATE
+    )  # fmt: skip
     left = gl.where(chunks > 1, 64, 0)
     copy_early(
         writes, do, made, ws.index(1), dos.index(1), Ps.index(1), Ts.index(STAGES - 1), fs.index(STAGES - 1), first, m, head,
