@@ -151,17 +151,17 @@ def meet_by_halves(
 
 @gluon.jit
 def decay_channels(
-    ks, qs, ws, q, k, w, g, g_low, g_high, qg, kg, wg, last, last_gate, count,
+    ks, qs, ws, q, k, w, g, g_low, g_high, qg, kg, wg, last, gates, last_gate, strong, count, scale,
     HV: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, WRITE: gl.constexpr,
     SOLVE: gl.constexpr,
 ):  # fmt: skip
-    """q exp(G), k exp(G) and w exp(G_C - G) into qg, kg and wg [.., HV, K], exp(G_C) into last and G_C into last_gate [K], unless
-    these are None; with SOLVE w q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and, with WRITE, ws [64, K]
+    """scale q exp(G), k exp(G) and w exp(G_C - G) into qg, kg and wg [.., HV, K]. Unless these are None, exp(G_C) into last [K], G
+    into gates [.., HV, K], G_C into last_gate [K], and whether channels lose too much for the flat form into strong. With SOLVE w q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and, with WRITE, ws [64, K]
     hold k, q and w, and are used up; g_low and g_high [64, 64] hold g of the first 64 channels and of the others. G_ROW, KEY_ROW
     and WRITE_ROW: from row to row of what g, q and k, and w point to."""
     TYPE: gl.constexpr = ks.dtype
     PARTS: gl.constexpr = 2
-    FLAT: gl.constexpr = 7.0 if ks.dtype == gl.float16 else 100.0  # what channels may lose
+    MOST: gl.constexpr = 7.0 if ks.dtype == gl.float16 else 80.0
     edges = gl.allocate_shared_memory(gl.float32, [8, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     row, at = tile_places(HV * PARTS * 64)
     here = (row < count)[:, None]
@@ -172,7 +172,8 @@ def decay_channels(
         total = edges.slice(7, 1).load(TILE)
         if last is not None:
             gl.store(last + part * 64 + c, approximate(total, "ex2"))
-        if last_gate is not None:
+        if gates is not None:
+            gl.store(gates + part * 64 + at, G, here)
             gl.store(last_gate + part * 64 + c, total)
         lost = gl.maximum(lost, gl.max(gl.max(gl.where(G == G, -G, 0.0), 1), 0))  # NaN does not choose the form
         key_part = ks.slice(part * 64, 64, dim=1)
@@ -185,13 +186,15 @@ def decay_channels(
         keys = (key_part.load(TILE).to(gl.float32) * since).to(TYPE)
         gl.store(kg + part * 64 + at, keys, here)
         key_part.store(keys)
-        queries = (query_part.load(TILE).to(gl.float32) * since).to(TYPE)
+        queries = (query_part.load(TILE).to(gl.float32) * (since * scale)).to(TYPE)
         gl.store(qg + part * 64 + at, queries, here)
         query_part.store(queries)
+    if strong is not None:
+        gl.store(strong, gl.where(lost < MOST, 0.0, 1.0))
     scores = gl.zeros([64, 64], gl.float32, product_layout(4, 64))
     overlap = scores
     if SOLVE:
-        if lost < FLAT:
+        if lost < MOST:
             scores, overlap = products(ks, qs, ws)
         else:
             scores, overlap = meet_by_halves(

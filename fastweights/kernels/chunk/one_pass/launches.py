@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import log2, prod
 from typing import Any, NamedTuple
 
 import torch
 
 from ...common.delta_rule.channel_decay import chunk_gradients_channel
-from ...common.delta_rule.launches import BegunGrads, ChunkOperands, DeltaRule, MemoryGrads
+from ...common.delta_rule.launches import DeltaRule, MemoryGrads
 from ...common.delta_rule.sizes import SavedForBackward, segment_length
 from ...common.packing import CHUNK
 from ...runtime.gluon import runs_gluon
@@ -54,11 +53,13 @@ def takes_one_pass(call: DeltaRule) -> bool:
 
 
 def segments_kept(call: DeltaRule) -> tuple[int, int]:
-    """The segments of a forward before a backward, as `segment_length`. Each has one program per head; with a decay per channel
-    several, as in plain Triton."""
-    if call.decay == 2:
-        return call.length, call.cut
+    """The segments of a forward before a backward, as `segment_length`. Each has one program per head."""
     return segment_length(call.B, call.T, call.HV, PROGRAMS, least=2)
+
+
+def most_lost(dtype: torch.dtype) -> float:
+    """In base 2, what a channel may lose in a chunk where one product has all pairs."""
+    return 7.0 if dtype == torch.float16 else 80.0
 
 
 def record_length(call: DeltaRule, keeps: bool = True) -> int:
@@ -223,37 +224,33 @@ class OnePassKept(OnePass):
     def channel_grads(
         self, saved: SavedForBackward, scale: float, do: Any, dS_end: Any, state_grads: bool
     ) -> MemoryGrads:
-        """With one decay per channel: the pass back first, then all gradients chunk by chunk."""
-        from .channel_back import decay_again, pass_channels_back  # need Gluon
+        """With one decay per channel. Halves of the channels that lose too much in a chunk are left to plain Triton."""
+        from .channel_back import channel_gradients_back, decay_again  # need Gluon
 
-        x, HV, w, tokens = self.memory, self.HV, self.write_keys(saved), self.decayed()
-        last_gate = self.floats(self.M, HV, self.K)
+        x, HV, K, V, w = self.memory, self.HV, self.K, self.V, self.write_keys(saved)
+        tokens, dg = self.decayed(), self.token_tensor(HV, K, dtype=torch.float32)  # takes G first
+        last_gate, strong = self.floats(self.M, HV, K), self.floats(self.M, HV)
         self.launch(
-            decay_again, (self.M, HV), x.q, x.k, w, x.g, *tokens, last_gate, saved.chunk_table, self.T,
+            decay_again, (self.M, HV), x.q, x.k, w, x.g, *tokens, dg, last_gate, strong, saved.chunk_table, self.T, scale,
             HEADS_W=self.group(w), HEADS_G=self.group(x.g), num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
         h = self.states_again(saved, tokens.w, saved.u)
-        added = self.summaries_back(saved, tokens, scale, do) if self.cut else None
-        z, dh = self.token_tensor(HV, self.V), self.empty(self.M, HV, self.K, self.V)
-        dS, tile = self.state(self.N) if state_grads else None, self.pass_tile
+        added = self.summaries_back(saved, tokens, 1.0, do) if self.cut else None
+        dq, dk = self.token_tensor(HV, K), self.token_tensor(HV, K)
+        dw = self.token_tensor(HV, K) if self.writes else None
+        dv, z, dP = self.token_tensor(HV, V), self.token_tensor(HV, V), self.token_tensor(HV, CHUNK)
+        dh, dS = self.empty(self.M, HV, K, V), self.state(self.N) if state_grads else None
+        gates = self.floats(K // 64, 2, *self.rows, HV)
+        stride = prod(gates.shape[1:])
         self.launch(
-            pass_channels_back, (self.V // tile.BV * self.P, HV), *tokens, saved.records, do, z, dS_end, added,
-            saved.transitions if self.cut else None, dh, dS, *self.place(saved), scale, BV=tile.BV, STARTED=dS_end is not None,
-            ENDED=dS is not None, CUT=bool(self.cut), STAGES=stages(tile, tokens.w), num_warps=tile.BV // 16,
+            channel_gradients_back, (self.P, HV), *tokens, x.v, saved.records, strong, do, saved.u, h, dS_end, added,
+            saved.transitions if self.cut else None, dS, dq, dk, dw, dv, dg, gates, z, dP, dh, *self.place(saved), stride, scale,
+            STARTED=dS_end is not None, ENDED=dS is not None, CUT=bool(self.cut), num_warps=8,
         )  # fmt: skip
-        chunks = ChunkOperands(tokens.q, tokens.w, None, saved.u, w, last_gate=last_gate)
-        begun = BegunGrads(h, z, self.token_tensor(HV, CHUNK))
-        return self.finish_grads(chunks, saved, scale, do, begun, dh, dS)
-
-    def record_channel_gradients(self, grid: tuple[int, int], arguments: Sequence[Any], **heads: int) -> None:
-        """Those whose form is not flat in plain Triton."""
-        from .channel_back import gradients_of_channels  # needs Gluon
-
-        self.launch(gradients_of_channels, grid, *arguments, **heads, num_warps=4)
         self.launch(
-            chunk_gradients_channel, grid, *arguments, self.H, self.HV, **heads, FLAT=False, BK=64, BV=32, num_warps=8,
-            num_stages=1, maxnreg=IDLE_REGISTERS,
+            chunk_gradients_channel, (K // 64 * self.M, HV), x.q, x.k, w, x.v, x.beta, x.g, last_gate, saved.u, z, do, dP, h, dh,
+            saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, dg, stride, self.H, HV, HEADS_G=self.group(x.g),
+            HEADS_BETA=self.group(x.beta), HEADS_W=self.group(w), FLAT=False, MOST=most_lost(self.dtype), BK=64, BV=32,
+            num_warps=8, num_stages=1, maxnreg=IDLE_REGISTERS,
         )  # fmt: skip
-
-    def partial_gates(self, name: str) -> TensorSpec:
-        return self.floats(self.K // 64, 2, *self.rows, self.HV)
+        return MemoryGrads(dq, dk, dv, dw, dg, dS, gates)

@@ -204,7 +204,7 @@ def solve_chunks(
         writes = k + at_key if w is None else w
         scores, overlap = decay_channels(
             ks, qs, ws, q + at_key, k + at_key, writes, g, g_low, g_high, qg + at_row, kg + at_row, wg + at_row,
-            factors_of(made), None, count, HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
+            factors_of(made), None, None, None, count, 1.0, HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
         )  # fmt: skip
     else:
         zeros = gl.zeros([64, 64], gl.float32, SQUARE)

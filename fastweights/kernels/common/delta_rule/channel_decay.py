@@ -139,11 +139,11 @@ def chunk_gradients_channel(
     dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
-    WRITE: tl.constexpr, DELTA: tl.constexpr, FLAT: tl.constexpr, PRECISION: tl.constexpr,
+    WRITE: tl.constexpr, DELTA: tl.constexpr, FLAT: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """As `chunk_gradients`, but dP [BT, HV, 64] is tril(dO u^T) and dg is [BT, HV, K]. gate_grads: partial sums of dbeta,
     `stride` from K tile to K tile. Without WRITE dk holds both roles of the key. Two launches share the work: FLAT computes the
-    tiles whose form is flat, for which it has enough registers, the other the rest. dG is computed from the rounded operands of
+    tiles whose form is flat, as no channel loses 2^-MOST, for which it has enough registers, the other the rest. dG is computed from the rounded operands of
     the products, so that a pair on both sides of a token cancels exactly."""
     part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
@@ -153,8 +153,8 @@ def chunk_gradients_channel(
     row = i * HV
     c = part * BK + tl.arange(0, BK)
     total = tl.load(last_gate + (m.to(tl.int64) * HV + head) * K + c, c < K, 0.0)
-    MIDDLE: tl.constexpr = 7.0 if q.dtype.element_ty == tl.float16 else 64.0
-    if (-tl.min(total, 0) < 2 * MIDDLE) != FLAT:
+    MIDDLE: tl.constexpr = MOST / 2
+    if (-tl.min(total, 0) < MOST) != FLAT:
         return
     here = live[:, None] & (c < K)[None, :]
     key_start = (first * H + head // (HV // H)) * K
