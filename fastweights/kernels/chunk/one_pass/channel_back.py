@@ -7,8 +7,8 @@ from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .back import end_of_segment, place_segment
 from .channel import decay_channels, load_tile
-from .gradients_back import anew, copy_early, copy_late, own_sums, row_sums, token_layout
-from .passes import copy_rows, product_layout, row_places, state_addresses, unknown_zero
+from .gradients_back import anew, own_sums, row_sums, token_layout
+from .passes import T_PLACE, copy_factors, copy_rows, product_layout, row_places, state_addresses, unknown_zero
 from .write_keys import approximate
 
 
@@ -49,6 +49,31 @@ def decay_again(
 
 
 @gluon.jit
+def copy_first(w, do, ws, dos, first, head, c, live, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr):
+    """Begin to copy what a step takes first of chunk c of a segment."""
+    token = (anew(first) + anew(c) * 64) * HV + anew(head)
+    copy_rows(ws, w + token * K, live, HV * K, True)
+    copy_rows(dos, do + token * V, live, HV * V, True)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def copy_next(
+    q, k, made, qs, ks, Ps, Ts, fs, first, m, head, c, live, HV: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr
+):  # fmt: skip
+    """Begin to copy what a step takes next."""
+    token = (anew(first) + anew(c) * 64) * HV + anew(head)
+    record = made + ((anew(m) + anew(c)) * HV + anew(head)) * RECORD
+    whole = gl.where(live > 0, 64, 0)
+    copy_rows(qs, q + token * K, live, HV * K, True)
+    copy_rows(ks, k + token * K, live, HV * K, True)
+    copy_rows(Ps, record, whole, 64, True)
+    copy_rows(Ts, record + T_PLACE, whole, 64, True)
+    copy_factors(fs, record, live > 0)
+    async_copy.commit_group()
+
+
+@gluon.jit
 def copy_state(h, hs, m, head, c, live, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr):
     """Begin to copy the state at the start of chunk c of a segment."""
     copy_rows(hs, h + ((anew(m) + anew(c)) * HV + anew(head)) * (K * V), gl.where(live > 0, K, 0), V, True)
@@ -57,8 +82,9 @@ def copy_state(h, hs, m, head, c, live, HV: gl.constexpr, K: gl.constexpr, V: gl
 
 @gluon.jit
 def copy_written(u, us, first, head, c, live, HV: gl.constexpr, V: gl.constexpr):
-    """Begin to copy u of chunk c of a segment, together with what comes next."""
+    """Begin to copy u of chunk c of a segment."""
     copy_rows(us, u + ((anew(first) + anew(c) * 64) * HV + anew(head)) * V, live, HV * V, True)
+    async_copy.commit_group()
 
 
 @gluon.jit(do_not_specialize=["time", "length", "stride"])
@@ -101,40 +127,34 @@ def channel_gradients_back(
     TALL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], TYPE)
     FLOATS: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    ROWS_APART: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    ws = gl.allocate_shared_memory(TYPE, [2, 64, K], TALL)
-    dos = gl.allocate_shared_memory(TYPE, [2, 64, V], TALL)
-    Ps = gl.allocate_shared_memory(TYPE, [2, 64, 64], TILE)
-    fs = gl.allocate_shared_memory(gl.float32, [1, 256], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    one_q = gl.allocate_shared_memory(TYPE, [1, 64, K], TALL)  # then the upper bits of dG
-    one_k = gl.allocate_shared_memory(TYPE, [1, 64, K], TALL)  # then the lower bits of dG
-    one_u = gl.allocate_shared_memory(TYPE, [1, 64, V], TALL)  # then what u dS^T gives to the decay of the chunk
+    ws = gl.allocate_shared_memory(TYPE, [2, 64, K], TALL)  # then the upper bits of dG
+    dos = gl.allocate_shared_memory(TYPE, [2, 64, V], TALL)  # then dk
+    fs = gl.allocate_shared_memory(gl.float32, [2, 256], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    one_q = gl.allocate_shared_memory(TYPE, [1, 64, K], TALL)
+    one_k = gl.allocate_shared_memory(TYPE, [1, 64, K], TALL)
+    one_u = gl.allocate_shared_memory(TYPE, [1, 64, V], TALL)  # then the lower bits of dG
     one_z = gl.allocate_shared_memory(TYPE, [1, 64, V], TALL)
     one_h = gl.allocate_shared_memory(TYPE, [1, K, V], TALL)
-    one_dS = gl.allocate_shared_memory(TYPE, [1, K, V], TALL)  # [keys, values]; then G
-    Ts = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)
+    one_dS = gl.allocate_shared_memory(TYPE, [1, K, V], TALL)  # [keys, values]; then G, then dq and dw, then dg
+    one_P = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)  # then dP
+    one_T = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)  # then diag(beta) dA
     one_A = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)
+    ends = gl.allocate_shared_memory(gl.float32, [4, K], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     sums = gl.allocate_shared_memory(gl.float32, [2, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     met = gl.allocate_shared_memory(gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
-    # Copies are begun in this order: [w, dO and P of n], which step n takes first, [h of n], [u, q, k, T and factors of n], which it
-    # takes next, [w, dO and P of n + 1]. In the middle of step n follow [G of n] and [h of n + 1].
+    # Copies are begun in this order: [w and dO of n], which step n takes first, [h of n], [q, k, P, T and factors of n], which it
+    # takes next, [u of n], [w and dO of n + 1]. Within step n begin [G of n], [h of n + 1] and [q .. of n + 1].
     c = chunks - 1
     left = gl.where(chunks > 0, tokens - c * 64, 0)
-    copy_early(
-        w, do, made, ws.index(0), dos.index(0), Ps.index(0), Ts.index(0), fs.index(0), first, m, head, c, left,
-        HV, 1, K, V, RECORD, True, True,
-    )  # fmt: skip
+    copy_first(w, do, ws.index(0), dos.index(0), first, head, c, left, HV, K, V)
     copy_state(h, one_h.index(0), m, head, c, left, HV, K, V)
+    copy_next(
+        q, k, made, one_q.index(0), one_k.index(0), one_P.index(0), one_T.index(0), fs.index(0), first, m, head, c, left,
+        HV, K, RECORD,
+    )  # fmt: skip
     copy_written(u, one_u.index(0), first, head, c, left, HV, V)
-    copy_late(
-        q, k, made, one_q.index(0), one_k.index(0), Ts.index(0), fs.index(0), first, m, head, c, left, HV, HV, K, RECORD, True
-    )  # fmt: skip
-    left = gl.where(chunks > 1, 64, 0)
-    copy_early(
-        w, do, made, ws.index(1), dos.index(1), Ps.index(1), Ts.index(0), fs.index(0), first, m, head, c - 1, left,
-        HV, 1, K, V, RECORD, True, True,
-    )  # fmt: skip
+    copy_first(w, do, ws.index(1), dos.index(1), first, head, c - 1, gl.where(chunks > 1, 64, 0), HV, K, V)
     zeros = gl.zeros([V, 64], gl.float32, TOKENS)
     none = gl.zeros([64, 64], gl.float32, SQUARE)
     nothing = gl.zeros([64, K], gl.float32, WIDE)
@@ -143,20 +163,20 @@ def channel_gradients_back(
         live = gl.where(n == 0, tokens - (chunks - 1) * 64, 64)
         now = n & 1
         zero = unknown_zero()
-        write, grads, pairs = ws.index(now), dos.index(now), Ps.index(now)
-        square, line, key = Ts.index(zero), fs.index(zero), one_k.index(zero)
+        write, grads, line = ws.index(now), dos.index(now), fs.index(now)
+        pairs, square, key = one_P.index(zero), one_T.index(zero), one_k.index(zero)
         qs, us, zs, hs = one_q.index(zero), one_u.index(zero), one_z.index(zero), one_h.index(zero)
         dSs, plain_A = one_dS.index(zero), one_A.index(zero)
         apart = gl.load(strong + ((m + c) * HV + head)) != 0.0
-        async_copy.wait_group(3)
+        async_copy.wait_group(4)
         kept = S.to(TYPE)
         low = gl.convert_layout(kept, LEFT_S)
         du = warpgroup_mma(low, write.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        dSs.permute((1, 0)).store(kept)
+        async_copy.wait_group(2)
+        gl.thread_barrier()
         plain = gl.convert_layout(grads.permute((1, 0)).load(TOKENS), LEFT)
         given = warpgroup_mma(plain, pairs, zeros, use_acc=False, is_async=True)
-        dSs.permute((1, 0)).store(kept)
-        async_copy.wait_group(1)
-        gl.thread_barrier()
         S *= line.slice(0, K).load(gl.SliceLayout(0, KEYS))[None, :]
         read = gl.convert_layout(grads.permute((1, 0)).load(TOKENS), LEFT_S)
         S = warpgroup_mma(read, qs, S, is_async=True)
@@ -172,6 +192,7 @@ def channel_gradients_back(
         back = gl.convert_layout((-weight[None, :] * found).to(TYPE), LEFT_S)
         S = warpgroup_mma(back, key, S, is_async=True)
         zs.permute((1, 0)).store(found.to(TYPE))
+        async_copy.wait_group(1)
         fence_async_shared()
         gl.thread_barrier()  # see `gradients_back`
         grad_A = warpgroup_mma(zs, us.permute((1, 0)), none, use_acc=False, is_async=True)
@@ -190,7 +211,7 @@ def channel_gradients_back(
         grad_q = warpgroup_mma(grads, hs.permute((1, 0)), nothing, use_acc=False, is_async=True)
         total = line.slice(0, K).load(BY_CHANNEL)
         grad_w = warpgroup_mma_wait(2, deps=[grad_w])
-        kept_w = gl.sum((grad_w * ws.index(anew(now)).load(WIDE).to(gl.float32)).reshape([4, 16, K]), 1)
+        ends.store(gl.sum((grad_w * ws.index(anew(now)).load(WIDE).to(gl.float32)).reshape([4, 16, K]), 1))
         grad_w *= total[None, :]
         grad_w = warpgroup_mma(pairs.permute((1, 0)), qs, grad_w, is_async=True)
         grad_w = warpgroup_mma(square.permute((1, 0)), key, grad_w, is_async=True)
@@ -202,52 +223,47 @@ def channel_gradients_back(
         grad_q = warpgroup_mma(pairs, write, grad_q, is_async=True)
         gl.thread_barrier()
 
-        # u, h and dS are read by none any more
-        token = (anew(first) + anew(c) * 64) * HV + anew(head)
-        gates = dSs._reinterpret(gl.float32, [64, K], FLOATS)
-        copy_rows(gates, dg + token * K, live, HV * K, True)
-        async_copy.commit_group()
+        # dO, u, h and dS are read by none any more
         more = gl.where(n + 1 < chunks, 64, 0)
         copy_state(h, hs, m, head, c - 1, more, HV, K, V)
-        ends = us._reinterpret(gl.float32, [32, K], ROWS_APART)
-        ends.slice(0, 4).store(kept_w)
+        token = (anew(first) + anew(c) * 64) * HV + anew(head)
         row, at = row_places(64, 64, 64)
         gl.store(dP + token * 64 + at, pairs.load(at.type.layout), (row < gl.where(apart, live, 0))[:, None])
+        staged_w, staged_k = dSs.slice(0, 64), dSs.slice(64, 64)
         back = approximate(line.slice(0, K).load(BY_CHANNEL), "rcp")[None, :]
+        weight = line.slice(128, 64).load(BY_ROW)[:, None]
         grad_w = warpgroup_mma_wait(2, deps=[grad_w])
+        grad_w *= back
+        staged_w.store(grad_w.to(TYPE))
         summed = -grad_w * ws.index(anew(now)).load(WIDE).to(gl.float32)
         grad_k = warpgroup_mma_wait(1, deps=[grad_k])
-        overlap = grad_k * one_k.index(anew(zero)).load(WIDE).to(gl.float32)
-        sums.index(1).store(row_sums(own_sums(overlap, back)))
-        weight = line.slice(128, 64).load(BY_ROW)[:, None]
-        summed += overlap * weight
+        grad_k *= back
+        keys = one_k.index(anew(zero)).load(WIDE)
+        sums.index(1).store(row_sums(own_sums(grad_k, keys)))
         grad_k *= weight
+        staged_k.store(grad_k.to(TYPE))
+        summed += grad_k * keys.to(gl.float32)
         grad_q = warpgroup_mma_wait(0, deps=[grad_q])
+        grad_q *= back
+        grads.store((grad_q * scale).to(TYPE))
         summed += grad_q * one_q.index(anew(zero)).load(WIDE).to(gl.float32)
-        summed *= back
         gl.thread_barrier()
-        given = sums.index(0).load(CHANNELS) * line.slice(0, K).load(CHANNELS)
-        sums.index(0).store(given + gl.sum(ends.slice(0, 4).load(CHANNELS.parent), 0))
 
+        # q, k, P and T neither
+        copy_next(q, k, made, qs, key, pairs, square, fs.index(1 - now), first, m, head, c - 1, more, HV, K, RECORD)
+        given = sums.index(0).load(CHANNELS) * line.slice(0, K).load(CHANNELS)
+        sums.index(0).store(given + gl.sum(ends.load(CHANNELS.parent), 0))
         # Sums of dG from a token on are products of a triangle with the upper and the lower bits of dG.
-        upper = qs._reinterpret(gl.bfloat16, [64, K], TALL)
-        lower = key._reinterpret(gl.bfloat16, [64, K], TALL)
+        upper = write._reinterpret(gl.bfloat16, [64, K], TALL)
+        lower = us._reinterpret(gl.bfloat16, [64, K], TALL)
         high = (summed.to(gl.int32, bitcast=True) & -65536).to(gl.float32, bitcast=True)
         upper.store(high.to(gl.bfloat16))
         lower.store((summed - high).to(gl.bfloat16))
-        async_copy.wait_group(1)
-        G = gates.load(WIDE)
-        gl.thread_barrier()
-        up = approximate(G - approximate(line.slice(0, K).load(BY_CHANNEL), "lg2")[None, :], "ex2")
-        staged = dSs.slice(0, 64)
-        staged.store((grad_q * (up * scale)).to(TYPE))
-        grad_k *= up
-        grad_w *= approximate(-G, "ex2")
-        if dw is None:
-            grad_k += grad_w
-        else:
-            write.store(grad_w.to(TYPE))
-        grads.store(grad_k.to(TYPE))
+        token = (anew(first) + anew(c) * 64) * HV + anew(head)
+        row, at = row_places(HV * K, 64, K)
+        here = (row < live)[:, None]
+        G = gl.load(dg + token * K + at, here, 0.0)
+        values = gl.load(v + token * V + at, here, 0.0)
         fence_async_shared()
         gl.thread_barrier()
         t = gl.arange(0, 64, gl.SliceLayout(1, LEFT_SUM))
@@ -255,22 +271,28 @@ def channel_gradients_back(
         onward = gl.where(s[None, :] >= t[:, None], 1.0, 0.0).to(gl.bfloat16)
         summed = warpgroup_mma(onward, upper, nothing, use_acc=False, is_async=True)
         summed = warpgroup_mma(onward, lower, summed, is_async=True)
-        row, at = row_places(HV * K, 64, K)
-        here = (row < live)[:, None]
-        gl.store(dq + token * K + at, staged.load(at.type.layout), here)
-        gl.store(dk + token * K + at, grads.load(at.type.layout), here)
-        if dw is not None:
-            gl.store(dw + token * K + at, write.load(at.type.layout), here)
         corrected = zs.load(at.type.layout)
         gl.store(z + token * V + at, corrected, (row < gl.where(apart, live, 0))[:, None])
         corrected = corrected.to(gl.float32)
-        met.store(gl.sum(corrected * gl.load(v + token * V + at, here, 0.0).to(gl.float32), 1))
+        met.store(gl.sum(corrected * values.to(gl.float32), 1))
         corrected *= line.slice(128, 64).load(gl.SliceLayout(1, at.type.layout))[:, None]
         gl.store(dv + token * V + at, corrected.to(TYPE), here)
+        since = approximate(G, "ex2")
+        gl.store(dq + token * K + at, (grads.load(at.type.layout).to(gl.float32) * since).to(TYPE), here)
+        grad_k = staged_k.load(at.type.layout).to(gl.float32) * since
+        until = line.slice(0, K).load(gl.SliceLayout(0, at.type.layout))[None, :] * approximate(-G, "ex2")
+        grad_w = staged_w.load(at.type.layout).to(gl.float32) * until
+        if dw is None:
+            grad_k += grad_w
+        else:
+            gl.store(dw + token * K + at, grad_w.to(TYPE), here)
+        gl.store(dk + token * K + at, grad_k.to(TYPE), here)
         summed, onward = warpgroup_mma_wait(0, deps=[summed, onward])
         gl.thread_barrier()
+        gates = dSs._reinterpret(gl.float32, [64, K], FLOATS)
         gates.store(summed + sums.index(0).load(BY_CHANNEL)[None, :])
         gl.thread_barrier()
+        token = (anew(first) + anew(c) * 64) * HV + anew(head)
         row, at = row_places(HV * K, 64, K, 4)
         gl.store(dg + token * K + at, gates.load(at.type.layout), (row < live)[:, None])
         t = gl.arange(0, 64, LINE)
@@ -279,11 +301,7 @@ def channel_gradients_back(
         gl.store(at_gate + stride, sums.index(1).slice(64, 64).load(LINE), t < live)
         gl.thread_barrier()
         copy_written(u, us, first, head, c - 1, more, HV, V)
-        copy_late(q, k, made, qs, key, square, line, first, m, head, c - 1, more, HV, HV, K, RECORD, True)
-        left = gl.where(n + 2 < chunks, 64, 0)
-        copy_early(
-            w, do, made, write, grads, pairs, square, line, first, m, head, c - 2, left, HV, 1, K, V, RECORD, True, True
-        )  # fmt: skip
+        copy_first(w, do, write, grads, first, head, c - 2, gl.where(n + 2 < chunks, 64, 0), HV, K, V)
     async_copy.wait_group(0)
     if ENDED:  # noqa: SIM102 (one is known when compiling)
         if earlier == 0:
