@@ -140,7 +140,7 @@ def channel_gradients_back(
     one_T = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)  # then diag(beta) dA
     one_A = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)
     ends = gl.allocate_shared_memory(gl.float32, [4, K], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    sums = gl.allocate_shared_memory(gl.float32, [2, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    sums = gl.allocate_shared_memory(gl.float32, [3, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     met = gl.allocate_shared_memory(gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
     # Copies are begun in this order: [w and dO of n], which step n takes first, [h of n], [q, k, P, T and factors of n], which it
@@ -183,6 +183,7 @@ def channel_gradients_back(
         row, at = row_places(V, K, V)
         end = dSs.load(at.type.layout)
         gl.store(dh + ((anew(m) + anew(c)) * HV + anew(head)) * (K * V) + at, end, (row < gl.where(apart, K, 0))[:, None])
+        sums.index(2).store(approximate(line.slice(0, K).load(CHANNELS), "rcp"))
         sums.index(0).store(gl.sum(end.to(gl.float32) * hs.load(at.type.layout).to(gl.float32), 1))
         du, low, given, plain = warpgroup_mma_wait(1, deps=[du, low, given, plain])
         du = gl.convert_layout((du + given).to(TYPE), LEFT)
@@ -209,17 +210,16 @@ def channel_gradients_back(
         fence_async_shared()
         gl.thread_barrier()
         grad_q = warpgroup_mma(grads, hs.permute((1, 0)), nothing, use_acc=False, is_async=True)
-        total = line.slice(0, K).load(BY_CHANNEL)
         grad_w = warpgroup_mma_wait(2, deps=[grad_w])
         ends.store(gl.sum((grad_w * ws.index(anew(now)).load(WIDE).to(gl.float32)).reshape([4, 16, K]), 1))
-        grad_w *= total[None, :]
+        grad_w *= fs.index(anew(now)).slice(0, K).load(BY_CHANNEL)[None, :]
         grad_w = warpgroup_mma(pairs.permute((1, 0)), qs, grad_w, is_async=True)
         grad_w = warpgroup_mma(square.permute((1, 0)), key, grad_w, is_async=True)
         grad_k = warpgroup_mma_wait(3, deps=[grad_k])
-        grad_k *= -total[None, :]
+        grad_k *= -fs.index(anew(now)).slice(0, K).load(BY_CHANNEL)[None, :]
         grad_k = warpgroup_mma(plain_A, write, grad_k, is_async=True)
         grad_q = warpgroup_mma_wait(3, deps=[grad_q])
-        grad_q *= total[None, :]
+        grad_q *= fs.index(anew(now)).slice(0, K).load(BY_CHANNEL)[None, :]
         grad_q = warpgroup_mma(pairs, write, grad_q, is_async=True)
         gl.thread_barrier()
 
@@ -230,21 +230,19 @@ def channel_gradients_back(
         row, at = row_places(64, 64, 64)
         gl.store(dP + token * 64 + at, pairs.load(at.type.layout), (row < gl.where(apart, live, 0))[:, None])
         staged_w, staged_k = dSs.slice(0, 64), dSs.slice(64, 64)
-        back = approximate(line.slice(0, K).load(BY_CHANNEL), "rcp")[None, :]
         weight = line.slice(128, 64).load(BY_ROW)[:, None]
         grad_w = warpgroup_mma_wait(2, deps=[grad_w])
-        grad_w *= back
+        grad_w *= sums.index(anew(zero) + 2).load(BY_CHANNEL)[None, :]
         staged_w.store(grad_w.to(TYPE))
         summed = -grad_w * ws.index(anew(now)).load(WIDE).to(gl.float32)
         grad_k = warpgroup_mma_wait(1, deps=[grad_k])
-        grad_k *= back
-        keys = one_k.index(anew(zero)).load(WIDE)
-        sums.index(1).store(row_sums(own_sums(grad_k, keys)))
+        grad_k *= sums.index(anew(zero) + 2).load(BY_CHANNEL)[None, :]
+        sums.index(1).store(row_sums(own_sums(grad_k, one_k.index(anew(zero)).load(WIDE))))
         grad_k *= weight
         staged_k.store(grad_k.to(TYPE))
-        summed += grad_k * keys.to(gl.float32)
+        summed += grad_k * one_k.index(anew(zero)).load(WIDE).to(gl.float32)
         grad_q = warpgroup_mma_wait(0, deps=[grad_q])
-        grad_q *= back
+        grad_q *= sums.index(anew(zero) + 2).load(BY_CHANNEL)[None, :]
         grads.store((grad_q * scale).to(TYPE))
         summed += grad_q * one_q.index(anew(zero)).load(WIDE).to(gl.float32)
         gl.thread_barrier()
