@@ -341,7 +341,7 @@ def with_backward(
 
 
 BACK = ["states_again", "gradients_back", "reduce_gate_grads", "sum_heads"]
-CHANNEL_GRADIENTS = ["channel_gradients_back", "chunk_gradients_channel"]  # plain Triton where channels lose much
+CHANNEL_GRADIENTS = ["channel_gradients_back", "strong_gradients_channel"]  # plain Triton where channels lose much
 
 
 def test_the_backward_passes_back(on_hopper: None) -> None:

@@ -1,7 +1,8 @@
 """One decay per key channel, in Gluon for Hopper GPUs: the operands that the passes take of a chunk, and their products.
 
-By two forms, as `common.delta_rule.channel_decay`: flat, where no channel loses much in the chunk, one product of k exp(G) and
-w exp(-G) has all pairs; else they meet by halves. Threads have four channels of eight tokens, 64 channels at a time.
+By three forms. Flat, where no channel loses much in the chunk: one product of k exp(G) and w exp(-G) has all pairs. By blocks of 16
+tokens, where none loses much within them: with R, which is G before a block, the products of its k exp(G - R) and all w exp(R - G) up
+to its own. Else by halves, as `common.delta_rule.channel_decay`. Threads have four channels of eight tokens, 64 channels at a time.
 """
 
 from __future__ import annotations
@@ -115,38 +116,53 @@ def met(xs, ys, pairs):
 
 
 @gluon.jit
-def meet_by_halves(
-    ks, qs, ws, edges, q, k, w, g, count,
-    PARTS: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr,
+def before_block(edges, block):
+    """G at the last token before a block of 16, or before those of tokens [64, 1]: [1, 64] or [64, 64]."""
+    start = gl.zeros([1, 64], gl.float32, TILE)
+    for n in gl.static_range(1, 4):
+        start = gl.where(block >= n, edges.slice(2 * n - 1, 1).load(TILE), start)
+    return start
+
+
+@gluon.jit
+def meet(
+    xs, ws, edges, x, w, g, count, PARTS: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr
 ):  # fmt: skip
-    """w q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and ws [64, 64]: for operands."""
-    TYPE: gl.constexpr = ks.dtype
+    """w x^T of pairs i >= j, decayed from one to the other, by blocks or halves. xs and ws [64, 64]: for operands. Of queries and
+    keys one after the other: registers hold no more."""
+    TYPE: gl.constexpr = xs.dtype
+    MOST: gl.constexpr = 7.0 if xs.dtype == gl.float16 else 112.0
     SQUARE: gl.constexpr = product_layout(4, 64)
     BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
     j = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
     i = gl.arange(0, 64, BY_I)
-    scores = gl.zeros([64, 64], gl.float32, SQUARE)
-    overlap = scores
+    row = tile_places(64)[0]
+    found = gl.zeros([64, 64], gl.float32, SQUARE)
     for _ in range(PARTS):
         G = sum_decays(load_tile(g, count, G_ROW), edges)
-        own = gl.sum(load_tile(q, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
-        scores += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
-        own = gl.sum(load_tile(k, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
-        overlap += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
-        for level in gl.static_range(6):
-            factor = approximate(-gl.abs(G - at_border(G, edges, 32 >> level)), "ex2")
-            qs.store((load_tile(q, count, KEY_ROW) * factor).to(TYPE))
-            ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
-            ks.store((load_tile(k, count, KEY_ROW) * factor).to(TYPE))
-            half = 32 >> level
-            pairs = ((i & half) > 0)[None, :] & (((i ^ half) & -half)[None, :] == (j & -half)[:, None])
-            scores += met(ws, qs, pairs)
-            overlap += met(ws, ks, pairs)
-        q += 64
-        k += 64
+        since = G - before_block(edges, (row // 16)[:, None])
+        lost = gl.max(gl.max(gl.where(since == since, -since, 0.0), 1), 0)  # NaN does not choose the form
+        if lost < MOST:
+            xs.store((load_tile(x, count, KEY_ROW) * approximate(since, "ex2")).to(TYPE))
+            for block in range(4):
+                factor = approximate(before_block(edges, block) - G, "ex2")
+                factor = gl.where((row < 16 * block + 16)[:, None], factor, 0.0)
+                ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
+                found += met(ws, xs, (i // 16 == block)[None, :] & (j >= 0)[:, None])
+        else:
+            own = gl.sum(load_tile(x, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
+            found += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
+            for level in gl.static_range(6):
+                factor = approximate(-gl.abs(G - at_border(G, edges, 32 >> level)), "ex2")
+                xs.store((load_tile(x, count, KEY_ROW) * factor).to(TYPE))
+                ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
+                half = 32 >> level
+                pairs = ((i & half) > 0)[None, :] & (((i ^ half) & -half)[None, :] == (j & -half)[:, None])
+                found += met(ws, xs, pairs)
+        x += 64
         w += 64
         g += 64
-    return scores, overlap
+    return found
 
 
 @gluon.jit
@@ -197,8 +213,8 @@ def decay_channels(
         if lost < MOST:
             scores, overlap = products(ks, qs, ws)
         else:
-            scores, overlap = meet_by_halves(
-                ks.slice(0, 64, dim=1), qs.slice(0, 64, dim=1), ws.slice(0, 64, dim=1), edges, q, k, w, g, count,
-                PARTS, G_ROW, KEY_ROW, WRITE_ROW,
-            )  # fmt: skip
+            left = ks.slice(0, 64, dim=1)
+            right = ws.slice(0, 64, dim=1)
+            scores = meet(left, right, edges, q, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
+            overlap = meet(left, right, edges, k, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
     return scores, overlap

@@ -14,7 +14,7 @@ from .write_keys import approximate
 
 @gluon.jit(do_not_specialize=["time"])
 def decay_again(
-    q, k, w, g, qg, kg, wg, gates, last_gate, strong, chunks, time, scale,
+    q, k, w, g, qg, kg, wg, gates, last_gate, chunks, time, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, HEADS_G: gl.constexpr,
 ):  # fmt: skip
     """What `decay_channels` leaves, without products; queries come scaled. w: write keys, None where k writes."""
@@ -43,7 +43,7 @@ def decay_again(
     async_copy.wait_group(0)
     decay_channels(
         ks, qs, ws, q + at_key, k + at_key, writes, g, g_low, g_high, qg + at_row, kg + at_row, wg + at_row, None,
-        gates + at_row, last_gate + (m.to(gl.int64) * HV + head) * K, strong + (m.to(gl.int64) * HV + head), count, scale,
+        gates + at_row, last_gate + (m.to(gl.int64) * HV + head) * K, None, count, scale,
         HV, G_ROW, H * K, WRITE_ROW, w is not None, False,
     )  # fmt: skip
 
@@ -89,7 +89,7 @@ def copy_written(u, us, first, head, c, live, HV: gl.constexpr, V: gl.constexpr)
 
 @gluon.jit(do_not_specialize=["time", "length", "stride"])
 def channel_gradients_back(
-    q, k, w, v, made, strong, do, u, h, begin, added, transition, dS, dq, dk, dw, dv, dg, gate_grads, z, dP, dh,
+    q, k, w, v, made, do, u, h, begin, added, transition, dS, dq, dk, dw, dv, dg, gate_grads, z, dP, dh,
     segments, cu_seqlens, time, length, stride, scale,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr,
     CUT: gl.constexpr,
@@ -97,8 +97,8 @@ def channel_gradients_back(
     """As `gradients_back`, with q, k and w [BT, HV, K] as they decay, q scaled too. dg [BT, HV, K] holds G, and takes the gradient
     of the log decays. gate_grads [2, 2, BT, HV]: of beta from each half of the channels, `stride` from one to the next. Products of
     pairs are found with w exp(-G), which is w but for exp(G_C), so gradients carry this factor until they are whole. In halves
-    whose channels lose too much for that, they are not good: of these chunks, whose `strong` [M, HV] is not 0, z, dP and dh are
-    written, from which `chunk_gradients_channel` finds them. dw: None where k writes."""
+    whose channels lose too much for that, they are not good: of these chunks z, dP and dh are written, from which
+    `chunk_gradients_channel` finds them. dw: None where k writes."""
     TYPE: gl.constexpr = k.dtype.element_ty
     KEYS: gl.constexpr = product_layout(8, K)
     TOKENS: gl.constexpr = product_layout(8, 64)
@@ -167,7 +167,6 @@ def channel_gradients_back(
         pairs, square, key = one_P.index(zero), one_T.index(zero), one_k.index(zero)
         qs, us, zs, hs = one_q.index(zero), one_u.index(zero), one_z.index(zero), one_h.index(zero)
         dSs, plain_A = one_dS.index(zero), one_A.index(zero)
-        apart = gl.load(strong + ((m + c) * HV + head)) != 0.0
         async_copy.wait_group(4)
         kept = S.to(TYPE)
         low = gl.convert_layout(kept, LEFT_S)
@@ -185,7 +184,8 @@ def channel_gradients_back(
         found = warpgroup_mma(du, square, zeros, use_acc=False, is_async=True)
         row, at = row_places(V, K, V)
         end = dSs.load(at.type.layout)
-        gl.store(dh + ((anew(m) + anew(c)) * HV + anew(head)) * (K * V) + at, end, (row < gl.where(apart, K, 0))[:, None])
+        apart = line.slice(192, 1).load(gl.SliceLayout(1, at.type.layout)) > 0.0
+        gl.store(dh + ((anew(m) + anew(c)) * HV + anew(head)) * (K * V) + at, end, ((row < K) & apart)[:, None])
         sums.index(2).store(approximate(line.slice(0, K).load(CHANNELS), "rcp"))
         sums.index(0).store(gl.sum(end.to(gl.float32) * hs.load(at.type.layout).to(gl.float32), 1))
         weight = line.slice(128, 64).load(BY_TOKEN)
@@ -228,7 +228,8 @@ def channel_gradients_back(
         copy_state(h, hs, m, head, c - 1, more, HV, K, V)
         token = (anew(first) + anew(c) * 64) * HV + anew(head)
         row, at = row_places(HV * 64, 64, 64)
-        gl.store(dP + token * 64 + at, pairs.load(at.type.layout), (row < gl.where(apart, live, 0))[:, None])
+        apart = line.slice(192, 1).load(gl.SliceLayout(1, at.type.layout)) > 0.0
+        gl.store(dP + token * 64 + at, pairs.load(at.type.layout), ((row < live) & apart)[:, None])
         staged_w, staged_k = dSs.slice(0, 64), dSs.slice(64, 64)
         weight = line.slice(128, 64).load(BY_ROW)[:, None]
         grad_w = warpgroup_mma_wait(2, deps=[grad_w])
@@ -270,7 +271,8 @@ def channel_gradients_back(
         summed = warpgroup_mma(onward, upper, nothing, use_acc=False, is_async=True)
         summed = warpgroup_mma(onward, lower, summed, is_async=True)
         corrected = zs.load(at.type.layout)
-        gl.store(z + token * V + at, corrected, (row < gl.where(apart, live, 0))[:, None])
+        apart = line.slice(192, 1).load(gl.SliceLayout(1, at.type.layout)) > 0.0
+        gl.store(z + token * V + at, corrected, ((row < live) & apart)[:, None])
         corrected = corrected.to(gl.float32)
         met.store(gl.sum(corrected * values.to(gl.float32), 1))
         corrected *= line.slice(128, 64).load(gl.SliceLayout(1, at.type.layout))[:, None]

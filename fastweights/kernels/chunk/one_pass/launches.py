@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...common.delta_rule.channel_decay import chunk_gradients_channel
+from ...common.delta_rule.channel_decay import strong_gradients_channel
 from ...common.delta_rule.launches import DeltaRule, MemoryGrads
 from ...common.delta_rule.sizes import SavedForBackward, segment_length
 from ...common.packing import CHUNK
@@ -31,7 +31,6 @@ WHOLE = PassTile(128, 3)
 HALF = PassTile(64, 3)
 PROGRAMS = 132  # of 128 columns, that keep an H100 or H200 busy
 SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
-IDLE_REGISTERS = 128  # two programs of 8 warps per multiprocessor, most of which find nothing to do
 
 
 class Tokens(NamedTuple):
@@ -98,6 +97,10 @@ class OnePass(DeltaRule):
         """With a decay per channel, places for the tokens as they decay."""
         return Tokens(*(self.token_tensor(self.HV, self.K) if self.decay == 2 else None for _ in range(3)))
 
+    def solve_registers(self) -> int:
+        """Per thread: with both of what takes many, three programs per multiprocessor, else four."""
+        return 168 if self.decay == 2 and self.makes_write_keys else SOLVE_REGISTERS
+
     def heads(self, tokens: Tokens) -> dict[str, int]:
         return {"H": int(tokens.q.shape[2]), "HEADS_W": self.group(tokens.w)}
 
@@ -136,7 +139,7 @@ class OnePass(DeltaRule):
         self.launch(
             solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, *decayed, saved.chunk_table, self.T, scale,
             *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
-            DECAY=self.decay, KEPT=self.keeps, num_warps=4, maxnreg=SOLVE_REGISTERS,
+            DECAY=self.decay, KEPT=self.keeps, num_warps=4, maxnreg=self.solve_registers(),
         )  # fmt: skip
         if self.decay == 2:
             tokens = decayed
@@ -229,9 +232,9 @@ class OnePassKept(OnePass):
 
         x, HV, K, V, w = self.memory, self.HV, self.K, self.V, self.write_keys(saved)
         tokens, dg = self.decayed(), self.token_tensor(HV, K, dtype=torch.float32)  # takes G first
-        last_gate, strong = self.floats(self.M, HV, K), self.floats(self.M, HV)
+        last_gate = self.floats(self.M, HV, K)
         self.launch(
-            decay_again, (self.M, HV), x.q, x.k, w, x.g, *tokens, dg, last_gate, strong, saved.chunk_table, self.T, scale,
+            decay_again, (self.M, HV), x.q, x.k, w, x.g, *tokens, dg, last_gate, saved.chunk_table, self.T, scale,
             HEADS_W=self.group(w), HEADS_G=self.group(x.g), num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
         h = self.states_again(saved, tokens.w, saved.u)
@@ -243,14 +246,14 @@ class OnePassKept(OnePass):
         gates = self.floats(K // 64, 2, *self.rows, HV)
         stride = prod(gates.shape[1:])
         self.launch(
-            channel_gradients_back, (self.P, HV), *tokens, x.v, saved.records, strong, do, saved.u, h, dS_end, added,
+            channel_gradients_back, (self.P, HV), *tokens, x.v, saved.records, do, saved.u, h, dS_end, added,
             saved.transitions if self.cut else None, dS, dq, dk, dw, dv, dg, gates, z, dP, dh, *self.place(saved), stride, scale,
             STARTED=dS_end is not None, ENDED=dS is not None, CUT=bool(self.cut), num_warps=8,
         )  # fmt: skip
         self.launch(
-            chunk_gradients_channel, (K // 64 * self.M, HV), x.q, x.k, w, x.v, x.beta, x.g, last_gate, saved.u, z, do, dP, h, dh,
-            saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, dg, stride, self.H, HV, HEADS_G=self.group(x.g),
-            HEADS_BETA=self.group(x.beta), HEADS_W=self.group(w), FLAT=False, MOST=most_lost(self.dtype), BK=64, BV=32,
-            num_warps=8, num_stages=1, maxnreg=IDLE_REGISTERS,
+            strong_gradients_channel, (-(-2 * PROGRAMS // HV), HV), x.q, x.k, w, x.v, x.beta, x.g, last_gate, saved.u, z, do, dP, h, dh,
+            saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, dg, stride, self.H, HV, self.M, HEADS_G=self.group(x.g),
+            HEADS_BETA=self.group(x.beta), HEADS_W=self.group(w), MOST=most_lost(self.dtype), BK=64, BV=32, num_warps=8,
+            num_stages=1,
         )  # fmt: skip
         return MemoryGrads(dq, dk, dv, dw, dg, dS, gates)
