@@ -79,8 +79,8 @@ class Chunk(NamedTuple):
         return z, self.since[-1] * dS + SCALE * do.T @ (self.since * self.q) - (z * self.beta) @ (self.since * self.k)
 
     def gradients(self, u: Tensor, z: Tensor, do: Tensor, S: Tensor, dS: Tensor) -> tuple[Tensor, ...]:
-        """Those of q, k, w, v, beta and g, as `gradients_back` and `channel_gradients_back` find them. S, dS [V, K] at the chunk's
-        start and end."""
+        """Those of q, k, w, v, beta and g, as `gradients_back` and `channel_gradients_back` find them. S, dS [V, K] at the
+        chunk's start and end."""
         pairs = pair_decays(self.g)
         dP, dA = SCALE * (do @ u.T)[:, :, None] * pairs, -(z @ u.T).tril(-1)[:, :, None] * pairs
         dq = (do @ S) * self.since * SCALE + (dP * self.w).sum(1)
@@ -385,7 +385,7 @@ def test_machine_code(on_hopper: None, rule: str) -> None:
     if rule == "write keys":
         spilled["solve_chunks"] = 320
     elif rule == "one decay per channel":  # where channels lose much, more than registers hold
-        spilled |= {"solve_chunks": 2688, "channel_gradients_back": 320}
+        spilled |= {"solve_chunks": 1360, "channel_gradients_back": 96}
     once = {one.kernel.__name__: one for one in with_backward(8192, rule=rule) if one.kernel.is_gluon()}
     for name, one in once.items():
         compiled = one.compile(90)

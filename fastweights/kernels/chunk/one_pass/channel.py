@@ -1,8 +1,9 @@
 """One decay per key channel, in Gluon for Hopper GPUs: the operands that the passes take of a chunk, and their products.
 
-By three forms. Flat, where no channel loses much in the chunk: one product of k exp(G) and w exp(-G) has all pairs. By blocks of 16
-tokens, where none loses much within them: with R, which is G before a block, the products of its k exp(G - R) and all w exp(R - G) up
-to its own. Else by halves, as `common.delta_rule.channel_decay`. Threads have four channels of eight tokens, 64 channels at a time.
+By three forms. Flat, where no channel loses much in the chunk: one product of k exp(G) and w exp(-G) has all pairs. By blocks of
+16 tokens, where none loses much within them: with R, which is G before a block, the products of its k exp(G - R) and w exp(R - G)
+of all tokens up to its last. Else by halves, as `common.delta_rule.channel_decay`. Threads have four channels of eight tokens, 64
+channels at a time.
 """
 
 from __future__ import annotations
@@ -171,10 +172,11 @@ def decay_channels(
     HV: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, WRITE: gl.constexpr,
     SOLVE: gl.constexpr,
 ):  # fmt: skip
-    """scale q exp(G), k exp(G) and w exp(G_C - G) into qg, kg and wg [.., HV, K]. Unless these are None, exp(G_C) into last [K], G
-    into gates [.., HV, K], G_C into last_gate [K], and whether channels lose too much for the flat form into strong. With SOLVE w q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and, with WRITE, ws [64, K]
-    hold k, q and w, and are used up; g_low and g_high [64, 64] hold g of the first 64 channels and of the others. G_ROW, KEY_ROW
-    and WRITE_ROW: from row to row of what g, q and k, and w point to."""
+    """scale q exp(G), k exp(G) and w exp(G_C - G) into qg, kg and wg [.., HV, K]. Unless these are None, exp(G_C) into last
+    [K], G into gates [.., HV, K] and G_C into last_gate [K], and into strong 1 where the form is not flat, else 0. With SOLVE w
+    q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and, with WRITE, ws [64, K] hold k, q and w, and are
+    used up; g_low and g_high [64, 64] hold g of the first 64 channels and of the others. G_ROW, KEY_ROW and WRITE_ROW: from row
+    to row of what g, q and k, and w point to."""
     TYPE: gl.constexpr = ks.dtype
     PARTS: gl.constexpr = 2
     MOST: gl.constexpr = 7.0 if ks.dtype == gl.float16 else 80.0

@@ -94,11 +94,11 @@ def channel_gradients_back(
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr,
     CUT: gl.constexpr,
 ):  # fmt: skip
-    """As `gradients_back`, with q, k and w [BT, HV, K] as they decay, q scaled too. dg [BT, HV, K] holds G, and takes the gradient
-    of the log decays. gate_grads [2, 2, BT, HV]: of beta from each half of the channels, `stride` from one to the next. Products of
-    pairs are found with w exp(-G), which is w but for exp(G_C), so gradients carry this factor until they are whole. In halves
-    whose channels lose too much for that, they are not good: of these chunks z, dP and dh are written, from which
-    `chunk_gradients_channel` finds them. dw: None where k writes."""
+    """As `gradients_back`, with q, k and w [BT, HV, K] as they decay, q scaled too. dg [BT, HV, K] holds G, and takes the
+    gradient of the log decays. gate_grads [2, 2, BT, HV]: of beta from each half of the channels, `stride` from one to the
+    next. dw: None where k writes. For pairs of tokens w exp(-G) is needed, which is w but for exp(G_C): all gradients are found
+    times exp(G_C). Where channels lose too much for that, z, dP and dh of the chunk are written, from which
+    `strong_gradients_channel` finds the gradients of their half of the channels."""
     TYPE: gl.constexpr = k.dtype.element_ty
     KEYS: gl.constexpr = product_layout(8, K)
     TOKENS: gl.constexpr = product_layout(8, 64)
@@ -114,7 +114,6 @@ def channel_gradients_back(
     LEFT_SUM: gl.constexpr = gl.DotOperandLayout(0, WIDE, 2)
     LINE: gl.constexpr = gl.BlockedLayout([2], [32], [8], [0])
     CHANNELS: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([4, 1], [1, 32], [1, 8], [1, 0]))
-    VALUE_ROW: gl.constexpr = HV * V
     segment, head = gl.program_id(0), gl.program_id(1)
     first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) & (earlier != 0):

@@ -251,9 +251,9 @@ class OnePassKept(OnePass):
             STARTED=dS_end is not None, ENDED=dS is not None, CUT=bool(self.cut), num_warps=8,
         )  # fmt: skip
         self.launch(
-            strong_gradients_channel, (-(-2 * PROGRAMS // HV), HV), x.q, x.k, w, x.v, x.beta, x.g, last_gate, saved.u, z, do, dP, h, dh,
-            saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, dg, stride, self.H, HV, self.M, HEADS_G=self.group(x.g),
-            HEADS_BETA=self.group(x.beta), HEADS_W=self.group(w), MOST=most_lost(self.dtype), BK=64, BV=32, num_warps=8,
-            num_stages=1,
+            strong_gradients_channel, (-(-2 * PROGRAMS // HV), HV), x.q, x.k, w, x.v, x.beta, x.g, last_gate, saved.u, z, do, dP,
+            h, dh, saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, dg, stride, self.H, HV, self.M,
+            HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), HEADS_W=self.group(w), MOST=most_lost(self.dtype),
+            BK=64, BV=32, num_warps=8, num_stages=1,
         )  # fmt: skip
         return MemoryGrads(dq, dk, dv, dw, dg, dS, gates)

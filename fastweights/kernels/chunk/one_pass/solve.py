@@ -150,10 +150,10 @@ def solve_chunks(
     DELTA: gl.constexpr, DECAY: gl.constexpr, KEPT: gl.constexpr,
 ):  # fmt: skip
     """One chunk of one head: its record in `made` [M, HV, RECORD], of P, four numbers per token, and with KEPT, for a backward,
-    T; and T diag(beta) in `solved` [M, HV, 64, 64]. Without DELTA there is no T. w: write keys, None where k writes. gram
-    [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w [BT, HV, K] are written. With a
-    decay per channel, DECAY 2, exp(G_C) takes the place of the two decays, and qg, kg and wg [BT, HV, K] are written, see
-    `decay_channels`."""
+    T; and T diag(beta) in `solved` [M, HV, 64, 64]. Without DELTA there is no T. w: write keys, None where k writes. gram [M,
+    HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w [BT, HV, K] are written. With a decay
+    per channel, DECAY 2, exp(G_C) takes the place of the two decays, `strong` that of the first summed decay, and qg, kg and wg
+    [BT, HV, K] are written, see `decay_channels`."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -208,7 +208,8 @@ def solve_chunks(
         writes = k + at_key if w is None else w
         scores, overlap = decay_channels(
             ks, qs, ws, q + at_key, k + at_key, writes, g, g_low, g_high, qg + at_row, kg + at_row, wg + at_row,
-            factors_of(made), None, None, factors_of(made) + 192, count, 1.0, HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
+            factors_of(made), None, None, factors_of(made) + 192, count, 1.0,
+            HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
         )  # fmt: skip
     else:
         zeros = gl.zeros([64, 64], gl.float32, SQUARE)

@@ -244,8 +244,8 @@ def chunk_gradients_channel(
 ):  # fmt: skip
     """As `chunk_gradients`, but dP [BT, HV, 64] is tril(dO u^T) and dg is [BT, HV, K]. gate_grads: partial sums of dbeta,
     `stride` from K tile to K tile. Without WRITE dk holds both roles of the key. Two launches share the work: FLAT computes the
-    tiles whose form is flat, as no channel loses 2^-MOST, for which it has enough registers, the other the rest. dG is computed from the rounded operands of
-    the products, so that a pair on both sides of a token cancels exactly."""
+    tiles whose form is flat, as no channel loses 2^-MOST, for which it has enough registers, the other the rest. dG is computed
+    from the rounded operands of the products, so that a pair on both sides of a token cancels exactly."""
     part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
