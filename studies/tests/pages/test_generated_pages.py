@@ -75,7 +75,6 @@ def test_departures_are_those_of_the_layers() -> None:
         ("palimpsa-d", "The first windows rise over the heads", "long_memory", "none"),
         ("gka", "The first windows rise over the heads", "long_memory", "none"),
         ("palimpsa-d", "The skip D starts at 0", "skip_init", "0.0"),
-        ("mamba2", "The norm adds 1e-12", "norm_eps", "1e-12"),
         ("palimpsa-d", "start uniform", "conv_init", "uniform"),
         ("comba", "There is no output gate", "output_gate", "none"),
         ("comba", "q and k have unit length before", "normalize_qk", "true"),

@@ -149,7 +149,7 @@ def main() -> None:
     folders = {name: given.runs / given.device / name for name in chosen}
     results = run_recall_parts(experiments, folders, workers=given.workers)
     rows = [row for name in chosen for row in rows_of(name, results[name], origin)]
-    replace_rows(path, rows)
+    replace_rows(path, rows, lambda row: (row.task, row.column["effect"]))
     print("\n".join(report(rows)))
 
 

@@ -41,6 +41,5 @@ def _cells(rows: Sequence[Row], name: str) -> list[str]:
 
 
 def _say(difference: Difference) -> str:
-    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]" + (
-        ", a tie" if difference.tied else ""
-    )
+    tie = f", a tie; {difference.visible:.2f} could have been seen" if difference.tied else ""
+    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]{tie}"

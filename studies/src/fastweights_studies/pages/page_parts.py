@@ -316,12 +316,12 @@ def interval(symbol: str, limits: Any) -> str:
 
 
 def describe_change(row: Row) -> str:
-    """What a row of first values changes beside a skip of 1, or that it is the default."""
+    """What a row of first values changes beside a skip of 1."""
     default, options = recall_defaults(), dict(row.options)
     if row.column["initializer_range"] != default["initializer_range"]:
         return f"first weights of {row.column['initializer_range']:g}"
     if options == {"skip_init": 0.0}:
-        return "D = 0 (the default)"
+        return "D = 0"
     if options.get("conv_init") == "normal":
         return "filters normal"
     for attribute, symbol in (("rates", "A"), ("steps", "dt")):
