@@ -94,7 +94,7 @@ def memory_entry(to: str, options: Mapping[str, Any]) -> dict[str, Any]:
         del first["activation"]
     gate = next((spec.options.get(one.name, one.default) for one in known if one.name == "output_gate"), None)
     published = in_block(MixerChoice(to, options, to), "published", heads=1).options  # hybrids were measured with these
-    return {"name": to, **first, **({"output_gate": "sigmoid"} if gate else {}), **published}
+    return {"name": to, **published, **first, **({"output_gate": "sigmoid"} if gate else {}), **options}
 
 
 @checked
