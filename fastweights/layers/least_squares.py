@@ -279,7 +279,7 @@ class RecursiveLeastSquares(MemoryLayer):
     Args:
         decay: "none", or "head" (one decay per head): old tokens count less. P then grows in directions without keys (wind-up)
             beyond float32's precision. So the memory is computed and kept in float64, and the first decays are long
-            (long_memory "paper" where it is None). Where training shortens them below about 1 - 1/K,
+            (long_memory "paper" where it is None or "own"). Where training shortens them below about 1 - 1/K,
             decoding token by token drifts from the full forward.
         gain: "beta" (weight of a token, the sigmoid of a projection, one number per head) or None (beta 1).
         ridge: weight of the prior that the memory is zero, positive. Keys have unit length, so that 1 weighs as much as a whole
@@ -297,7 +297,8 @@ class RecursiveLeastSquares(MemoryLayer):
 
     def build(self) -> None:
         options, heads, width = self.options, self.heads.value_heads, self.hidden_size
-        self.decay = HeadDecay(width, heads, options.long_memory or "paper") if options.decay == "head" else None
+        ramp = "paper" if options.long_memory in (None, "own") else options.long_memory
+        self.decay = HeadDecay(width, heads, ramp) if options.decay == "head" else None
         self.gain = SigmoidGain(width, heads) if options.gain else None
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:

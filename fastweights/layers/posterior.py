@@ -58,7 +58,8 @@ class PosteriorOptions(DecayOptions):
         beta_init: first values of the second matrix of beta's projection, "normal" as a model draws all matrices, or "uniform"
             in +-1/sqrt(rank) as in the authors' released code. A layer by itself has the latter.
         residual: whether D v, with one learned D per head, is added to the answer.
-        skip_init: first value of D.
+        skip_init: first value of D. At Mamba-2's 1, D v outweighs the answers of the memory at the start, and recall is learnt
+            late or never (docs/rules.md).
         metaplastic_threshold: first value of a learned threshold per head on the mean of log N over the tokens so far, with the
             memory window N = 1/(1 - a): importances are kept only above it (Palimpsa, section 3.2). None keeps them everywhere.
         variance_gate: whether the output gate is shifted by the variance of the answer, by one learned number per head.
@@ -69,7 +70,7 @@ class PosteriorOptions(DecayOptions):
     b_scale: float | Sequence[float] = option(1.0, number_or_interval)
     beta_init: str = option("normal", one_of("normal", "uniform"))
     residual: bool = option(True, check_flag)
-    skip_init: float = option(1.0, check_number)
+    skip_init: float = option(0.0, check_number)
     metaplastic_threshold: float | None = option(None, check_number)
     variance_gate: bool = option(False, check_flag)
 
@@ -206,7 +207,6 @@ class PalimpsaMOptions(PosteriorOptions, BlockOptions):
     """Options of `PalimpsaM`, whose docstring explains them."""
 
     num_groups: int | None = option(None, check_size)
-    skip_init: float = option(0.0, check_number)
     dt_min: float = option(0.0, at_least_zero)
     dt_max: float | None = option(None, check_number)
     conv_size: int = option(4, up_to(LONGEST_CONVOLUTION))
@@ -259,7 +259,6 @@ class PalimpsaM(PosteriorLayer):
         expand_v: value channels V = expand_v * K (Mamba-2's head_dim); 2 in the paper.
         num_groups: heads of q and k, a divisor of num_heads: each serves num_heads / num_groups consecutive memories.
             num_heads when None.
-        skip_init: first value of D. Mamba-2's is 1, which outweighs the memory's answers at the start (docs/rules.md).
         dt_min: lower limit of dt.
         dt_max: upper limit of dt; none when None.
         conv_size: width of the convolution.
@@ -269,7 +268,7 @@ class PalimpsaM(PosteriorLayer):
         norm_groups: number of equal groups that the channels of all heads are normalised in.
 
     The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, metaplastic_threshold, prior,
-    b_scale, beta_init, residual, variance_gate), of `DecayOptions` (long_memory) and of `BlockOptions`.
+    b_scale, beta_init, residual, skip_init, variance_gate), of `DecayOptions` (long_memory) and of `BlockOptions`.
     """
 
     Options = PalimpsaMOptions

@@ -79,13 +79,13 @@ class PreconditionerOptions(DecayOptions):
 
     @property
     def learns_decay(self) -> bool:
-        return super().learns_decay or self.energy_memory is not None
+        has_energy = self.preconditioner is not None and not self.tie_preconditioner
+        return super().learns_decay or (has_energy and self.energy_memory == "windows")
 
     @property
-    def energy_memory(self) -> str | None:
+    def energy_memory(self) -> str:
         """`long_memory` of the decay of A, which the ramps of Palimpsa leave at Mamba-2's first values."""
-        has_decay = self.preconditioner is not None and not self.tie_preconditioner
-        return self.long_memory if has_decay and self.long_memory == "windows" else None
+        return "windows" if self.long_memory in (None, "windows") else "own"
 
     @property
     def power_range(self) -> tuple[float, float]:
