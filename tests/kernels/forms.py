@@ -164,8 +164,8 @@ def residual_norm() -> Iterator[Callable[[], object]]:
             x, w = torch.empty(4096, width, dtype=stream), torch.empty(width)
             b = x.bfloat16()
             for branch, ds in ((b, x), (None, None)):
-                yield partial(forward, x, branch, w, 1e-6, torch.bfloat16)
-                yield partial(backward, ds, b, x, branch, w, 1e-6)
+                yield partial(forward, x, branch, w, 1e-6, 0.0, torch.bfloat16)
+                yield partial(backward, ds, b, x, branch, w, 1e-6, 0.0)
 
 
 def silu_product() -> Iterator[Callable[[], object]]:
