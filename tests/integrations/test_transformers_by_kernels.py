@@ -171,7 +171,8 @@ def test_loss(options: dict[str, Any], dtype: torch.dtype, calls: dict[str, int]
 @pytest.mark.kernels
 def test_losses_that_stay(calls: dict[str, int]) -> None:
     """In float64, of a model of another family, and what a model was given."""
-    model, other = tiny("qwen3_next"), tiny("olmo_hybrid")
+    model: Any = tiny("qwen3_next")
+    other = tiny("olmo_hybrid")
     accelerate(model)
     assert other.loss_function is ForCausalLMLoss
     wanted = ForCausalLMLoss(LOGITS.double(), LABELS, 50)
@@ -184,7 +185,7 @@ def test_losses_that_stay(calls: dict[str, int]) -> None:
 
 def memory_layer(family: str, **changes: Any) -> Any:
     torch.manual_seed(0)
-    layer = next(x for x in tiny(family, **changes).modules() if hasattr(x, "conv1d")).to(DEVICE)
+    layer: Any = next(x for x in tiny(family, **changes).modules() if hasattr(x, "conv1d")).to(DEVICE)
     nn.init.normal_(layer.dt_bias, mean=-4)  # strong decays would have hardly any gradients
     return layer
 
