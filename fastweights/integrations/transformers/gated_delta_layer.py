@@ -27,14 +27,11 @@ def run_gated_delta_layer(
     original: Callable, layer: Any, hidden_states: Tensor, *arguments: Any, **options: Any
 ) -> Tensor:
     cache = options.get("cache", options.get("cache_params"))  # up to 5.23 cache_params
-    cu_seqlens = packed_lengths(options)
-    if (
-        arguments
-        or not serves(layer, hidden_states)
-        or (cu_seqlens is not None and len(hidden_states) > 1)
-        or (cache is not None and goes_on(cache, layer.layer_idx))
-    ):
+    if arguments or not serves(layer, hidden_states) or (cache is not None and goes_on(cache, layer.layer_idx)):
         return original(layer, hidden_states, *arguments, **options)
+    cu_seqlens = packed_lengths(options)
+    if cu_seqlens is not None and len(hidden_states) > 1:
+        return original(layer, hidden_states, **options)
     module: Any = sys.modules[type(layer).__module__]
     hidden_states = module.apply_mask_to_padding_states(hidden_states, options.get("attention_mask"))
     batch, time, _ = hidden_states.shape
