@@ -24,6 +24,7 @@ floor(a / L) + n on, which no other sequence owns, and a program finds the n of 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -40,9 +41,12 @@ NOWHERE = tl.constexpr(1 << 30)
 VARYING = ["time", "count", "blocks", "per_group", "steps", "eps"]  # a value of 1 gets no kernel of its own
 THREADS = 128
 ENOUGH_PROGRAMS = 512
-FORWARD_PLACES = 8  # per segment: as many rows as registers hold
-BACKWARD_PLACES = 32  # per segment
+FORWARD_PLACES = (8,)  # per segment: as many rows as registers hold
+BACKWARD_PLACES = range(32, 97, 4)  # per segment
 BACKWARD_STEP = {4: 4, 8: 1}  # rows loaded ahead, by the width of the filter
+FEW_REGISTERS = 128  # per thread at most, so that four programs share a multiprocessor
+AT_ONCE = 4 * 132  # programs of the backward that run at the same time on an H100 or H200
+BEFORE_FIRST = 10  # places that take as long as the start of a program
 
 
 @triton.jit
@@ -305,9 +309,16 @@ class Tiling(NamedTuple):
     steps: int  # of the bisection
     warps: int
 
+    @property
+    def duration(self) -> int:
+        """Of the launch, in places of a program: those that run at the same time end together."""
+        return -(-self.tiles * self.blocks // AT_ONCE) * (self.places + BEFORE_FIRST)
 
-def choose_tiling(x: Tensor, edges: Tensor | None, head: int | None, lead: int, places: int, row_bytes: int) -> Tiling:
-    """Segments of at most `places`; a thread holds row_bytes of a row, or more where a warp would not hold the row."""
+
+def choose_tiling(
+    x: Tensor, edges: Tensor | None, head: int | None, lead: int, places: Sequence[int], row_bytes: int
+) -> Tiling:
+    """Segments of at most one of `places`; a thread holds row_bytes of a row, or more where a warp would not hold the row."""
     return _choose_tiling(
         x.shape, x.element_size(), None if edges is None else len(edges) - 1, head, lead, places, row_bytes
     )
@@ -315,6 +326,14 @@ def choose_tiling(x: Tensor, edges: Tensor | None, head: int | None, lead: int, 
 
 @lru_cache(maxsize=256)
 def _choose_tiling(
+    shape: tuple[int, ...], item: int, packed: int | None, head: int | None, lead: int, places: Sequence[int],
+    row_bytes: int,
+) -> Tiling:  # fmt: skip
+    tilings = (_divide(shape, item, packed, head, lead, most, row_bytes) for most in places)
+    return min(tilings, key=lambda tiling: tiling.duration)
+
+
+def _divide(
     shape: tuple[int, ...], item: int, packed: int | None, head: int | None, lead: int, places: int, row_bytes: int
 ) -> Tiling:
     batch, time, within = *shape[:2], shape[-1]
@@ -386,6 +405,8 @@ def backward(
     channels, taps = weight.shape
     tiling = choose_tiling(x, edges, head, taps - 1, BACKWARD_PLACES, 8)
     step = min(BACKWARD_STEP[4 if taps <= 4 else 8], tiling.places)
+    suffices = taps <= 4 and x.element_size() == 2 and tiling.head <= 128  # others would spill
+    registers = FEW_REGISTERS if suffices else None
     dx = x.new_empty(x.shape) if dx is None else dx
     window = None if window is None else window.contiguous()
     dwindow = None if window is None else torch.empty_like(window)
@@ -398,7 +419,7 @@ def backward(
         tiling.blocks, tiling.per_group, tiling.steps, eps, tiling.places, W=taps, SILU=silu, NORM=head is not None,
         HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=dfinal is not None,
         PACKED=edges is not None, HEAD=tiling.head, BD=padded(tiling.head, 1), R=tiling.rows, U=step,
-        ALIGN=alignment(*strides, channels), num_warps=tiling.warps,
+        ALIGN=alignment(*strides, channels), num_warps=tiling.warps, maxnreg=registers,
     )  # fmt: skip
     dbias = None if bias is None or db is None else db.sum(0).to(bias.dtype)
     return dx, dw.sum(0).to(weight.dtype), dbias, dwindow
