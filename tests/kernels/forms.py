@@ -88,6 +88,18 @@ def convolution_of_rows() -> Iterator[Callable[[], object]]:
         yield partial(backward, x, None, x, *options)
 
 
+def convolution_of_slices() -> Iterator[Callable[[], object]]:
+    """Keys, scaled to unit length, and values of heads in groups, with gradients that lie there too."""
+    from fastweights.kernels.pointwise.short_convolution import backward, forward
+
+    joint = torch.empty(2, 2048, 16, 768, dtype=torch.bfloat16)
+    for first, width, head in ((128, 128, 128), (256, 256, None)):
+        x, dy = joint[..., first : first + width], torch.empty(2, 2048, 16, width, dtype=torch.bfloat16)
+        options = (torch.empty(16 * width, 4, dtype=torch.bfloat16), None, None, None, True, head, 1e-6)
+        yield partial(forward, x, *options, False)
+        yield partial(backward, dy, None, x, *options, x)
+
+
 def convolution_of_packed_rows() -> Iterator[Callable[[], object]]:
     """With a bias, and windows before and after."""
     from fastweights.kernels.pointwise.short_convolution import backward, forward
@@ -164,8 +176,8 @@ def residual_norm() -> Iterator[Callable[[], object]]:
             x, w = torch.empty(4096, width, dtype=stream), torch.empty(width)
             b = x.bfloat16()
             for branch, ds in ((b, x), (None, None)):
-                yield partial(forward, x, branch, w, 1e-6, torch.bfloat16)
-                yield partial(backward, ds, b, x, branch, w, 1e-6)
+                yield partial(forward, x, branch, w, 1e-6, 0.0, torch.bfloat16)
+                yield partial(backward, ds, b, x, branch, w, 1e-6, 0.0)
 
 
 def silu_product() -> Iterator[Callable[[], object]]:
