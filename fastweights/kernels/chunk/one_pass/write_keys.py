@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from ...common.math import LN2, clamp_decay
 from ...runtime.gluon import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .passes import product_layout, row_places
+from .passes import add, product_layout, row_places
 
 LARGEST = gl.constexpr(1e38)  # for a square
-
-
-@gluon.jit
-def add(a, b):
-    return a + b
 
 
 @gluon.jit
