@@ -14,7 +14,7 @@ from ...common.delta_rule.sizes import SavedForBackward, segment_length
 from ...common.packing import CHUNK
 from ...runtime.gluon import runs_gluon
 from ...runtime.workspace import TensorSpec
-from ..key_energy import gate_groups
+from ..key_energy import gate_groups, record_scan
 
 RECORD = CHUNK * CHUNK + 8 * CHUNK  # numbers of P and of four per token, in float32, in the record of a chunk
 
@@ -94,6 +94,10 @@ class OnePass(DeltaRule):
         """Whether `solve_chunks` preconditions the keys. Of float16 inputs the preconditioner computes in tf32."""
         return self.precond and self.dtype == torch.bfloat16
 
+    @property
+    def squash_numbers(self) -> tuple[float, float]:
+        return log2(self.options[1]), self.options[2]
+
     def write_keys(self, saved: SavedForBackward) -> Any:
         """None where the keys write."""
         return saved.write_keys if self.precond else self.memory.write_key
@@ -142,8 +146,7 @@ class OnePass(DeltaRule):
         gates: tuple[Any, ...] = (None, None, None, None)
         numbers = 0.0, 0.0
         if self.makes_write_keys:
-            gates = saved.key_energy, x.precond_g, x.precond_beta, x.center
-            numbers = log2(self.options[1]), self.options[2]
+            gates, numbers = (saved.key_energy, x.precond_g, x.precond_beta, x.center), self.squash_numbers
         programs, registers = self.solvers(tokens.w)
         self.launch(
             solve_chunks, (programs,), *tokens, x.beta, x.g, *gates, made, solved, *decayed, saved.chunk_table, self.T,
@@ -207,6 +210,28 @@ class OnePassKept(OnePass):
             NORMS=count_norms(norms), num_warps=8,
         )  # fmt: skip
         return MemoryGrads(dq, dk, dv, dw, None, dS, gates)
+
+    def write_key_grads(
+        self, saved: SavedForBackward, dw: Any, dk: Any, dA_end: Any, state_grads: bool
+    ) -> tuple[Any, ...]:
+        """As `MemoryCall.write_key_grads`."""
+        from .write_keys_back import sum_write_key_grads, write_key_grads  # need Gluon
+
+        x, M, HV = self.memory, self.M, self.HV
+        sums, totals, dcenter = self.floats(M, HV, self.K), self.floats(M, HV), self.floats(M, HV)
+        place, gates = (saved.chunk_table, self.T, *self.squash_numbers), (x.precond_g, x.precond_beta, x.center)
+        self.launch(
+            sum_write_key_grads, (M, HV), x.k, dw, saved.key_energy, *gates, sums, totals, dcenter, *place, **gate_groups(self),
+            num_warps=8, maxnreg=80,
+        )  # fmt: skip
+        dA = self.floats(self.N, HV, self.K) if state_grads else None
+        record_scan(self, sums, totals, dA_end, dA, back=True)
+        dg, dbeta = (self.token_tensor(HV, dtype=torch.float32) for _ in range(2))
+        self.launch(
+            write_key_grads, (M, HV), x.k, dw, dk, saved.key_energy, sums, *gates, dg, dbeta, *place, **gate_groups(self),
+            num_warps=8, maxnreg=IDLE_REGISTERS,
+        )  # fmt: skip
+        return dcenter, dg, dbeta, dA
 
     def states_again(self, saved: SavedForBackward, w: Any, u: Any) -> TensorSpec:
         """The states at the chunks' starts."""
