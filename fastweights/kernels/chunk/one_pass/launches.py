@@ -109,13 +109,6 @@ class OnePass(DeltaRule):
     def heads(self, tokens: Tokens) -> dict[str, int]:
         return {"H": int(tokens.q.shape[2]), "HEADS_W": self.group(tokens.w)}
 
-    def solvers(self, w: Any) -> tuple[int, int]:
-        """Programs of `solve_chunks`, and registers per thread. Where write keys are copied three fit on a multiprocessor, else
-        four. With a decay per channel each has one chunk."""
-        fit, chunks = 4 if w is None or self.makes_write_keys else 3, self.M * self.HV
-        programs = chunks if self.decay == 2 else min(fit * PROGRAMS, chunks)
-        return programs, SOLVE_REGISTERS if fit == 4 else 168
-
     def choose_segments(self) -> None:
         programs = self.HV * (self.V // WHOLE.BV)
         self.length, self.cut = segment_length(self.B, self.T, programs, PROGRAMS)
@@ -147,11 +140,10 @@ class OnePass(DeltaRule):
         numbers = 0.0, 0.0
         if self.makes_write_keys:
             gates, numbers = (saved.key_energy, x.precond_g, x.precond_beta, x.center), self.squash_numbers
-        programs, registers = self.solvers(tokens.w)
         self.launch(
-            solve_chunks, (programs,), *tokens, x.beta, x.g, *gates, made, solved, *decayed, saved.chunk_table, self.T,
-            self.M * HV, scale, *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g),
-            HEADS_BETA=self.group(x.beta), DECAY=self.decay, KEPT=self.keeps, num_warps=4, maxnreg=registers,
+            solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, *decayed, saved.chunk_table, self.T, scale,
+            *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
+            DECAY=self.decay, KEPT=self.keeps, num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
         if self.decay == 2:
             tokens = decayed

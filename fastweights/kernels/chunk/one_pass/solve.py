@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ...common.math import clamp_decay
-from ...common.packing import chunk_place
+from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .channel import decay_channels, either, load_tile
-from .passes import T_PLACE, add, copy_rows, factors_of, product_layout, unknown_zero
+from .passes import T_PLACE, add, copy_rows, factors_of, product_layout
 from .write_keys import precondition_keys
 
 
@@ -73,7 +73,7 @@ def blocks_inverse(A, SQUARE: gl.constexpr):
     D = gl.convert_layout(own_block(A), NARROW).reshape([4, 16, 16])
     IN_BLOCKS: gl.constexpr = D.type.layout
     rows.store(D)  # rows[b, l, i] is what row i takes from row l
-    j = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, COLUMN)))[None, :, None] + unknown_zero()
+    j = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, COLUMN)))[None, :, None]
     i = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, COLUMN)))[None, None, :]
     zero = gl.zeros([4, 16, 4], gl.float32, COLUMN)
     X0 = zero + gl.where(j == i, 1.0, 0.0)
@@ -133,169 +133,130 @@ def inverse_transposed(A):
 
 
 @gluon.jit
-def store_square(x, at):
+def store_square(staged, x, at):
     """Write x, transposed, as a tile [64, 64]."""
-    TYPE: gl.constexpr = at.dtype.element_ty
-    staged = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
     c = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
-    staged.permute((1, 0)).store(x.to(TYPE))
+    staged.permute((1, 0)).store(x.to(staged.dtype))
     gl.store(at + i[:, None] * 64 + c[None, :], staged.load(LAYOUT))
 
 
-@gluon.jit
-def begin_chunk(
-    number, total, q, k, w, beta, g, ks, qs, ws, chunks, time,
-    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, HEADS_G: gl.constexpr,
-    HEADS_BETA: gl.constexpr, DELTA: gl.constexpr, DECAY: gl.constexpr,
-):  # fmt: skip
-    """Begin to copy the tokens of a chunk of a head, none from number `total` on, and to load its gates. Where it begins, how
-    many tokens it has, and its gates [64]."""
-    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
-    one = gl.minimum(number, total - 1)
-    m, head = one // HV, one % HV
-    first, count = chunk_place(chunks, m, time)
-    count = gl.where(number < total, count, 0)
-    at_key = (first * H + head // (HV // H)) * K
-    copy_rows(ks, k + at_key, count, H * K, True)
-    copy_rows(qs, q + at_key, count, H * K, True)
-    if w is not None:
-        copy_rows(ws, w + (first * (HV // HEADS_W) + head // HEADS_W) * K, count, HV // HEADS_W * K, True)
-    async_copy.commit_group()
-    t = gl.arange(0, 64, LINE)
-    gain = gl.zeros([64], gl.float32, LINE)
-    decay = gl.zeros([64], gl.float32, LINE)
-    if DELTA:
-        at = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
-        gain = gl.load(at + t * (HV // HEADS_BETA), t < count, 0.0)
-    if DECAY == 1:
-        at = g + first * (HV // HEADS_G) + head // HEADS_G
-        decay = gl.load(at + t * (HV // HEADS_G), t < count, 0.0)
-    return first, count, gain, decay
-
-
-@gluon.jit(do_not_specialize=["time", "total"])
+@gluon.jit(do_not_specialize=["time"])
 def solve_chunks(
-    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, solved, qg, kg, wg, chunks, time, total, scale, power, eps,
+    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, solved, qg, kg, wg, chunks, time, scale, power, eps,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
     HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
     DELTA: gl.constexpr, DECAY: gl.constexpr, KEPT: gl.constexpr,
 ):  # fmt: skip
-    """Chunks of heads, of which there are `total`, one after the other: the record of each in `made` [M, HV, RECORD], of P, four
-    numbers per token, and with KEPT, for a backward, T; and T diag(beta) in `solved` [M, HV, 64, 64]. Without DELTA there is no
-    T. w: write keys, None where k writes. gram [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from
-    which w [BT, HV, K] are written. With a decay per channel, DECAY 2, exp(G_C) takes the place of the two decays, and qg, kg
-    and wg [BT, HV, K] are written, see `decay_channels`. The tokens of the next chunk are copied as soon as the products have
-    read those of this one."""
+    """One chunk of one head: its record in `made` [M, HV, RECORD], of P, four numbers per token, and with KEPT, for a backward,
+    T; and T diag(beta) in `solved` [M, HV, 64, 64]. Without DELTA there is no T. w: write keys, None where k writes. gram
+    [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w [BT, HV, K] are written. With a
+    decay per channel, DECAY 2, exp(G_C) takes the place of the two decays, and qg, kg and wg [BT, HV, K] are written, see
+    `decay_channels`."""
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
     TYPE: gl.constexpr = q.dtype.element_ty
     SQUARE: gl.constexpr = product_layout(4, 64)
     BY_J: gl.constexpr = gl.SliceLayout(1, SQUARE)
     BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
     LINE: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
+    at_key = (first * H + head // (HV // H)) * K
     ks = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
     qs = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
+    copy_rows(ks, k + at_key, count, H * K, True)
+    copy_rows(qs, q + at_key, count, H * K, True)
     ws = ks
-    given = w if gram is None else None
-    if given is not None:
+    if w is not None or DECAY == 2:
         ws = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
-    first, count, gain, decay = begin_chunk(
-        gl.program_id(0), total, q, k, given, beta, g, ks, qs, ws, chunks, time,
-        H, HV, HEADS_W, K, HEADS_G, HEADS_BETA, DELTA, DECAY,
-    )  # fmt: skip
-    for number in range(gl.program_id(0), total, gl.num_programs(0)):
-        zero = unknown_zero()
-        t = gl.arange(0, 64, LINE) + zero
-        i = gl.arange(0, 64, BY_I) + zero
-        j = gl.arange(0, 64, BY_J) + zero
-        m, head = (number // HV).to(gl.int64), number % HV
-        record = made + (m * HV + head) * RECORD
-        at_key = (first * H + head // (HV // H)) * K
-        writes = k + at_key
-        if w is not None:
-            writes = w + (first * (HV // HEADS_W) + head // HEADS_W) * K
-        gain = gain.to(gl.float32)
-        if DECAY == 1:
-            decay = clamp_decay(decay)
-        if DECAY == 2:
-            G_ROW: gl.constexpr = HV // HEADS_G * K
-            at_g = g + (first * (HV // HEADS_G) + head // HEADS_G) * K
-            g_low = load_tile(at_g, count, G_ROW)
-            g_high = load_tile(at_g + 64, count, G_ROW)
-        own = ws
-        if given is None and (gram is not None or DECAY == 2):
-            own = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
-        async_copy.wait_group(0)
-        if gram is not None:
-            at_pg = precond_g + first * (HV // HEADS_PG) + head // HEADS_PG
-            at_pb = precond_beta + first * (HV // HEADS_PB) + head // HEADS_PB
-            decay += precondition_keys(
-                own, ks, gram + (m * HV + head) * K, at_pg, at_pb, center + head, writes, count, power, eps,
-                HV, HEADS_PG, HEADS_PB,
-            )  # fmt: skip
-        if DECAY == 2:
-            at_row = (first * HV + head) * K
-            scores, overlap = decay_channels(
-                ks, qs, own, q + at_key, k + at_key, writes, at_g, g_low, g_high, qg + at_row, kg + at_row, wg + at_row,
-                factors_of(record), None, count, HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None,
-                True,
-            )  # fmt: skip
-        else:
-            zeros = gl.zeros([64, 64], gl.float32, SQUARE)
-            scores = warpgroup_mma(own, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
-            if DELTA:
-                overlap = warpgroup_mma(own, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
-                scores, overlap = warpgroup_mma_wait(0, deps=[scores, overlap])
-            else:
-                scores = warpgroup_mma_wait(0, deps=[scores])
-        gl.thread_barrier()
-        first, count, next_gain, next_decay = begin_chunk(
-            number + gl.num_programs(0), total, q, k, given, beta, g, ks, qs, ws, chunks, time,
-            H, HV, HEADS_W, K, HEADS_G, HEADS_BETA, DELTA, DECAY,
-        )  # fmt: skip
-        if DELTA:
-            # A token with a bad key or gate makes the decays from it on NaN.
-            norms = own_block(overlap)
-            e = gl.arange(0, 16, gl.SliceLayout(0, norms.type.layout))
-            f = gl.arange(0, 64, gl.SliceLayout(1, norms.type.layout)) % 16
-            norms = gl.sum(gl.where(f[:, None] == e[None, :], norms, 0.0), 1)
-            decay += 0.0 * (gl.convert_layout(norms, LINE) + gain)
-        decay = gl.associative_scan(decay, 0, add)
-        gates = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        summed = gates.slice(0, 64)
-        gains = gates.slice(64, 64)
-        summed.store(decay)
-        if DELTA:
-            gain = gl.where(decay == decay, gain, 0.0)
-            gains.store(gain)
-        whole = summed.slice(63, 1).load(LINE)
-        from_i = summed.load(BY_I)
-        from_j = summed.load(BY_J)
-        if DECAY == 1:
-            pair = gl.exp2(gl.where(i[None, :] >= j[:, None], from_i[None, :] - from_j[:, None], 0.0))
-        if DELTA:
-            if DECAY == 1:
-                overlap *= pair
-            until = gl.where(from_i == from_i, i, -1)  # no row of A has a bad number
-            A = gl.where(until[None, :] > j[:, None], overlap * gains.load(BY_I)[None, :], 0.0)
-        if DECAY == 1:
-            scores *= pair * scale
-        else:
-            scores *= scale
-        scores += 0.0 * scores  # infinities become NaN
-        store_square(gl.where(i[None, :] >= j[:, None], scores, 0.0), record)
-        factors = factors_of(record) + t
-        if DECAY < 2:
-            gl.store(factors, gl.exp2(decay))
-            gl.store(factors + 64, gl.exp2(whole - decay))
-            gl.store(factors + 192, decay)
-        if DELTA:
-            gl.store(factors + 128, gain)
-            T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)
-            bad = (0.0 * summed.load(BY_I))[None, :]
-            if KEPT:
-                store_square(T + bad, record + T_PLACE)
-            store_square(T * gains.load(BY_J)[:, None] + bad, solved + (m * HV + head) * 4096)
-        gain, decay = next_gain, next_decay
+    if w is not None:
+        w += (first * (HV // HEADS_W) + head // HEADS_W) * K
+        if gram is None:
+            copy_rows(ws, w, count, HV // HEADS_W * K, True)
+    async_copy.commit_group()
+    t = gl.arange(0, 64, LINE)
+    if DELTA:
+        at = beta + first * (HV // HEADS_BETA) + head // HEADS_BETA
+        gain = gl.load(at + t * (HV // HEADS_BETA), t < count, 0.0).to(gl.float32)
+    if DECAY == 1:
+        at = g + first * (HV // HEADS_G) + head // HEADS_G
+        decay = clamp_decay(gl.load(at + t * (HV // HEADS_G), t < count, 0.0))
+    else:
+        decay = gl.zeros([64], gl.float32, LINE)
+    if DECAY == 2:
+        G_ROW: gl.constexpr = HV // HEADS_G * K
+        g += (first * (HV // HEADS_G) + head // HEADS_G) * K
+        g_low = load_tile(g, count, G_ROW)
+        g_high = load_tile(g + 64, count, G_ROW)
     async_copy.wait_group(0)
+    if gram is not None:
+        precond_g += first * (HV // HEADS_PG) + head // HEADS_PG
+        precond_beta += first * (HV // HEADS_PB) + head // HEADS_PB
+        gram += (m.to(gl.int64) * HV + head) * K
+        decay += precondition_keys(
+            ws, ks, gram, precond_g, precond_beta, center + head, w, count, power, eps, HV, HEADS_PG, HEADS_PB
+        )
+    made += (m.to(gl.int64) * HV + head) * RECORD
+    if DECAY == 2:
+        at_row = (first * HV + head) * K
+        writes = k + at_key if w is None else w
+        scores, overlap = decay_channels(
+            ks, qs, ws, q + at_key, k + at_key, writes, g, g_low, g_high, qg + at_row, kg + at_row, wg + at_row,
+            factors_of(made), None, count, HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
+        )  # fmt: skip
+    else:
+        zeros = gl.zeros([64, 64], gl.float32, SQUARE)
+        scores = warpgroup_mma(ws, qs.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        if DELTA:
+            overlap = warpgroup_mma(ws, ks.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            scores, overlap = warpgroup_mma_wait(0, deps=[scores, overlap])
+    if DELTA:
+        # A token with a bad key or gate makes the decays from it on NaN.
+        norms = own_block(overlap)
+        e = gl.arange(0, 16, gl.SliceLayout(0, norms.type.layout))
+        f = gl.arange(0, 64, gl.SliceLayout(1, norms.type.layout)) % 16
+        norms = gl.sum(gl.where(f[:, None] == e[None, :], norms, 0.0), 1)
+        decay += 0.0 * (gl.convert_layout(norms, LINE) + gain)
+    else:
+        scores = warpgroup_mma_wait(0, deps=[scores])
+    decay = gl.associative_scan(decay, 0, add)
+    gates = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    summed = gates.slice(0, 64)
+    gains = gates.slice(64, 64)
+    summed.store(decay)
+    if DELTA:
+        gain = gl.where(decay == decay, gain, 0.0)
+        gains.store(gain)
+    total = summed.slice(63, 1).load(LINE)
+    from_i = summed.load(BY_I)
+    from_j = summed.load(BY_J)
+    i = gl.arange(0, 64, BY_I)
+    j = gl.arange(0, 64, BY_J)
+    if DECAY == 1:
+        pair = gl.exp2(gl.where(i[None, :] >= j[:, None], from_i[None, :] - from_j[:, None], 0.0))
+    if DELTA:
+        if DECAY == 1:
+            overlap *= pair
+        until = gl.where(from_i == from_i, i, -1)  # no row of A has a bad number
+        A = gl.where(until[None, :] > j[:, None], overlap * gains.load(BY_I)[None, :], 0.0)
+    staged = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
+    if DECAY == 1:
+        scores *= pair * scale
+    else:
+        scores *= scale
+    scores += 0.0 * scores  # infinities become NaN
+    store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made)
+    factors = factors_of(made) + t
+    if DECAY < 2:
+        gl.store(factors, gl.exp2(decay))
+        gl.store(factors + 64, gl.exp2(total - decay))
+        gl.store(factors + 192, decay)
+    if DELTA:
+        gl.store(factors + 128, gain)
+        T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)
+        bad = (0.0 * summed.load(BY_I))[None, :]
+        if KEPT:
+            store_square(staged, T + bad, made + T_PLACE)
+        store_square(staged, T * gains.load(BY_J)[:, None] + bad, solved + (m.to(gl.int64) * HV + head) * 4096)

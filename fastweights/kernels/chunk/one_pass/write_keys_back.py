@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...common.math import LN2
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .gradients_back import token_layout
+from .gradients_back import load_sums, row_sums, token_layout
 from .passes import add, copy_rows, row_places
 from .write_keys import LARGEST, approximate, load_gates, pair_decays
 
@@ -24,6 +24,12 @@ def copy_parts(buffers, x, live, STRIDE: gl.constexpr):
     PARTS: gl.constexpr = buffers.shape[0]
     for part in gl.static_range(PARTS):
         copy_rows(buffers.index(part), x + part * 64, live, STRIDE, True)
+
+
+@gluon.jit
+def own_part(x):
+    """Of x [64, 64] the sums over what a thread has of a row [64, 2, 4]."""
+    return gl.sum(gl.sum(x.reshape([64, 2, 4, 4, 2]), 4), 2)
 
 
 @gluon.jit
@@ -72,7 +78,12 @@ def sum_write_key_grads(
         return
     TYPE: gl.constexpr = k.dtype.element_ty
     SQUARE: gl.constexpr = token_layout(64)
-    ks, dws, weighted, energy = tiles(TYPE, K // 64), tiles(TYPE, K // 64), tiles(TYPE, 1).index(0), tiles(TYPE, 1).index(0)
+    ks, dws, weighted, energy = (
+        tiles(TYPE, K // 64),
+        tiles(TYPE, K // 64),
+        tiles(TYPE, 1).index(0),
+        tiles(TYPE, 1).index(0),
+    )
     lines = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     copy_parts(ks, k + (first * H + head // (HV // H)) * K, count, H * K)
     copy_parts(dws, dw + (first * HV + head) * K, count, HV * K)
@@ -83,7 +94,7 @@ def sum_write_key_grads(
     gram += number * K + c
     sums += number * K + c
     middle = gl.load(center + head)
-    grad_center = 0.0
+    grad_center = own_part(gl.zeros([64, 64], gl.float32, SQUARE))
     async_copy.wait_group(0)
     for part in range(K // 64):
         begin = gl.load(gram + part * 64)
@@ -91,9 +102,9 @@ def sum_write_key_grads(
         _, grad_A, given = squash_back(keys, grad, energy, weighted, lines, begin, middle, power, eps, SQUARE)
         since = approximate(lines.slice(0, 64).load(gl.SliceLayout(1, SQUARE)), "ex2")
         gl.store(sums + part * 64, gl.sum(since[:, None] * grad_A, 0))
-        grad_center += gl.sum(gl.sum(given, 1), 0)
+        grad_center += own_part(given)
         gl.thread_barrier()
-    gl.store(dcenter + number, grad_center)
+    gl.store(dcenter + number, gl.sum(row_sums(grad_center), 0))
     gl.store(totals + number, gl.sum(lines.slice(63, 1).load(gl.BlockedLayout([1], [32], [8], [0])), 0))
 
 
@@ -119,7 +130,7 @@ def write_key_grads(
         tiles(TYPE, 1).index(0), tiles(TYPE, 1).index(0), tiles(TYPE, 1).index(0), tiles(TYPE, 1).index(0)
     )  # fmt: skip
     lines = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    found = gl.allocate_shared_memory(gl.float32, [3, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    found = gl.allocate_shared_memory(gl.float32, [3, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     dw += (first * HV + head) * K
     dk += (first * HV + head) * K
     copy_parts(ks, k + (first * H + head // (HV // H)) * K, count, H * K)
@@ -136,10 +147,10 @@ def write_key_grads(
     middle = gl.load(center + head)
     zeros = gl.zeros([64, 64], gl.float32, SQUARE)
     met = zeros
-    from_start = gl.zeros([64], gl.float32, ROW)
-    to_end = from_start
-    grad_gain = from_start
-    across = 0.0
+    from_start = own_part(zeros)
+    to_end, grad_gain = from_start, from_start
+    OWN: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, from_start.type.layout))
+    across = gl.zeros([64], gl.float32, COLUMN)
     async_copy.wait_group(0)
     for part in range(K // 64):
         begin, end = gl.load(gram + part * 64), gl.load(after + part * 64)
@@ -154,12 +165,12 @@ def write_key_grads(
         given = warpgroup_mma(plain.permute((1, 0)), grads, zeros, use_acc=False, is_async=True)
         square = gl.minimum(keys * keys, LARGEST)
         until = approximate(upto.slice(63, 1).load(ROW) - upto.load(ROW), "ex2")
-        across += gl.sum(begin * end, 0)
-        from_start += gl.sum(grad_A * begin[None, :], 1)
-        to_end += gl.sum(square * end[None, :], 1)
+        across += begin * end
+        from_start += own_part(grad_A * begin[None, :])
+        to_end += own_part(square * end[None, :])
         met, given = warpgroup_mma_wait(0, deps=[met, given])
         given += grad_A + until[:, None] * end[None, :]
-        grad_gain += gl.sum(given * square, 1)
+        grad_gain += own_part(given * square)
         given *= 2.0 * keys * gains.load(ROW)[:, None]
         dk_part.store((dk_part.load(SQUARE).to(gl.float32) + given).to(TYPE))
         gl.thread_barrier()
@@ -167,15 +178,16 @@ def write_key_grads(
         row, at = row_places(HV * K, 64, 64)
         gl.store(dk + part * 64 + at, dks.index(part).load(at.type.layout), (row < count)[:, None])
     met *= pair_decays(lines, SQUARE) * gains.load(COLUMN)[None, :]
-    to_end *= approximate(upto.slice(63, 1).load(ROW) - upto.load(ROW), "ex2") * gains.load(ROW)
-    found.index(0).store(grad_gain)
-    found.index(1).store(approximate(upto.load(ROW), "ex2") * from_start + gl.sum(met, 1) - to_end)
-    found.index(2).store(gl.sum(met, 0))
+    to_end *= (approximate(upto.slice(63, 1).load(OWN) - upto.load(OWN), "ex2") * gains.load(OWN))[:, None, None]
+    from_start *= approximate(upto.load(OWN), "ex2")[:, None, None]
+    found.index(0).store(row_sums(grad_gain))
+    found.index(1).store(row_sums(from_start + own_part(met) - to_end))
+    found.index(2).slice(0, 64).store(gl.sum(met, 0))
     t = gl.arange(0, 64, LINE)
     at_gate = first * HV + head + t * HV
-    gl.store(dbeta + at_gate, found.index(0).load(LINE), t < count)
-    grad_decay = found.index(1).load(LINE) - found.index(2).load(LINE)
-    total = approximate(upto.slice(63, 1).load(LINE), "ex2")
-    grad_decay += gl.where(t == count - 1, total * across + gl.sum(to_end, 0), 0.0)
+    gl.store(dbeta + at_gate, load_sums(found.index(0), LINE), t < count)
+    grad_decay = load_sums(found.index(1), LINE) - found.index(2).slice(0, 64).load(LINE)
+    last = approximate(upto.slice(63, 1).load(LINE), "ex2") * gl.sum(across, 0) + gl.sum(row_sums(to_end), 0)
+    grad_decay += gl.where(t == count - 1, last, 0.0)
     summed = gl.associative_scan(gl.where(t < count, grad_decay, 0.0), 0, add, reverse=True)
     gl.store(dg + at_gate, summed, t < count)
