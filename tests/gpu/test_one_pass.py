@@ -25,8 +25,9 @@ pytestmark = [
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "gdn": delta_rule, "gdn, strong": delta_rule, "write keys": delta_rule, "pgdn": preconditioned_delta_rule, "simple_gla": linear_attention,
-    "pdn": preconditioned_delta_rule, "kda": delta_rule, "kda, strong": delta_rule, "pkda": preconditioned_delta_rule,
+    "gdn": delta_rule, "gdn, strong": delta_rule, "write keys": delta_rule, "pgdn": preconditioned_delta_rule,
+    "simple_gla": linear_attention, "pdn": preconditioned_delta_rule, "kda": delta_rule, "kda, strong": delta_rule,
+    "pkda": preconditioned_delta_rule,
 }  # fmt: skip
 
 

@@ -135,14 +135,15 @@ class OnePass(DeltaRule):
         x, HV, scale, made = self.memory, self.HV, self.options[0], saved.records
         solved = self.empty(self.M, HV, CHUNK, CHUNK) if self.delta else None
         place = self.place(saved)
+        lasting = self.floats(self.M, HV) if self.cut and self.decay == 1 and not self.writes else None
         tokens, decayed = Tokens(x.q, x.k, self.write_keys(saved)), self.decayed()
         gates: tuple[Any, ...] = (None, None, None, None)
         numbers = 0.0, 0.0
         if self.makes_write_keys:
             gates, numbers = (saved.key_energy, x.precond_g, x.precond_beta, x.center), self.squash_numbers
         self.launch(
-            solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, *decayed, saved.chunk_table, self.T, scale,
-            *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
+            solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, lasting, *decayed, saved.chunk_table, self.T,
+            scale, *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
             DECAY=self.decay, KEPT=self.keeps, num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
         if self.decay == 2:
@@ -156,8 +157,8 @@ class OnePass(DeltaRule):
             if transition is None:
                 transition = self.empty(self.P, HV, self.K, self.K) if self.delta else self.floats(self.P, HV)
             self.launch(
-                summarize_chunks, (columns // HALF.BV * self.P, HV), *tokens[1:], x.v, made, solved, added, transition, norms,
-                *place, **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens.w), LAST=saved.transitions is not None,
+                summarize_chunks, (columns // HALF.BV * self.P, HV), *tokens[1:], x.v, made, solved, lasting, added, transition,
+                norms, *place, **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens.w), LAST=saved.transitions is not None,
                 num_warps=HALF.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
