@@ -48,9 +48,9 @@ def decay_again(
 
 @gluon.jit(do_not_specialize=["time", "length"])
 def pass_channels_back(
-    q, k, w, made, do, z, begin, added, transition, dh, dS, segments, cu_seqlens, time, length, scale,
+    q, k, w, made, do, z, begin, added, transition, norms, dh, dS, segments, cu_seqlens, time, length, scale,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, RECORD: gl.constexpr,
-    STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr, STAGES: gl.constexpr,
+    STARTED: gl.constexpr, ENDED: gl.constexpr, NORMS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """From the last chunk to the first: the gradients of the states at the chunks' ends dh [M, HV, K, V], and z = T^T du
     [BT, HV, V]. q, k and w [BT, HV, K]: as they decay. made: see `solve_chunks`. begin: the gradient of the states after the
@@ -69,8 +69,8 @@ def pass_channels_back(
     if (tokens == 0) & (earlier != 0):
         return
     S = end_of_segment(
-        begin, added, transition, cu_seqlens, segment, sequence, head, part, time, length,
-        HV, K, V, BV, TYPE, True, STARTED, CUT,
+        begin, added, transition, norms, cu_seqlens, segment, sequence, head, part, time, length,
+        HV, K, V, BV, TYPE, True, STARTED, NORMS,
     )  # fmt: skip
     chunks = (tokens + 63) // 64
     t = first + (chunks - 1).to(gl.int64) * 64
