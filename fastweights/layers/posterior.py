@@ -33,7 +33,7 @@ from .options import (
 from .parts import HeadPart
 from .projections import GATES, ShortConvolution, ValueSkip, choose_layer_backend, convolve_together
 from .registry import ADDITIVE, register_mixer
-from .shared_input import compute_gates
+from .shared_input import InputProducts, compute_gates, plain_products, project
 
 __all__ = ["PosteriorOptions", "PalimpsaD", "PalimpsaM", "PalimpsaMOptions"]
 
@@ -303,7 +303,7 @@ class PalimpsaM(PosteriorLayer):
         check_input(self, x_BTD, cache, cu_seqlens)
         gate, backend = self.options.output_gate, self.options.backend
         run = RuleCall(cache, cu_seqlens, backend, cp_group=self.cp_group)
-        z, vkq, step_BTG = self.in_proj(x_BTD).split(self.widths, 2)
+        z, vkq, step_BTG = project(x_BTD, self.in_proj).split(self.widths, 2)
         (vkq,), (conv_state,) = convolve_together(
             [self.conv], [vkq], [run.context.get("vkq")], cu_seqlens, norms=[None], activation="silu", keep=cache is not None,
             backend=choose_layer_backend(backend), rows=run.rows, cp_group=self.cp_group,
@@ -319,6 +319,9 @@ class PalimpsaM(PosteriorLayer):
             cache.update(memory, {"vkq": conv_state})
         o = (o_BTGV if self.skip is None else self.skip(o_BTGV, v_BTGV)).flatten(2)
         return self.out_proj(self.norm(o, None if gate is None else z, gate or "silu", choose_layer_backend(backend)))
+
+    def input_products(self) -> InputProducts:
+        return plain_products(self.in_proj)
 
     def _split(self, vkq: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """v [B, T, G, V], k and q [B, T, H, K] of the channels that the convolution goes over."""

@@ -25,7 +25,7 @@ from .cache import LayerCache
 from .heads import HeadSizes
 from .initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from .norms import GatedRMSNorm, l2_normalize
-from .shared_input import project, project_together
+from .shared_input import InputProducts, plain_products, project, project_together
 from .wrapped import is_bare
 
 __all__ = [
@@ -207,8 +207,15 @@ class QKVProjection(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new states of the convolutions by name: their last
         inputs [N, W-1, channels]. cp_group: of the mixer."""
-        projections = [self.get_submodule(f"{name}_proj") for name in self.widths]
-        return self.finish(project_together(x_BTD, *projections, backend=self.backend), cache, cu_seqlens, cp_group)
+        flat = project_together(x_BTD, *self.projections, backend=self.backend)
+        return self.finish(flat, cache, cu_seqlens, cp_group)
+
+    @property
+    def projections(self) -> list[nn.Module]:
+        return [self.get_submodule(f"{name}_proj") for name in self.widths]
+
+    def input_products(self) -> InputProducts:
+        return [] if self.backend == "torch" else plain_products(*self.projections)
 
     def finish(
         self,
@@ -255,7 +262,7 @@ class SharedQKProjection(QKVProjection):
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new state of both convolutions: their last inputs
         [N, W-1, channels]."""
-        y, v = project_together(x_BTD, self.qk_proj, self.v_proj, backend=self.backend)
+        y, v = project_together(x_BTD, *self.projections, backend=self.backend)
         before = None if cache is None else cache.context.get("qk")
         norm = self.widths["q"] if self.normalize_qk else None
         (q, k), (conv_state, _) = convolve_together(
@@ -265,6 +272,10 @@ class SharedQKProjection(QKVProjection):
         )  # fmt: skip
         q, k, v = (z.unflatten(2, (-1, width)) for z, width in zip((q, k, v), self.widths.values()))
         return q, k, v, {} if conv_state is None else {"qk": conv_state}
+
+    @property
+    def projections(self) -> list[nn.Module]:
+        return [self.qk_proj, self.v_proj]
 
 
 class ValueSkip(OwnInitialValues):
@@ -320,6 +331,9 @@ class OutputProjection(nn.Module):
             )
         self.norm = GatedRMSNorm(heads.value, eps=norm_eps) if norm else None
         self.o_proj = ResidualProjection(channels, hidden_size)
+
+    def input_products(self) -> InputProducts:
+        return [] if self.gate is None else plain_products(self.g_proj)
 
     def gate_values(self, x_BTD: Tensor, shift_BTGV: Tensor | None = None) -> Tensor | None:
         """The gate [B, T, G, V] after its function, None without one. For probes: forward fuses it with the norm."""
