@@ -69,7 +69,15 @@ class StepSize(OwnInitialValues, ProjectedGate):
         return {"log_rate": torch.full_like(self.log_rate, math.log(self.first_rate))}
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        if joins(x_BTD, self.gate.b_proj):
+            return multiply(x_BTD, self.gate.b_proj, self.product())
         return self._scaled(self.gate(x_BTD))
+
+    def product(self) -> Product:
+        return self.gate.product()._replace(other=self.log_rate)
+
+    def input_products(self) -> InputProducts:
+        return [(self.gate.b_proj, self.product())] if is_plain(self.gate.b_proj) else []
 
     @property
     def projection(self) -> nn.Module:

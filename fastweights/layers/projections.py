@@ -15,9 +15,11 @@ from ..ops.authoring import (
     ContextParallel,
     TokenConvolution,
     convolve_token,
+    multiply_rows,
     needs_gradient,
     read_rows,
     short_convolution,
+    takes_linear_rows,
     takes_token,
     write_rows,
 )
@@ -25,7 +27,7 @@ from .cache import LayerCache
 from .heads import HeadSizes
 from .initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from .norms import GatedRMSNorm, l2_normalize
-from .shared_input import InputProducts, plain_products, project, project_together
+from .shared_input import InputProducts, joins_norm, plain_products, project, project_together
 from .wrapped import is_bare
 
 __all__ = [
@@ -356,6 +358,11 @@ class OutputProjection(nn.Module):
         """y [B, T, D]. With v and skip, which need the norm, o + skip v takes the place of o, in the same pass. The shift is
         added to the projection of the gate before its function."""
         z_BTGV = None if self.gate is None else self._project_gate(x_BTD, shift_BTGV)
+        if self.norm is not None and takes_linear_rows(x_BTD):
+            o_BTE, z_BTE, v_BTE = o_BTGV.flatten(2), *(None if y is None else y.flatten(2) for y in (z_BTGV, v_BTGV))
+            if joins_norm(o_BTE, self.norm, self.o_proj, z_BTE, v_BTE, skip_G, backend=self.backend):
+                normed = self.norm.of_rows(z_BTE, self.gate or "silu", v_BTE, skip_G)
+                return multiply_rows(o_BTE, [self.o_proj.product()], normed).results[0]
         if self.norm is not None:
             o_BTGV = self.norm(o_BTGV, z_BTGV, self.gate or "silu", v_BTGV, skip_G, self.backend)
         elif self.gate is not None and z_BTGV is not None:

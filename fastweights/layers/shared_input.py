@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from ..ops.authoring import Normed, Product, linear_rows, multiply_rows, takes_linear_rows
 from .initialization import ResidualProjection, UniformLinear
-from .norms import LayerNorm, RMSNorm, normalize_sum
+from .norms import GatedRMSNorm, GroupedRMSNorm, LayerNorm, RMSNorm, normalize_sum
 from .wrapped import is_bare, is_unhooked
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "compute_gates",
     "is_plain",
     "joins",
+    "joins_norm",
     "multiply",
     "normalize_for",
     "plain_products",
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 PLAIN = (nn.Linear, ResidualProjection, UniformLinear)
+WIDEST_ROW = 4096  # that a norm keeps in registers
 InputProducts: TypeAlias = "list[tuple[nn.Module, Product]]"
 
 
@@ -103,11 +105,12 @@ def normalize_for(
     reader: nn.Module, norm: RMSNorm | LayerNorm, x: Tensor, branch: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """`normalize_sum` for a module that reads the norm. For few rows the launch of the norm computes its products too."""
-    if not (is_bare(norm, RMSNorm) and takes_linear_rows(x, norm.weight)):
+    if not (is_bare(norm, RMSNorm) and x.shape[-1] <= WIDEST_ROW and takes_linear_rows(x, norm.weight)):
         return normalize_sum(norm, x, branch)
-    found = {
-        one: product for one, product in _input_products(reader) if joins(x, one) and takes_linear_rows(x, product.more)
-    }
+    found: dict[nn.Module, Product] = {}
+    for module, product in _input_products(reader):
+        if joins(x, module) and takes_linear_rows(x, product.more):
+            found.setdefault(module, product)  # a gate comes before the gates within it
     if not found or (branch is not None and branch.dtype != x.dtype):
         return normalize_sum(norm, x, branch)
     made = multiply_rows(x, [*found.values()], Normed(norm.weight, norm.eps, branch))
@@ -127,6 +130,16 @@ def multiply(x: Tensor, module: nn.Module, product: Product) -> Tensor:
     """The product of x with the weight of a module that `joins`, which may be there already."""
     ready = getattr(x, "_products", {}).get(module)
     return multiply_rows(x, [product]).results[0] if ready is None else ready
+
+
+def joins_norm(x: Tensor, norm: RMSNorm, projection: nn.Module, *others: Tensor | None, backend: str = "auto") -> bool:
+    """Whether the norm of x, of which others are a part, may be computed by the launch of the projection."""
+    return (
+        is_bare(norm, GatedRMSNorm, GroupedRMSNorm)
+        and x.shape[-1] <= WIDEST_ROW
+        and joins(x, projection, backend=backend)
+        and takes_linear_rows(x, norm.weight, *others, backend=backend)
+    )
 
 
 def plain_products(*modules: Any) -> InputProducts:

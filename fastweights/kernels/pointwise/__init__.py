@@ -27,9 +27,9 @@ class Product(NamedTuple):
     Attributes:
         weight: W, [width, D].
         kind: "plain" for x W^T + b, "add" for other + x W^T, "swiglu" for silu(x W^T) (x U^T), and in float32 "sigmoid" for
-            largest sigmoid(x W^T + b) and "decay" for -exp(other) softplus(x W^T + b).
+            largest exp(other) sigmoid(x W^T + b) and "decay" for -exp(other) softplus(x W^T + b).
         bias: b, [width], or None for none.
-        other: the residual [..., width], or numbers that serve equal groups of outputs.
+        other: the residual [..., width], or numbers that serve equal groups of outputs; None for none, and for 0.
         largest: see kind.
         more: U, [width, D].
     """
@@ -43,11 +43,30 @@ class Product(NamedTuple):
 
 
 class Normed(NamedTuple):
-    """x as the RMSNorm of a residual stream and a branch, which may be None; see `fastweights.ops.residual_norm`."""
+    """x [..., D] as the RMSNorm of rows: of a residual stream and a branch (`fastweights.ops.residual_norm`), or of the heads of
+    an answer with their gate (`fastweights.ops.gated_rms_norm`).
+
+    Attributes:
+        weight: [width], or one number per channel [D / width, width].
+        branch: of the shape of x, or None for none.
+        gate, value, skip, activation, gate_first: of the gated norm; gate and value [..., D].
+        width: of a head; None for all D.
+    """
 
     weight: Tensor
     eps: float
     branch: Tensor | None = None
+    gate: Tensor | None = None
+    value: Tensor | None = None
+    skip: Tensor | None = None
+    activation: str = "silu"
+    gate_first: bool = False
+    width: int | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the sum and the norm are results, too: those of a residual stream."""
+        return self.width is None
 
 
 class RowProducts(NamedTuple):

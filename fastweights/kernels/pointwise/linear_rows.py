@@ -3,7 +3,7 @@ r"""Kernel of linear maps of a few rows, as decoding has them, with what stands 
     plain:    y = x W^T + b
     add:      y = residual + x W^T
     swiglu:   y = silu(x W^T) (x U^T)
-    sigmoid:  y = largest sigmoid(x W^T + b), float32
+    sigmoid:  y = largest exp(rate) sigmoid(x W^T + b), float32; one rate, up to 44, for a group of outputs, or 0
     decay:    y = -exp(A_log) softplus(x W^T + b), float32; one A_log for a group of outputs, of which what is above 44 is
               added to the sum: exp does not overflow, and the decay stays the same
 
@@ -15,9 +15,6 @@ itself. The norm is computed by every warp. More rows: a program owns 32 outputs
 norm is a launch of its own. The order of the sums does not depend on the number of rows, so a row gets the same bits alone and
 among up to 3 others, and the same bits among any more.
 """
-
-# mypy: disable-error-code="assignment"
-# (tuples of blocks grow in the kernel)
 
 from __future__ import annotations
 
@@ -32,7 +29,18 @@ from ..common.call import padded
 from ..common.math import log_rate_and_rest, sigmoid, softplus
 from ..common.overlap import prefetch_matrix, wait_for_inputs
 from ..runtime.launch_plan import launch, make_rows_contiguous
-from . import Normed, Product, RowProducts, residual_norm
+from . import Normed, Product, RowProducts, gated_norm, residual_norm
+from .row_blocks import (
+    activate_blocks,
+    add_blocks,
+    load_blocks,
+    load_repeated,
+    multiply_blocks,
+    normalize_blocks,
+    round_blocks,
+    scale_blocks,
+    store_blocks,
+)
 
 MOST_PRODUCTS = 8  # of a launch
 FEW = 4  # rows that need no tensor cores
@@ -44,54 +52,6 @@ INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a num
 LINE = 128  # bytes of a line of the GPU's cache
 SHARED = 96 * 1024  # bytes of shared memory, which every GPU from Ampere on has
 NO_PRODUCT = (None, None, None, None, 0, 0, 1, 1.0)  # arguments of one that is not there
-
-
-@triton.jit
-def load_blocks(x, at, exists, D: tl.constexpr, BK: tl.constexpr):
-    """Rows of a matrix [., D] that begin at `at` [BN, 1]: a tuple of blocks [BN, BK]."""
-    blocks = ()
-    for j in tl.static_range((D + BK - 1) // BK):
-        k = j * BK + tl.arange(0, BK)[None, :]
-        blocks = blocks + (tl.load(x + at + k, exists & (k < D), 0.0),)
-    return blocks
-
-
-@triton.jit
-def store_blocks(x, at, writes, blocks, D: tl.constexpr, BK: tl.constexpr):
-    for j in tl.static_range((D + BK - 1) // BK):
-        k = j * BK + tl.arange(0, BK)[None, :]
-        tl.store(x + at + k, blocks[j], writes & (k < D))
-
-
-@triton.jit
-def add_blocks(stream, branch, D: tl.constexpr, BK: tl.constexpr):
-    """The sums of two rows in blocks, as they are written."""
-    blocks = ()
-    for j in tl.static_range((D + BK - 1) // BK):
-        blocks = blocks + ((stream[j].to(tl.float32) + branch[j].to(tl.float32)).to(stream[j].dtype),)
-    return blocks
-
-
-@triton.jit
-def normalize_blocks(stream, weight, eps, D: tl.constexpr, BK: tl.constexpr):
-    """The norm of a row in blocks, as it is written."""
-    squares = tl.zeros(stream[0].shape, tl.float32)
-    for j in tl.static_range((D + BK - 1) // BK):
-        squares += stream[j].to(tl.float32) * stream[j].to(tl.float32)
-    r = tl.rsqrt(tl.sum(squares, 1) / D + eps)[:, None]
-    blocks = ()
-    for j in tl.static_range((D + BK - 1) // BK):
-        blocks = blocks + ((stream[j].to(tl.float32) * r * weight[j].to(tl.float32)).to(stream[j].dtype),)
-    return blocks
-
-
-@triton.jit
-def multiply_blocks(row, weights, D: tl.constexpr, BK: tl.constexpr):
-    """The products [1, BN] of a row with the rows of a matrix."""
-    sums = tl.zeros(weights[0].shape, tl.float32)
-    for j in tl.static_range((D + BK - 1) // BK):
-        sums += row[j].to(tl.float32) * weights[j].to(tl.float32)
-    return tl.sum(sums, 1)[None, :]
 
 
 @triton.jit
@@ -118,7 +78,8 @@ def finish(
     if KINDS[PLACE] == "add":
         z = z.to(DTYPE).to(tl.float32) + tl.load(residual + at, here, 0.0).to(tl.float32)
     elif KINDS[PLACE] == "sigmoid":
-        z = largest * sigmoid(z if HAS_BIAS else z.to(DTYPE).to(tl.float32))
+        log_rate, _ = log_rate_and_rest(other)
+        z = largest * tl.exp(log_rate) * sigmoid(z if HAS_BIAS else z.to(DTYPE).to(tl.float32))
     elif KINDS[PLACE] == "decay":
         log_rate, rest = log_rate_and_rest(other)
         z = -tl.exp(log_rate) * softplus(z + rest)
@@ -130,7 +91,7 @@ VARYING = [f"{name}_{i}" for name in ("width", "first", "group", "largest") for 
 
 @triton.jit(do_not_specialize=["rows", "eps", *VARYING])
 def linear_rows_kernel(
-    x, branch, norm, s, n, more, rows, stride_x, stride_branch, eps,
+    x, branch, gate, value, skip, norm, s, n, more, rows, stride_x, stride_branch, stride_gate, stride_value, eps,
     w_0, bias_0, other_0, y_0, width_0, first_0, group_0, largest_0,
     w_1, bias_1, other_1, y_1, width_1, first_1, group_1, largest_1,
     w_2, bias_2, other_2, y_2, width_2, first_2, group_2, largest_2,
@@ -139,11 +100,12 @@ def linear_rows_kernel(
     w_5, bias_5, other_5, y_5, width_5, first_5, group_5, largest_5,
     w_6, bias_6, other_6, y_6, width_6, first_6, group_6, largest_6,
     w_7, bias_7, other_7, y_7, width_7, first_7, group_7, largest_7,
-    KINDS: tl.constexpr, D: tl.constexpr, FEW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    LINES: tl.constexpr, OVERLAP: tl.constexpr,
+    KINDS: tl.constexpr, GATE: tl.constexpr, GATE_FIRST: tl.constexpr, D: tl.constexpr, V: tl.constexpr, NORMS: tl.constexpr,
+    FEW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """norm: weight of an RMSNorm of x, or of x plus the branch, of which s and n are the sum and the norm. more: the second
-    matrix of "swiglu". other_i: the residual, or A_log. first_i: the first program of a product."""
+    """norm: weight [NORMS] of an RMSNorm over groups of V numbers of x, or of x plus the branch, whose sum is s; n is the norm,
+    where it is kept. gate, value, skip: as in the gated norm. more: the second matrix of "swiglu". other_i: the residual, a
+    rate or A_log. first_i: the first program of a product."""
     weights = w_0, w_1, w_2, w_3, w_4, w_5, w_6, w_7
     biases = bias_0, bias_1, bias_2, bias_3, bias_4, bias_5, bias_6, bias_7
     others = other_0, other_1, other_2, other_3, other_4, other_5, other_6, other_7
@@ -162,11 +124,11 @@ def linear_rows_kernel(
     # What follows a product is read before it, as it depends on no kernel but for a residual.
     bias, other = tl.zeros((BN,), tl.float32), tl.zeros((BN,), tl.float32)
     for i in tl.static_range(len(KINDS)):
-        if biases[i] is not None or KINDS[i] == "decay":  # noqa: SIM102  # Triton folds this condition while it compiles
+        if biases[i] is not None or (others[i] is not None and KINDS[i] != "add"):  # noqa: SIM102  # Triton folds this condition while it compiles
             if which == i:
                 if biases[i] is not None:
                     bias = tl.load(biases[i] + output, is_output, 0.0).to(tl.float32)
-                if KINDS[i] == "decay":
+                if others[i] is not None and KINDS[i] != "add":
                     other = tl.load(others[i] + output // groups[i], is_output, 0.0).to(tl.float32)
     w_at = output.to(tl.int64)[:, None] * D
     if FEW:
@@ -175,7 +137,9 @@ def linear_rows_kernel(
             more_blocks = load_blocks(more, w_at, is_output[:, None], D, BK)
         same = tl.zeros((BN, 1), tl.int32)
         if norm is not None:
-            norm_blocks = load_blocks(norm, same, same == 0, D, BK)
+            norm_blocks = load_repeated(norm, NORMS, 1, D, BN, BK)
+        if skip is not None:
+            skip_blocks = load_repeated(skip, D // V, V, D, BN, BK)
         wait_for_inputs(OVERLAP)
         writes = (program == 0) & (tl.arange(0, BN) == 0)[:, None]
         for r in tl.static_range(BM):
@@ -183,14 +147,26 @@ def linear_rows_kernel(
             at = same.to(tl.int64) + r
             row = load_blocks(x, at * stride_x, exists, D, BK)
             if branch is not None:
-                row = add_blocks(row, load_blocks(branch, at * stride_branch, exists, D, BK), D, BK)
+                row = round_blocks(
+                    add_blocks(row, load_blocks(branch, at * stride_branch, exists, D, BK)), x.dtype.element_ty
+                )
                 store_blocks(s, at * D, writes & exists, row, D, BK)
+            if skip is not None:
+                row = add_blocks(row, scale_blocks(skip_blocks, load_blocks(value, at * stride_value, exists, D, BK)))
+            if gate is not None:
+                gates = activate_blocks(load_blocks(gate, at * stride_gate, exists, D, BK), GATE)
+                if GATE_FIRST:
+                    row = scale_blocks(row, gates)
             if norm is not None:
-                row = normalize_blocks(row, norm_blocks, eps, D, BK)
+                row = scale_blocks(normalize_blocks(row, eps, D, V, BN, BK), norm_blocks)
+                if gate is not None and not GATE_FIRST:
+                    row = scale_blocks(row, gates)
+                row = round_blocks(row, x.dtype.element_ty)
+            if n is not None:
                 store_blocks(n, at * D, writes & exists, row, D, BK)
-            z = multiply_blocks(row, blocks, D, BK)
+            z = multiply_blocks(row, blocks, BN, BK)
             if KINDS[0] == "swiglu":
-                z = z * sigmoid(z) * multiply_blocks(row, more_blocks, D, BK)
+                z = z * sigmoid(z) * multiply_blocks(row, more_blocks, BN, BK)
             for i in tl.static_range(len(KINDS)):
                 if which == i:
                     finish(
@@ -226,18 +202,18 @@ def linear_rows_kernel(
 
 def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None = None) -> RowProducts:
     """The results [..., width] for x [..., D] of few rows; nothing is checked."""
-    flat = make_rows_contiguous(x).flatten(0, -2)
+    flat = rows_of(x)
+    assert flat is not None
     rows, channels = flat.shape
     lanes = WARP_BYTES // x.element_size()
     few = rows <= FEW and -(-channels // lanes) * (1 + (products[0].more is not None)) <= MOST_BLOCKS
-    s = n = branch = None
-    if normed is not None and not few:
-        s, n = residual_norm.forward(x, normed.branch, normed.weight, normed.eps, x.dtype)
+    s = n = None
+    if normed is not None and not (few and fits_blocks(normed, channels, lanes)):
+        s, n = normalize(x, normed)
         flat, normed = n.flatten(0, -2), None
-    elif normed is not None:
-        n = torch.empty_like(x, memory_format=torch.contiguous_format)
-        if normed.branch is not None:
-            s, branch = torch.empty_like(n), make_rows_contiguous(normed.branch).flatten(0, -2)
+    elif normed is not None and normed.is_kept:
+        s, n = None if normed.branch is None else x.new_empty(x.shape), x.new_empty(x.shape)
+    given = [None] * 3 if normed is None else [rows_of(one) for one in (normed.branch, normed.gate, normed.value)]
     outputs, arguments, programs = [], [], 0
     tall = padded(rows, 1) if few else max(16, padded(rows, 1))
     tile, warps = (FEW_WARPS, FEW_WARPS) if few else (OUTPUTS, WARPS)
@@ -255,12 +231,44 @@ def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None 
     step_bytes = 2 * (tall + OUTPUTS) * inputs * x.element_size()
     if rows and programs:
         launch(
-            linear_rows_kernel, (programs,), flat, branch, None if normed is None else normed.weight.contiguous(), s, n,
-            None if products[0].more is None else products[0].more.contiguous(), rows, flat.stride(0),
-            0 if branch is None else branch.stride(0), 0.0 if normed is None else normed.eps, *arguments,
-            *NO_PRODUCT * (MOST_PRODUCTS - len(products)), KINDS=tuple(product.kind for product in products), D=channels,
-            FEW=few, BM=tall, BN=tile, BK=min(inputs, padded(channels, 16)) if few else inputs,
+            linear_rows_kernel, (programs,), flat, *given, None if normed is None else contiguous(normed.skip),
+            None if normed is None else contiguous(normed.weight), s, n, contiguous(products[0].more), rows, flat.stride(0),
+            *[0 if one is None else one.stride(0) for one in given], 0.0 if normed is None else normed.eps,
+            *arguments, *NO_PRODUCT * (MOST_PRODUCTS - len(products)),
+            KINDS=tuple(product.kind for product in products),
+            GATE=None if normed is None or normed.gate is None else normed.activation,
+            GATE_FIRST=normed is not None and normed.gate_first,
+            D=channels, V=channels if normed is None else normed.width or channels,
+            NORMS=1 if normed is None else normed.weight.numel(), FEW=few, BM=tall, BN=tile,
+            BK=min(inputs, padded(channels, 16)) if few else inputs,
             LINES=1 if few else padded(-(-channels * x.element_size() // LINE), 1), num_warps=warps,
             num_stages=1 if few else min(1 + SHARED // step_bytes, MOST_STAGES),
         )  # fmt: skip
-    return RowProducts(outputs, s, n)
+    return RowProducts(outputs, s, n if normed is None or normed.is_kept else None)
+
+
+def rows_of(x: Tensor | None) -> Tensor | None:
+    """[..., D] as [M, D]."""
+    return None if x is None else make_rows_contiguous(x).flatten(0, -2)
+
+
+def contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def fits_blocks(normed: Normed, channels: int, lanes: int) -> bool:
+    """Whether the sums of a norm lie within the blocks of a row."""
+    width = normed.width
+    return width is None or width == channels or width % lanes == 0 or (lanes % width == 0 and channels % width == 0)
+
+
+def normalize(x: Tensor, normed: Normed) -> tuple[Tensor | None, Tensor]:
+    """The sum and the norm by a launch of their own."""
+    if normed.is_kept:
+        return residual_norm.forward(x, normed.branch, normed.weight, normed.eps, x.dtype)
+    gate, value = (None if y is None else y.unflatten(-1, (-1, normed.width)) for y in (normed.gate, normed.value))
+    n = gated_norm.forward(
+        x.unflatten(-1, (-1, normed.width)), normed.weight, gate, value, normed.skip, normed.activation, normed.eps,
+        normed.gate_first,
+    )  # fmt: skip
+    return None, n.flatten(-2)
