@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Normed", "Product", "RowProducts", "TokenConvolution"]
+__all__ = ["FEW_ROWS", "Normed", "Product", "RowProducts", "TokenConvolution"]
+
+FEW_ROWS = 4  # of a linear map that need no tensor cores
 
 
 class TokenConvolution(NamedTuple):

@@ -29,7 +29,7 @@ from ..common.call import padded
 from ..common.math import log_rate_and_rest, sigmoid, softplus
 from ..common.overlap import prefetch_matrix, wait_for_inputs
 from ..runtime.launch_plan import launch, make_rows_contiguous
-from . import Normed, Product, RowProducts, gated_norm, residual_norm
+from . import FEW_ROWS, Normed, Product, RowProducts, gated_norm, residual_norm
 from .row_blocks import (
     activate_blocks,
     add_blocks,
@@ -43,11 +43,11 @@ from .row_blocks import (
 )
 
 MOST_PRODUCTS = 8  # of a launch
-FEW = 4  # rows that need no tensor cores
 WARP_BYTES = 512  # that the lanes of a warp load at once
 MOST_BLOCKS = 32  # of so many bytes of weights, which a warp keeps in registers
 FEW_WARPS = 8
 OUTPUTS, WARPS, MOST_STAGES = 32, 4, 4  # of a program, for more rows
+NARROW = 2048  # outputs of a launch that take smaller programs, half of this size
 INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a number: float32 needs more registers
 LINE = 128  # bytes of a line of the GPU's cache
 SHARED = 96 * 1024  # bytes of shared memory, which every GPU from Ampere on has
@@ -206,7 +206,7 @@ def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None 
     assert flat is not None
     rows, channels = flat.shape
     lanes = WARP_BYTES // x.element_size()
-    few = rows <= FEW and -(-channels // lanes) * (1 + (products[0].more is not None)) <= MOST_BLOCKS
+    few = rows <= FEW_ROWS and -(-channels // lanes) * (1 + (products[0].more is not None)) <= MOST_BLOCKS
     s = n = None
     if normed is not None and not (few and fits_blocks(normed, channels, lanes)):
         s, n = normalize(x, normed)
@@ -217,6 +217,8 @@ def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None 
     outputs, arguments, programs = [], [], 0
     tall = padded(rows, 1) if few else max(16, padded(rows, 1))
     tile, warps = (FEW_WARPS, FEW_WARPS) if few else (OUTPUTS, WARPS)
+    if not few and sum(len(product.weight) for product in products) <= NARROW:
+        tile //= 2
     for weight, kind, bias, other, largest, _ in products:
         width = len(weight)
         y = x.new_empty(*x.shape[:-1], width, dtype=torch.float32 if kind in ("sigmoid", "decay") else x.dtype)
