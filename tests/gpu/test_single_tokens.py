@@ -38,7 +38,7 @@ def near(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("rows", [1, 4, 8, 64])
+@pytest.mark.parametrize("rows", [1, 2, 8, 64])
 def test_linear_rows(rows, dtype):
     """Every kind, twice the same bits, and for a row with few others the bits that it has among more."""
     x, residual = draw(rows, 1, 1024, dtype=dtype), draw(rows, 1, 2816, dtype=dtype, seed=9)
@@ -64,7 +64,7 @@ def test_linear_rows(rows, dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("rows", [1, 2, 8])
 def test_linear_rows_of_norms(rows, dtype):
     """Of a residual stream with a branch, and of heads with a gate."""
     x, other = draw(rows, 1, 1024, dtype=dtype), draw(rows, 1, 1024, dtype=dtype, seed=1)

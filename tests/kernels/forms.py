@@ -142,12 +142,12 @@ def convolution_step() -> Iterator[Callable[[], object]]:
 
 
 def linear_rows() -> Iterator[Callable[[], object]]:
-    """Every kind in bfloat16, of one sequence, of four or of 64, with the norms of a block; a matrix in float32."""
+    """Every kind in bfloat16, of one sequence, of two or of 64, with the norms of a block; a matrix in float32."""
     from fastweights.kernels.pointwise import Normed, Product
     from fastweights.kernels.pointwise.linear_rows import multiply_rows
 
     w, gate, of_channel = (torch.empty(width, 1024, dtype=torch.bfloat16) for width in (1024, 8, 1024))
-    one, few, many = (torch.empty(rows, 1, 1024, dtype=torch.bfloat16) for rows in (1, 4, 64))
+    one, few, many = (torch.empty(rows, 1, 1024, dtype=torch.bfloat16) for rows in (1, 2, 64))
     gates = [Product(gate, "sigmoid", other=torch.empty(8)), Product(gate, "decay", torch.empty(8), torch.empty(8))]
     channels = Product(of_channel, "decay", torch.empty(1024), torch.empty(8))
     for x in (one, few, many):

@@ -57,7 +57,7 @@ def test_what_follows(rows):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("rows", [1, 3, 5])
+@pytest.mark.parametrize("rows", [1, 2, 5])
 def test_norm_of_a_residual_stream(rows):
     """More products than one launch has; the sum and the norm are results, too."""
     x, branch, scale = draw(rows, 1, 300), draw(rows, 1, 300, seed=1), draw(300, seed=2)
@@ -77,7 +77,7 @@ def test_norm_of_a_residual_stream(rows):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("rows", [1, 3, 5])
+@pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("channels, width", [(512, 64), (384, 128), (512, 256), (96, 96), (144, 48)], ids=str)
 def test_norm_of_heads(rows, channels, width):
     """Heads narrower than a block of the kernel, as wide, wider, all of the row, and of a width that needs its own launch."""
@@ -96,7 +96,7 @@ def test_norm_of_heads(rows, channels, width):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("rows", [4, 40])
+@pytest.mark.parametrize("rows", [2, 40])
 def test_a_row_gets_the_same_bits_alone_and_among_others(rows):
     """Among few others and among many, which other arithmetic multiplies."""
     x, w = draw(rows, 96), draw(32, 96, seed=1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 __all__ = ["FEW_ROWS", "Normed", "Product", "RowProducts", "TokenConvolution"]
 
-FEW_ROWS = 4  # of a linear map that need no tensor cores
+FEW_ROWS = 2  # of a linear map that need no tensor cores
 
 
 class TokenConvolution(NamedTuple):

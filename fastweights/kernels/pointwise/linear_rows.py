@@ -10,11 +10,14 @@ r"""Kernel of linear maps of a few rows, as decoding has them, with what stands 
 One launch computes several products of the same x, each of its own kind, and may compute x itself as the RMSNorm of a residual
 stream and a branch (`residual_norm`).
 
-Up to 4 rows: a warp has one output, reads its weights before it waits for x, multiplies without tensor cores and adds up within
-itself. The norm is computed by every warp. More rows: a program owns 32 outputs of all rows and multiplies by tensor cores; the
-norm is a launch of its own. The order of the sums does not depend on the number of rows, so a row gets the same bits alone and
-among up to 3 others, and the same bits among any more.
+One or two rows: a warp has one output, reads its weights before it waits for x, multiplies without tensor cores and adds up within
+itself. The norm is computed by every warp. More rows: a program owns 32 outputs of all rows, or 16 where that makes few programs,
+and multiplies by tensor cores; the norm is a launch of its own. The order of the sums does not depend on the number of rows, so a
+row gets the same bits alone and beside another one, and the same bits among any more.
 """
+
+# mypy: disable-error-code="assignment, var-annotated"
+# (tuples begin empty in the kernel)
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ from .row_blocks import (
 MOST_PRODUCTS = 8  # of a launch
 WARP_BYTES = 512  # that the lanes of a warp load at once
 MOST_BLOCKS = 32  # of so many bytes of weights, which a warp keeps in registers
-FEW_WARPS = 8
+FEW_WARPS = 4
 OUTPUTS, WARPS, MOST_STAGES = 32, 4, 4  # of a program, for more rows
 NARROW = 2048  # outputs of a launch that take smaller programs, half of this size
 INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a number: float32 needs more registers
@@ -142,25 +145,35 @@ def linear_rows_kernel(
             skip_blocks = load_repeated(skip, D // V, V, D, BN, BK)
         wait_for_inputs(OVERLAP)
         writes = (program == 0) & (tl.arange(0, BN) == 0)[:, None]
+        streams, branches, gates, values = (
+            (),
+            (),
+            (),
+            (),
+        )  # all are read before anything is written: their latencies overlap
         for r in tl.static_range(BM):
-            exists = (same + r) < rows
-            at = same.to(tl.int64) + r
-            row = load_blocks(x, at * stride_x, exists, D, BK)
+            exists, at = (same + r) < rows, same.to(tl.int64) + r
+            streams = streams + (load_blocks(x, at * stride_x, exists, D, BK),)
             if branch is not None:
-                row = round_blocks(
-                    add_blocks(row, load_blocks(branch, at * stride_branch, exists, D, BK)), x.dtype.element_ty
-                )
+                branches = branches + (load_blocks(branch, at * stride_branch, exists, D, BK),)
+            if gate is not None:
+                gates = gates + (load_blocks(gate, at * stride_gate, exists, D, BK),)
+            if skip is not None:
+                values = values + (load_blocks(value, at * stride_value, exists, D, BK),)
+        for r in tl.static_range(BM):
+            exists, at = (same + r) < rows, same.to(tl.int64) + r
+            row = streams[r]
+            if branch is not None:
+                row = round_blocks(add_blocks(row, branches[r]), x.dtype.element_ty)
                 store_blocks(s, at * D, writes & exists, row, D, BK)
             if skip is not None:
-                row = add_blocks(row, scale_blocks(skip_blocks, load_blocks(value, at * stride_value, exists, D, BK)))
-            if gate is not None:
-                gates = activate_blocks(load_blocks(gate, at * stride_gate, exists, D, BK), GATE)
-                if GATE_FIRST:
-                    row = scale_blocks(row, gates)
+                row = add_blocks(row, scale_blocks(skip_blocks, values[r]))
+            if gate is not None and GATE_FIRST:
+                row = scale_blocks(row, activate_blocks(gates[r], GATE))
             if norm is not None:
                 row = scale_blocks(normalize_blocks(row, eps, D, V, BN, BK), norm_blocks)
                 if gate is not None and not GATE_FIRST:
-                    row = scale_blocks(row, gates)
+                    row = scale_blocks(row, activate_blocks(gates[r], GATE))
                 row = round_blocks(row, x.dtype.element_ty)
             if n is not None:
                 store_blocks(n, at * D, writes & exists, row, D, BK)

@@ -33,7 +33,7 @@ from fastweights.ops.framework import few_tokens
 from fastweights.serving.vllm.pool import Layout, PooledMixer
 from fastweights_studies.measure.without_gpu import tensors_as_on_gpu
 
-WIDTH, HEADS, SEQUENCES, PROMPT = 128, 2, 4, 3  # the sizes do not matter
+WIDTH, HEADS, SEQUENCES, PROMPT = 128, 2, 2, 3  # the sizes do not matter
 WAITS = ("_local_scalar_dense", "nonzero")
 
 
