@@ -10,7 +10,7 @@ r"""Kernel of linear maps of a few rows, as decoding has them, with what stands 
 One launch computes several products of the same x, each of its own kind, and may compute x itself as the RMSNorm of a residual
 stream and a branch (`residual_norm`).
 
-One or two rows: a warp has one output, reads its weights before it waits for x, multiplies without tensor cores and adds up within
+One or two rows: a warp has one output, reads its weights before it waits for x, multiplies without tensor cores and adds up in
 itself. The norm is computed by every warp. More rows: a program owns 32 outputs of all rows, or 16 where that makes few programs,
 and multiplies by tensor cores; the norm is a launch of its own. The order of the sums does not depend on the number of rows, so a
 row gets the same bits alone and beside another one, and the same bits among any more.
