@@ -120,8 +120,6 @@ def normalize_for(
 
 
 def _input_products(reader: nn.Module) -> Iterable[tuple[nn.Module, Product]]:
-    if is_plain(reader):
-        yield from plain_products(reader)
     for module in reader.modules():
         find: Any = getattr(module, "input_products", None)
         if find is not None:
