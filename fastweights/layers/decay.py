@@ -9,11 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.authoring import LARGEST_LOG_RATE, exp_rate, linear_rows, step_decay, takes_step_decay
+from ..ops.authoring import LARGEST_LOG_RATE, Product, exp_rate, step_decay, takes_step_decay
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
 from .parts import HeadPart
-from .shared_input import ProjectedGate, find_first_part, joins
+from .shared_input import (
+    InputProducts,
+    ProjectedGate,
+    find_first_part,
+    is_plain,
+    joins,
+    multiply,
+    plain_products,
+    project,
+)
 
 __all__ = ["FIRST_DECAYS", "RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
 
@@ -88,11 +97,12 @@ class SoftplusDecay(OwnInitialValues):
     def compute_decay(self, x_BTD: Tensor, projection: nn.Module) -> Tensor:
         """g [B, T, heads, channels] of steps that the projection makes of x."""
         if joins(x_BTD, projection):
-            (g,) = linear_rows(
-                x_BTD, cast(Tensor, projection.weight), kind="decay", bias=self.dt_bias, other=self.A_log
-            )
-            return g.unflatten(2, (len(self.A_log), -1))
+            return multiply(x_BTD, projection, self.product(projection)).unflatten(2, (len(self.A_log), -1))
         return self.convert_step(projection(x_BTD))
+
+    def product(self, projection: nn.Module) -> Product:
+        """What `compute_decay` needs of the steps."""
+        return Product(cast(Tensor, projection.weight), "decay", self.dt_bias, self.A_log)
 
     def convert_step(self, step: Tensor) -> Tensor:
         """step [B, T, heads * channels] -> g [B, T, heads, channels]."""
@@ -110,6 +120,9 @@ class HeadDecay(SoftplusDecay, ProjectedGate):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.compute_decay(x_BTD, self.a_proj).squeeze(3)
+
+    def input_products(self) -> InputProducts:
+        return [(self.a_proj, self.product(self.a_proj))] if is_plain(self.a_proj) else []
 
     @property
     def projection(self) -> nn.Module:
@@ -147,7 +160,10 @@ class KimiDecay(SoftplusDecay, ProjectedGate):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         first = self.projection
-        return self.convert_step(self.f_proj(x_BTD)) if first is None else self.finish(first(x_BTD))
+        return self.convert_step(self.f_proj(x_BTD)) if first is None else self.finish(project(x_BTD, first))
+
+    def input_products(self) -> InputProducts:
+        return plain_products(self.f_proj)
 
     @property
     def projection(self) -> nn.Module | None:
@@ -210,7 +226,10 @@ class GLADecay(ProjectedGate):
             self.gk_proj = nn.Sequential(first, RampedLinear(rank, num_heads, channels, str(long_memory), divisor))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self._decay(self.gk_proj(x_BTD))
+        return self._decay(project(x_BTD, self.gk_proj))
+
+    def input_products(self) -> InputProducts:
+        return plain_products(self.gk_proj)
 
     @property
     def projection(self) -> nn.Module | None:

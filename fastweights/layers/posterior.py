@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_number, check_positive, check_size
 from ..ops import linear_attention, palimpsa, palimpsa_posterior
-from ..ops.authoring import Op, State, gated_writes
+from ..ops.authoring import Op, State, gated_writes, multiply_rows
 from .cache import LayerCache
 from .decay import HeadDecay, StepDecay
 from .gates import ImportanceGain, SigmoidGain, VarianceShift, WindowThreshold
@@ -33,7 +33,7 @@ from .options import (
 from .parts import HeadPart
 from .projections import GATES, ShortConvolution, ValueSkip, choose_layer_backend, convolve_together
 from .registry import ADDITIVE, register_mixer
-from .shared_input import compute_gates
+from .shared_input import InputProducts, compute_gates, joins_norm, plain_products, project
 
 __all__ = ["PosteriorOptions", "PalimpsaD", "PalimpsaM", "PalimpsaMOptions"]
 
@@ -302,7 +302,7 @@ class PalimpsaM(PosteriorLayer):
         check_input(self, x_BTD, cache, cu_seqlens)
         gate, backend = self.options.output_gate, self.options.backend
         run = RuleCall(cache, cu_seqlens, backend, cp_group=self.cp_group)
-        z, vkq, step_BTG = self.in_proj(x_BTD).split(self.widths, 2)
+        z, vkq, step_BTG = project(x_BTD, self.in_proj).split(self.widths, 2)
         (vkq,), (conv_state,) = convolve_together(
             [self.conv], [vkq], [run.context.get("vkq")], cu_seqlens, norms=[None], activation="silu", keep=cache is not None,
             backend=choose_layer_backend(backend), rows=run.rows, cp_group=self.cp_group,
@@ -317,7 +317,13 @@ class PalimpsaM(PosteriorLayer):
         if cache is not None and conv_state is not None:
             cache.update(memory, {"vkq": conv_state})
         o = (o_BTGV if self.skip is None else self.skip(o_BTGV, v_BTGV)).flatten(2)
-        return self.out_proj(self.norm(o, None if gate is None else z, gate or "silu", choose_layer_backend(backend)))
+        backend, given = choose_layer_backend(backend), None if gate is None else z
+        if self.norm.span == 1 and joins_norm(o, self.norm, self.out_proj, given, backend=backend):
+            return multiply_rows(o, [self.out_proj.product()], self.norm.of_rows(given, gate or "silu")).results[0]
+        return self.out_proj(self.norm(o, given, gate or "silu", backend))
+
+    def input_products(self) -> InputProducts:
+        return plain_products(self.in_proj)
 
     def _split(self, vkq: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """v [B, T, G, V], k and q [B, T, H, K] of the channels that the convolution goes over."""

@@ -154,17 +154,22 @@ def convolution_step() -> Iterator[Callable[[], object]]:
 
 
 def linear_rows() -> Iterator[Callable[[], object]]:
-    """Every kind in bfloat16, of one sequence or of 64; a matrix in float32."""
-    from fastweights.kernels.pointwise.linear_rows import linear_rows
+    """Every kind in bfloat16, of one sequence, of two or of 64, with the norms of a block; a matrix in float32."""
+    from fastweights.kernels.pointwise import Normed, Product
+    from fastweights.kernels.pointwise.linear_rows import multiply_rows
 
-    w, per_output = torch.empty(1024, 1024, dtype=torch.bfloat16), torch.empty(1024)
-    one, many = (torch.empty(rows, 1, 1024, dtype=torch.bfloat16) for rows in (1, 64))
-    for x, kind, weights, bias, other in (
-        (many, "plain", [w, w, w], None, None), (one, "swiglu", [w, w], None, None), (one, "add", [w], None, one),
-        (one, "sigmoid", [w], per_output, None), (one, "decay", [w], per_output, per_output[:8]),
-    ):  # fmt: skip
-        yield partial(linear_rows, x, weights, kind, bias, other, 1.0)
-    yield partial(linear_rows, torch.empty(64, 300), [torch.empty(40, 300)], "plain", None, None, 1.0)
+    w, gate, of_channel = (torch.empty(width, 1024, dtype=torch.bfloat16) for width in (1024, 8, 1024))
+    one, few, many = (torch.empty(rows, 1, 1024, dtype=torch.bfloat16) for rows in (1, 2, 64))
+    gates = [Product(gate, "sigmoid", other=torch.empty(8)), Product(gate, "decay", torch.empty(8), torch.empty(8))]
+    channels = Product(of_channel, "decay", torch.empty(1024), torch.empty(8))
+    for x in (one, few, many):
+        stream, heads = Normed(w[0], 1e-6, x), Normed(w[0, :128], 1e-6, gate=x, value=x, skip=torch.empty(8), width=128)
+        yield partial(multiply_rows, x, [Product(w), Product(w), Product(w), *gates], Normed(w[0], 1e-6))
+        yield partial(multiply_rows, x, [Product(w, "swiglu", more=w)], stream)
+        yield partial(multiply_rows, x, [Product(w, "add", other=x)])
+        yield partial(multiply_rows, x, [Product(w)], heads)
+        yield partial(multiply_rows, x, [channels])
+    yield partial(multiply_rows, torch.empty(64, 300), [Product(torch.empty(40, 300))])
 
 
 def residual_norm() -> Iterator[Callable[[], object]]:
