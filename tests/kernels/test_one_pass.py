@@ -79,7 +79,7 @@ class Chunk(NamedTuple):
         return z, self.since[-1] * dS + SCALE * do.T @ (self.since * self.q) - (z * self.beta) @ (self.since * self.k)
 
     def gradients(self, u: Tensor, z: Tensor, do: Tensor, S: Tensor, dS: Tensor) -> tuple[Tensor, ...]:
-        """Those of q, k, w, v, beta and g, as `gradients_back` and `gradients_of_channels` find them. S, dS [V, K] at the chunk's
+        """Those of q, k, w, v, beta and g, as `gradients_back` and `channel_gradients_back` find them. S, dS [V, K] at the chunk's
         start and end."""
         pairs = pair_decays(self.g)
         dP, dA = SCALE * (do @ u.T)[:, :, None] * pairs, -(z @ u.T).tril(-1)[:, :, None] * pairs
@@ -328,7 +328,7 @@ def test_one_decay_per_channel_takes_one_pass(on_hopper: None) -> None:
     g = torch.zeros(1, 300, 16, 128)
     assert names(launched(300, g=g)) == ["solve_chunks", "read_chunks"]
     assert names(launched(8192, g=torch.zeros(1, 8192, 16, 128))) == ["solve_chunks", "summarize_chunks", "read_chunks"]
-    passes = ["decay_again", "states_again", "pass_channels_back", *CHANNEL_GRADIENTS, *BACK[2:]]
+    passes = ["decay_again", "states_again", *CHANNEL_GRADIENTS, *BACK[2:]]
     assert names(with_backward(300, rule="one decay per channel")) == ["solve_chunks", "read_chunks", *passes]
     in_segments = names(with_backward(8192, rule="one decay per channel"))
     assert in_segments[3:] == [*passes[:2], "summarize_back", *passes[2:]]
@@ -366,7 +366,7 @@ def with_backward(
 
 
 BACK = ["states_again", "gradients_back", "reduce_gate_grads", "sum_heads"]
-CHANNEL_GRADIENTS = ["gradients_of_channels", "chunk_gradients_channel"]  # flat, and in plain Triton all others
+CHANNEL_GRADIENTS = ["channel_gradients_back", "strong_gradients_channel"]  # plain Triton where channels lose much
 
 
 def test_the_backward_passes_back(on_hopper: None) -> None:
@@ -412,7 +412,7 @@ def test_machine_code(on_hopper: None, rule: str) -> None:
     if rule == "write keys":
         spilled |= {"solve_chunks": 320, "sum_write_key_grads": 64, "write_key_grads": 32}
     elif rule == "one decay per channel":  # where channels lose much, more than registers hold
-        spilled |= {"solve_chunks": 2688, "gradients_of_channels": 192}
+        spilled |= {"solve_chunks": 2688, "channel_gradients_back": 320}
     once = {one.kernel.__name__: one for one in with_backward(8192, rule=rule) if one.kernel.is_gluon()}
     for name, one in once.items():
         compiled = one.compile(90)

@@ -38,9 +38,9 @@ all, is on chip. Segments are joined backwards as forwards, from what `summarize
 
 **One decay per channel** (`channel.py`). exp(G) then scales rows and channels, and no row alone. `solve_chunks` writes K exp(G),
 Q exp(G) and exp(G_C - G) W, which the passes take for K, Q and W as if nothing decayed but S, by exp(G_C) per channel. A backward
-makes them again (`decay_again`). `pass_channels_back` writes dS and z of all chunks, from which `gradients_of_channels` finds the
-gradients, chunk by chunk; of channels that lose too much in a chunk for a product of two factors, `chunk_gradients_channel` of
-`common.delta_rule` does.
+makes them again (`decay_again`). `channel_gradients_back` finds all gradients as `gradients_back` does, those of these operands first;
+every gradient of G is a sum over the tokens from its own on, found as a product with a triangle of ones. Of channels that lose too
+much in a chunk for a product of two factors, `chunk_gradients_channel` of `common.delta_rule` finds them.
 
 The kernels are written in Gluon (`runtime/gluon.py`), for bfloat16 and float16 and 128 key and value channels. `takes_one_pass`
 (`launches.py`) says which calls take them; all others take the kernels in plain Triton.

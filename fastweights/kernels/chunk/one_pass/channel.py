@@ -1,7 +1,8 @@
 """One decay per key channel, in Gluon for Hopper GPUs: the operands that the passes take of a chunk, and their products.
 
-By two forms, as `common.delta_rule.channel_decay`: flat, where no channel loses much in the chunk, one product of k exp(G) and
-w exp(-G) has all pairs; else they meet by halves. Threads have four channels of eight tokens, 64 channels at a time.
+By three forms. Flat, where no channel loses much in the chunk: one product of k exp(G) and w exp(-G) has all pairs. By blocks of 16
+tokens, where none loses much within them: with R, which is G before a block, the products of its k exp(G - R) and all w exp(R - G) up
+to its own. Else by halves, as `common.delta_rule.channel_decay`. Threads have four channels of eight tokens, 64 channels at a time.
 """
 
 from __future__ import annotations
@@ -115,53 +116,68 @@ def met(xs, ys, pairs):
 
 
 @gluon.jit
-def meet_by_halves(
-    ks, qs, ws, edges, q, k, w, g, count,
-    PARTS: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr,
+def before_block(edges, block):
+    """G at the last token before a block of 16, or before those of tokens [64, 1]: [1, 64] or [64, 64]."""
+    start = gl.zeros([1, 64], gl.float32, TILE)
+    for n in gl.static_range(1, 4):
+        start = gl.where(block >= n, edges.slice(2 * n - 1, 1).load(TILE), start)
+    return start
+
+
+@gluon.jit
+def meet(
+    xs, ws, edges, x, w, g, count, PARTS: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr
 ):  # fmt: skip
-    """w q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and ws [64, 64]: for operands."""
-    TYPE: gl.constexpr = ks.dtype
+    """w x^T of pairs i >= j, decayed from one to the other, by blocks or halves. xs and ws [64, 64]: for operands. Of queries and
+    keys one after the other: registers hold no more."""
+    TYPE: gl.constexpr = xs.dtype
+    MOST: gl.constexpr = 7.0 if xs.dtype == gl.float16 else 112.0
     SQUARE: gl.constexpr = product_layout(4, 64)
     BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
     j = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
     i = gl.arange(0, 64, BY_I)
-    scores = gl.zeros([64, 64], gl.float32, SQUARE)
-    overlap = scores
+    row = tile_places(64)[0]
+    found = gl.zeros([64, 64], gl.float32, SQUARE)
     for _ in range(PARTS):
         G = sum_decays(load_tile(g, count, G_ROW), edges)
-        own = gl.sum(load_tile(q, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
-        scores += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
-        own = gl.sum(load_tile(k, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
-        overlap += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
-        for level in gl.static_range(6):
-            factor = approximate(-gl.abs(G - at_border(G, edges, 32 >> level)), "ex2")
-            qs.store((load_tile(q, count, KEY_ROW) * factor).to(TYPE))
-            ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
-            ks.store((load_tile(k, count, KEY_ROW) * factor).to(TYPE))
-            half = 32 >> level
-            pairs = ((i & half) > 0)[None, :] & (((i ^ half) & -half)[None, :] == (j & -half)[:, None])
-            scores += met(ws, qs, pairs)
-            overlap += met(ws, ks, pairs)
-        q += 64
-        k += 64
+        since = G - before_block(edges, (row // 16)[:, None])
+        lost = gl.max(gl.max(gl.where(since == since, -since, 0.0), 1), 0)  # NaN does not choose the form
+        if lost < MOST:
+            xs.store((load_tile(x, count, KEY_ROW) * approximate(since, "ex2")).to(TYPE))
+            for block in range(4):
+                factor = approximate(before_block(edges, block) - G, "ex2")
+                factor = gl.where((row < 16 * block + 16)[:, None], factor, 0.0)
+                ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
+                found += met(ws, xs, (i // 16 == block)[None, :] & (j >= 0)[:, None])
+        else:
+            own = gl.sum(load_tile(x, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
+            found += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
+            for level in gl.static_range(6):
+                factor = approximate(-gl.abs(G - at_border(G, edges, 32 >> level)), "ex2")
+                xs.store((load_tile(x, count, KEY_ROW) * factor).to(TYPE))
+                ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
+                half = 32 >> level
+                pairs = ((i & half) > 0)[None, :] & (((i ^ half) & -half)[None, :] == (j & -half)[:, None])
+                found += met(ws, xs, pairs)
+        x += 64
         w += 64
         g += 64
-    return scores, overlap
+    return found
 
 
 @gluon.jit
 def decay_channels(
-    ks, qs, ws, q, k, w, g, g_low, g_high, qg, kg, wg, last, last_gate, count,
+    ks, qs, ws, q, k, w, g, g_low, g_high, qg, kg, wg, last, gates, last_gate, strong, count, scale,
     HV: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, WRITE: gl.constexpr,
     SOLVE: gl.constexpr,
 ):  # fmt: skip
-    """q exp(G), k exp(G) and w exp(G_C - G) into qg, kg and wg [.., HV, K], exp(G_C) into last and G_C into last_gate [K], unless
-    these are None; with SOLVE w q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and, with WRITE, ws [64, K]
+    """scale q exp(G), k exp(G) and w exp(G_C - G) into qg, kg and wg [.., HV, K]. Unless these are None, exp(G_C) into last [K], G
+    into gates [.., HV, K], G_C into last_gate [K], and whether channels lose too much for the flat form into strong. With SOLVE w q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and, with WRITE, ws [64, K]
     hold k, q and w, and are used up; g_low and g_high [64, 64] hold g of the first 64 channels and of the others. G_ROW, KEY_ROW
     and WRITE_ROW: from row to row of what g, q and k, and w point to."""
     TYPE: gl.constexpr = ks.dtype
     PARTS: gl.constexpr = 2
-    FLAT: gl.constexpr = 7.0 if ks.dtype == gl.float16 else 100.0  # what channels may lose
+    MOST: gl.constexpr = 7.0 if ks.dtype == gl.float16 else 80.0
     edges = gl.allocate_shared_memory(gl.float32, [8, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     row, at = tile_places(HV * PARTS * 64)
     here = (row < count)[:, None]
@@ -172,7 +188,8 @@ def decay_channels(
         total = edges.slice(7, 1).load(TILE)
         if last is not None:
             gl.store(last + part * 64 + c, approximate(total, "ex2"))
-        if last_gate is not None:
+        if gates is not None:
+            gl.store(gates + part * 64 + at, G, here)
             gl.store(last_gate + part * 64 + c, total)
         lost = gl.maximum(lost, gl.max(gl.max(gl.where(G == G, -G, 0.0), 1), 0))  # NaN does not choose the form
         key_part = ks.slice(part * 64, 64, dim=1)
@@ -185,17 +202,19 @@ def decay_channels(
         keys = (key_part.load(TILE).to(gl.float32) * since).to(TYPE)
         gl.store(kg + part * 64 + at, keys, here)
         key_part.store(keys)
-        queries = (query_part.load(TILE).to(gl.float32) * since).to(TYPE)
+        queries = (query_part.load(TILE).to(gl.float32) * (since * scale)).to(TYPE)
         gl.store(qg + part * 64 + at, queries, here)
         query_part.store(queries)
+    if strong is not None:
+        gl.store(strong, gl.where(lost < MOST, 0.0, 1.0))
     scores = gl.zeros([64, 64], gl.float32, product_layout(4, 64))
     overlap = scores
     if SOLVE:
-        if lost < FLAT:
+        if lost < MOST:
             scores, overlap = products(ks, qs, ws)
         else:
-            scores, overlap = meet_by_halves(
-                ks.slice(0, 64, dim=1), qs.slice(0, 64, dim=1), ws.slice(0, 64, dim=1), edges, q, k, w, g, count,
-                PARTS, G_ROW, KEY_ROW, WRITE_ROW,
-            )  # fmt: skip
+            left = ks.slice(0, 64, dim=1)
+            right = ws.slice(0, 64, dim=1)
+            scores = meet(left, right, edges, q, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
+            overlap = meet(left, right, edges, k, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
     return scores, overlap

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import log2, prod
 from typing import Any, NamedTuple
 
 import torch
 
-from ...common.delta_rule.channel_decay import chunk_gradients_channel
-from ...common.delta_rule.launches import BegunGrads, ChunkOperands, DeltaRule, MemoryGrads
+from ...common.delta_rule.channel_decay import strong_gradients_channel
+from ...common.delta_rule.launches import DeltaRule, MemoryGrads
 from ...common.delta_rule.sizes import SavedForBackward, segment_length
 from ...common.packing import CHUNK
 from ...runtime.gluon import runs_gluon
@@ -32,7 +31,6 @@ WHOLE = PassTile(128, 3)
 HALF = PassTile(64, 3)
 PROGRAMS = 132  # of 128 columns, that keep an H100 or H200 busy
 SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
-IDLE_REGISTERS = 128  # two programs of 8 warps per multiprocessor, most of which find nothing to do
 
 
 class Tokens(NamedTuple):
@@ -54,11 +52,13 @@ def takes_one_pass(call: DeltaRule) -> bool:
 
 
 def segments_kept(call: DeltaRule) -> tuple[int, int]:
-    """The segments of a forward before a backward, as `segment_length`. Each has one program per head; with a decay per channel
-    several, as in plain Triton."""
-    if call.decay == 2:
-        return call.length, call.cut
+    """The segments of a forward before a backward, as `segment_length`. Each has one program per head."""
     return segment_length(call.B, call.T, call.HV, PROGRAMS, least=2)
+
+
+def most_lost(dtype: torch.dtype) -> float:
+    """In base 2, what a channel may lose in a chunk where one product has all pairs."""
+    return 7.0 if dtype == torch.float16 else 80.0
 
 
 def record_length(call: DeltaRule, keeps: bool = True) -> int:
@@ -106,6 +106,10 @@ class OnePass(DeltaRule):
         """With a decay per channel, places for the tokens as they decay."""
         return Tokens(*(self.token_tensor(self.HV, self.K) if self.decay == 2 else None for _ in range(3)))
 
+    def solve_registers(self) -> int:
+        """Per thread: with both of what takes many, three programs per multiprocessor, else four."""
+        return 168 if self.decay == 2 and self.makes_write_keys else SOLVE_REGISTERS
+
     def heads(self, tokens: Tokens) -> dict[str, int]:
         return {"H": int(tokens.q.shape[2]), "HEADS_W": self.group(tokens.w)}
 
@@ -144,7 +148,7 @@ class OnePass(DeltaRule):
         self.launch(
             solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, lasting, *decayed, saved.chunk_table, self.T,
             scale, *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
-            DECAY=self.decay, KEPT=self.keeps, num_warps=4, maxnreg=SOLVE_REGISTERS,
+            DECAY=self.decay, KEPT=self.keeps, num_warps=4, maxnreg=self.solve_registers(),
         )  # fmt: skip
         if self.decay == 2:
             tokens = decayed
@@ -258,38 +262,33 @@ class OnePassKept(OnePass):
     def channel_grads(
         self, saved: SavedForBackward, scale: float, do: Any, dS_end: Any, state_grads: bool
     ) -> MemoryGrads:
-        """With one decay per channel: the pass back first, then all gradients chunk by chunk."""
-        from .channel_back import decay_again, pass_channels_back  # need Gluon
+        """With one decay per channel. Halves of the channels that lose too much in a chunk are left to plain Triton."""
+        from .channel_back import channel_gradients_back, decay_again  # need Gluon
 
-        x, HV, w, tokens = self.memory, self.HV, self.write_keys(saved), self.decayed()
-        last_gate = self.floats(self.M, HV, self.K)
+        x, HV, K, V, w = self.memory, self.HV, self.K, self.V, self.write_keys(saved)
+        tokens, dg = self.decayed(), self.token_tensor(HV, K, dtype=torch.float32)  # takes G first
+        last_gate = self.floats(self.M, HV, K)
         self.launch(
-            decay_again, (self.M, HV), x.q, x.k, w, x.g, *tokens, last_gate, saved.chunk_table, self.T,
+            decay_again, (self.M, HV), x.q, x.k, w, x.g, *tokens, dg, last_gate, saved.chunk_table, self.T, scale,
             HEADS_W=self.group(w), HEADS_G=self.group(x.g), num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
         h = self.states_again(saved, tokens.w, saved.u)
-        added, norms = self.summaries_back(saved, tokens, scale, do)
-        z, dh = self.token_tensor(HV, self.V), self.empty(self.M, HV, self.K, self.V)
-        dS, tile = self.state(self.N) if state_grads else None, self.pass_tile
+        added, norms = self.summaries_back(saved, tokens, 1.0, do)
+        dq, dk = self.token_tensor(HV, K), self.token_tensor(HV, K)
+        dw = self.token_tensor(HV, K) if self.writes else None
+        dv, z, dP = self.token_tensor(HV, V), self.token_tensor(HV, V), self.token_tensor(HV, CHUNK)
+        dh, dS = self.empty(self.M, HV, K, V), self.state(self.N) if state_grads else None
+        gates = self.floats(K // 64, 2, *self.rows, HV)
+        stride = prod(gates.shape[1:])
         self.launch(
-            pass_channels_back, (self.V // tile.BV * self.P, HV), *tokens, saved.records, do, z, dS_end, added,
-            saved.transitions if self.cut else None, norms, dh, dS, *self.place(saved), scale, BV=tile.BV,
-            STARTED=dS_end is not None, ENDED=dS is not None, NORMS=count_norms(norms), STAGES=stages(tile, tokens.w),
-            num_warps=tile.BV // 16,
+            channel_gradients_back, (self.P, HV), *tokens, x.v, saved.records, do, saved.u, h, dS_end, added,
+            saved.transitions if self.cut else None, norms, dS, dq, dk, dw, dv, dg, gates, z, dP, dh, *self.place(saved), stride,
+            scale, STARTED=dS_end is not None, ENDED=dS is not None, NORMS=count_norms(norms), num_warps=8,
         )  # fmt: skip
-        chunks = ChunkOperands(tokens.q, tokens.w, None, saved.u, w, last_gate=last_gate)
-        begun = BegunGrads(h, z, self.token_tensor(HV, CHUNK))
-        return self.finish_grads(chunks, saved, scale, do, begun, dh, dS)
-
-    def record_channel_gradients(self, grid: tuple[int, int], arguments: Sequence[Any], **heads: int) -> None:
-        """Those whose form is not flat in plain Triton."""
-        from .channel_back import gradients_of_channels  # needs Gluon
-
-        self.launch(gradients_of_channels, grid, *arguments, **heads, num_warps=4)
         self.launch(
-            chunk_gradients_channel, grid, *arguments, self.H, self.HV, **heads, FLAT=False, BK=64, BV=32, num_warps=8,
-            num_stages=1, maxnreg=IDLE_REGISTERS,
+            strong_gradients_channel, (-(-2 * PROGRAMS // HV), HV), x.q, x.k, w, x.v, x.beta, x.g, last_gate, saved.u, z, do, dP, h, dh,
+            saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, dg, stride, self.H, HV, self.M, HEADS_G=self.group(x.g),
+            HEADS_BETA=self.group(x.beta), HEADS_W=self.group(w), MOST=most_lost(self.dtype), BK=64, BV=32, num_warps=8,
+            num_stages=1,
         )  # fmt: skip
-
-    def partial_gates(self, name: str) -> TensorSpec:
-        return self.floats(self.K // 64, 2, *self.rows, self.HV)
+        return MemoryGrads(dq, dk, dv, dw, dg, dS, gates)

@@ -189,8 +189,9 @@ def solve_chunks(
     if DECAY == 2:
         G_ROW: gl.constexpr = HV // HEADS_G * K
         g += (first * (HV // HEADS_G) + head // HEADS_G) * K
-        g_low = load_tile(g, count, G_ROW)
-        g_high = load_tile(g + 64, count, G_ROW)
+        if gram is None:
+            g_low = load_tile(g, count, G_ROW)
+            g_high = load_tile(g + 64, count, G_ROW)
     async_copy.wait_group(0)
     if gram is not None:
         precond_g += first * (HV // HEADS_PG) + head // HEADS_PG
@@ -201,11 +202,14 @@ def solve_chunks(
         )
     made += (m.to(gl.int64) * HV + head) * RECORD
     if DECAY == 2:
+        if gram is not None:  # held before, they would crowd the registers
+            g_low = load_tile(g, count, G_ROW)
+            g_high = load_tile(g + 64, count, G_ROW)
         at_row = (first * HV + head) * K
         writes = k + at_key if w is None else w
         scores, overlap = decay_channels(
             ks, qs, ws, q + at_key, k + at_key, writes, g, g_low, g_high, qg + at_row, kg + at_row, wg + at_row,
-            factors_of(made), None, count, HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
+            factors_of(made), None, None, factors_of(made) + 192, count, 1.0, HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
         )  # fmt: skip
     else:
         zeros = gl.zeros([64, 64], gl.float32, SQUARE)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..math import clamp_decay, is_bad
-from ..packing import live_tokens, program_chunk, program_part
+from ..packing import chunk_place, live_tokens, program_chunk, program_part
 from ..tiles import load_gate, load_tile, tile_address
 from .gradients import sum_over_values
 from .wy import causal_inverse, weigh_rows
@@ -133,29 +133,20 @@ def wy_transform_channel(
             tl.store(W + at, w.to(W.dtype.element_ty), here)
 
 
-@triton.jit(do_not_specialize=["time", "stride"])
-def chunk_gradients_channel(
-    q, k, write_key, v, beta, g, last_gate, u, z, do, dP, h, dh, chunks, time, scale,
-    dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
+@triton.jit
+def channel_gradients_of_tile(
+    part, m, head, first, count, total,
+    q, k, write_key, v, beta, g, u, z, do, dP, h, dh, scale, dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
-    WRITE: tl.constexpr, DELTA: tl.constexpr, FLAT: tl.constexpr, PRECISION: tl.constexpr,
+    WRITE: tl.constexpr, DELTA: tl.constexpr, FLAT: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """As `chunk_gradients`, but dP [BT, HV, 64] is tril(dO u^T) and dg is [BT, HV, K]. gate_grads: partial sums of dbeta,
-    `stride` from K tile to K tile. Without WRITE dk holds both roles of the key. Two launches share the work: FLAT computes the
-    tiles whose form is flat, for which it has enough registers, the other the rest. dG is computed from the rounded operands of
-    the products, so that a pair on both sides of a token cancels exactly."""
-    part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
-    if count == 0:
-        return
+    """`chunk_gradients_channel` of one tile of key channels, in one form. total: G at the chunk's end."""
     i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     c = part * BK + tl.arange(0, BK)
-    total = tl.load(last_gate + (m.to(tl.int64) * HV + head) * K + c, c < K, 0.0)
-    MIDDLE: tl.constexpr = 7.0 if q.dtype.element_ty == tl.float16 else 64.0
-    if (-tl.min(total, 0) < 2 * MIDDLE) != FLAT:
-        return
+    MIDDLE: tl.constexpr = MOST / 2
     here = live[:, None] & (c < K)[None, :]
     key_start = (first * H + head // (HV // H)) * K
     at_key = i[:, None] * (H * K) + c[None, :]
@@ -241,3 +232,53 @@ def chunk_gradients_channel(
         tl.store(dk + start * K + at_row, (grad_k + grad_w).to(dk.dtype.element_ty), here)
     else:
         tl.store(dk + start * K + at_row, grad_w.to(dk.dtype.element_ty), here)
+
+
+@triton.jit(do_not_specialize=["time", "stride"])
+def chunk_gradients_channel(
+    q, k, write_key, v, beta, g, last_gate, u, z, do, dP, h, dh, chunks, time, scale,
+    dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
+    K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
+    WRITE: tl.constexpr, DELTA: tl.constexpr, FLAT: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """As `chunk_gradients`, but dP [BT, HV, 64] is tril(dO u^T) and dg is [BT, HV, K]. gate_grads: partial sums of dbeta,
+    `stride` from K tile to K tile. Without WRITE dk holds both roles of the key. Two launches share the work: FLAT computes the
+    tiles whose form is flat, as no channel loses 2^-MOST, for which it has enough registers, the other the rest. dG is computed from the rounded operands of
+    the products, so that a pair on both sides of a token cancels exactly."""
+    part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
+    if count == 0:
+        return
+    c = part * BK + tl.arange(0, BK)
+    total = tl.load(last_gate + (m.to(tl.int64) * HV + head) * K + c, c < K, 0.0)
+    if (-tl.min(total, 0) < MOST) != FLAT:
+        return
+    channel_gradients_of_tile(
+        part, m, head, first, count, total,
+        q, k, write_key, v, beta, g, u, z, do, dP, h, dh, scale, dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
+        K, BK, V, BV, HEADS_G, HEADS_BETA, HEADS_W, WRITE, DELTA, FLAT, MOST, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["time", "stride", "M"])
+def strong_gradients_channel(
+    q, k, write_key, v, beta, g, last_gate, u, z, do, dP, h, dh, chunks, time, scale,
+    dq, dk, dw, dv, gate_grads, dg, stride, H, HV, M,
+    K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
+    WRITE: tl.constexpr, DELTA: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`chunk_gradients_channel` of all tiles that are not flat among M chunks, where they are few: a program has many tiles."""
+    PARTS: tl.constexpr = (K + BK - 1) // BK
+    head = tl.program_id(1)
+    for number in range(tl.program_id(0), PARTS * M, tl.num_programs(0)):
+        part, m = number % PARTS, number // PARTS
+        first, count = chunk_place(chunks, m, time)
+        c = part * BK + tl.arange(0, BK)
+        total = tl.load(last_gate + (m.to(tl.int64) * HV + head) * K + c, (c < K) & (count > 0), 0.0)
+        if -tl.min(total, 0) >= MOST:
+            channel_gradients_of_tile(
+                part, m, head, first, count, total,
+                q, k, write_key, v, beta, g, u, z, do, dP, h, dh, scale, dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
+                K, BK, V, BV, HEADS_G, HEADS_BETA, HEADS_W, WRITE, DELTA, False, MOST, PRECISION,
+            )  # fmt: skip

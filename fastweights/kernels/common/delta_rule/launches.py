@@ -173,10 +173,11 @@ class DeltaRule(ChunkSizes):
         return MemoryGrads(dq, dk, dv, dw, dg, dS, gates)
 
     def record_channel_gradients(self, grid: tuple[int, int], arguments: Sequence[Any], **heads: int) -> None:
+        most = 14.0 if self.dtype == torch.float16 else 128.0
         for name in ("chunk_gradients_channel", "chunk_gradients_channel_halves"):
             self.launch(
                 chunk_gradients_channel, grid, *arguments, self.H, self.HV, **heads, FLAT=name == "chunk_gradients_channel",
-                **self.tile_options(name, "BK", "BV"),
+                MOST=most, **self.tile_options(name, "BK", "BV"),
             )  # fmt: skip
 
     def pass_state_again(self, chunks: ChunkOperands, saved: SavedForBackward) -> TensorSpec:
