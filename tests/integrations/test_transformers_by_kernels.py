@@ -14,11 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from fastweights.integrations.transformers import accelerate, functions, gated_delta_layer, patching, pointwise, restore
+from fastweights.integrations.transformers import (
+    accelerate,
+    functions,
+    gated_delta_layer,
+    kimi_layer,
+    pointwise,
+    restore,
+)
 from tests.integrations.tiny_models import EARLIER, INSTALLED, tiny
 from tests.kernels.cases import DEVICE
 
-QWEN = [name for name in INSTALLED if name in patching.QWEN and not EARLIER]
+# By family whose memory layers are ours, how often they call which convolution.
+LAYERS = {} if EARLIER else {
+    "qwen3_next": ("convolve_slices", 1), "qwen3_5": ("convolve_slices", 1), "kimi_linear": ("short_convolution", 3),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +62,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         replace(pointwise, name, True, backend="triton")
     replace(functions, "gated_rms_norm", False, backend="triton")
     replace(gated_delta_layer, "convolve_slices", True)
+    replace(kimi_layer, "short_convolution", True, backend="triton")
     return found
 
 
@@ -186,29 +197,34 @@ def test_losses_that_stay(calls: dict[str, int]) -> None:
 def memory_layer(family: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     layer: Any = next(x for x in tiny(family, **changes).modules() if hasattr(x, "conv1d")).to(DEVICE)
-    nn.init.normal_(layer.dt_bias, mean=-4)  # strong decays would have hardly any gradients
+    for rates in (x for x in layer.modules() if hasattr(x, "dt_bias")):
+        nn.init.normal_(rates.dt_bias, mean=-4)  # strong decays would have hardly any gradients
+        nn.init.zeros_(rates.A_log)
     return layer
 
 
+NARROW = {"linear_value_head_dim": 4, "linear_num_value_heads": 2}
 X = torch.randn(2, 10, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("family", QWEN[:2])
+@pytest.mark.parametrize("family", LAYERS)
 def test_layers(family: str, padded: bool, calls: dict[str, int]) -> None:
     """With values of half as many channels as keys have, in as many heads, and padding; with twice as many heads as usual."""
-    layer = memory_layer(family, **({"linear_value_head_dim": 4, "linear_num_value_heads": 2} if padded else {}))
+    layer = memory_layer(family, **(NARROW if padded and family != "kimi_linear" else {}))
     mask = torch.ones(2, 10, device=DEVICE, dtype=torch.long)
     mask[0, :3] = 0
     options = {"attention_mask": mask} if padded else {}
     wanted = values(layer, X, **options)
     accelerate(layer)
-    assert distance(values(layer, X, **options), wanted) < 1e-4 and calls["convolve_slices"] == 1
+    assert distance(values(layer, X, **options), wanted) < 1e-4
+    name, count = LAYERS[family]
+    assert calls[name] == count
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("family", QWEN[:2])
+@pytest.mark.parametrize("family", LAYERS)
 def test_packed_sequences(family: str, calls: dict[str, int]) -> None:
     layer, lengths = memory_layer(family), [4, 1, 5]
     wanted = torch.cat([layer(x) for x in X[:1].split(lengths, 1)], 1)
@@ -216,11 +232,12 @@ def test_packed_sequences(family: str, calls: dict[str, int]) -> None:
     ends = torch.tensor([0, 4, 5, 10], dtype=torch.int32, device=DEVICE)
     for options in ({"cu_seq_lens_q": ends}, {"seq_idx": torch.tensor([[0] * 4 + [1] + [2] * 5], device=DEVICE)}):
         torch.testing.assert_close(layer(X[:1], **options), wanted, atol=1e-5, rtol=1e-5)
-    assert calls["convolve_slices"] == 2
+    name, count = LAYERS[family]
+    assert calls[name] == 2 * count
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("family", QWEN[:2])
+@pytest.mark.parametrize("family", LAYERS)
 @pytest.mark.parametrize("length", [2, 9])
 def test_a_prompt_and_what_follows(family: str, length: int, calls: dict[str, int]) -> None:
     """The first part of a sequence fills the cache; later ones go on with it by transformers' own code."""
@@ -244,11 +261,12 @@ def test_a_prompt_and_what_follows(family: str, length: int, calls: dict[str, in
     accelerate(model)
     for x, y in zip(run(), wanted, strict=True):
         torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-4)
-    assert calls["convolve_slices"] == 2
+    name, count = LAYERS[family]
+    assert calls[name] == 2 * count  # two layers of the memory
 
 
 @pytest.mark.kernels
-@pytest.mark.skipif(not QWEN, reason="layers of this version hold functions")
+@pytest.mark.skipif(not LAYERS, reason="layers of this version hold functions")
 def test_layers_that_the_kernels_do_not_take(calls: dict[str, int]) -> None:
     accelerate()
     layer = memory_layer("qwen3_next")

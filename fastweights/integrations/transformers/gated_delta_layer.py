@@ -5,7 +5,7 @@ not repeated. The original runs for single tokens and later parts of a sequence,
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,14 +26,11 @@ __all__ = ["run_gated_delta_layer"]
 def run_gated_delta_layer(
     original: Callable, layer: Any, hidden_states: Tensor, *arguments: Any, **options: Any
 ) -> Tensor:
-    cache = options.get("cache", options.get("cache_params"))  # up to 5.23 cache_params
-    if arguments or not serves(layer, hidden_states) or (cache is not None and goes_on(cache, layer.layer_idx)):
+    heads_fit = max(layer.head_k_dim, layer.head_v_dim) <= LARGEST_HEAD and layer.num_v_heads % layer.num_k_heads == 0
+    if arguments or not heads_fit or not begins(layer, hidden_states, options):
         return original(layer, hidden_states, *arguments, **options)
-    cu_seqlens = packed_lengths(options)
-    if cu_seqlens is not None and len(hidden_states) > 1:
-        return original(layer, hidden_states, **options)
-    module: Any = sys.modules[type(layer).__module__]
-    hidden_states = module.apply_mask_to_padding_states(hidden_states, options.get("attention_mask"))
+    cache, cu_seqlens = find_cache(options), packed_lengths(options)
+    hidden_states = mask_padding(layer, hidden_states, options)
     batch, time, _ = hidden_states.shape
     joint, z, b, a = project(layer, hidden_states)
     per_group = layer.num_v_heads // joint.shape[2] * layer.head_v_dim
@@ -51,9 +48,7 @@ def run_gated_delta_layer(
         cu_seqlens=cu_seqlens,
     )  # fmt: skip
     if cache is not None:
-        last = torch.cat([x.flatten(2) for x in cut(joint[:, -taps.shape[1] :], widths)[:3]], -1)
-        cache.update_conv_state(last.mT, layer.layer_idx, conv_kernel_size=layer.conv_kernel_size)
-        cache.update_recurrent_state(state, layer.layer_idx)
+        keep(cache, layer, cut(joint, widths)[:3], state)
     # The gates of a group's heads lie side by side: [B, T, G, heads of the group, V].
     z = (rest if z is None else z).unflatten(-1, (-1, layer.head_v_dim))
     return layer.out_proj(layer.norm(o.reshape(z.shape), z).reshape(batch, time, -1))
@@ -72,20 +67,37 @@ def project(layer: Any, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tenso
     return joint.contiguous(), z, layer.in_proj_b(x), layer.in_proj_a(x)
 
 
-def serves(layer: Any, hidden_states: Tensor) -> bool:
-    weight = layer.conv1d.weight
-    return (
+def begins(layer: Any, hidden_states: Tensor, options: dict[str, Any]) -> bool:
+    """Whether a memory layer reads first tokens of its sequences that the kernels take."""
+    weight, cache = layer.conv1d.weight, find_cache(options)
+    taken = (
         runs_eagerly(hidden_states, weight)
         and takes_kernels("auto", hidden_states)
         and hidden_states.shape[1] > 1
         and getattr(layer.conv1d, "_hf_hook", None) is None  # of accelerate, which the original calls
         and ACTIVATIONS.get(layer.activation) == "silu"
-        and max(layer.head_k_dim, layer.head_v_dim) <= LARGEST_HEAD
-        and layer.num_v_heads % layer.num_k_heads == 0
         and weight.shape[-1] <= WIDEST
+        and (cache is None or not goes_on(cache, layer.layer_idx))
     )
+    return taken and (len(hidden_states) == 1 or packed_lengths(options) is None)
+
+
+def find_cache(options: dict[str, Any]) -> Any:
+    return options.get("cache", options.get("cache_params"))  # the name up to 5.23
 
 
 def goes_on(cache: Any, layer: int) -> bool:
     """Whether a cache holds earlier tokens, or keeps all of them."""
     return cache.has_previous_state(layer) or getattr(cache.layers[layer], "record_past", False)
+
+
+def mask_padding(layer: Any, hidden_states: Tensor, options: dict[str, Any]) -> Tensor:
+    module: Any = sys.modules[type(layer).__module__]
+    return module.apply_mask_to_padding_states(hidden_states, options.get("attention_mask"))
+
+
+def keep(cache: Any, layer: Any, inputs: Sequence[Tensor], state: Tensor | None) -> None:
+    """The last inputs of the convolution, from parts [B, T, ...], and the state of the memory."""
+    last = torch.cat([x[:, -layer.conv_kernel_size :].flatten(2) for x in inputs], -1)
+    cache.update_conv_state(last.mT, layer.layer_idx, conv_kernel_size=layer.conv_kernel_size)
+    cache.update_recurrent_state(state, layer.layer_idx)

@@ -24,6 +24,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from .functions import add_boundaries, convolve, convolve_step, normalise_gated, plain_convolution, run_delta_rule
 from .gated_delta_layer import run_gated_delta_layer
+from .kimi_layer import forget, run_kimi_layer
 from .pointwise import causal_loss, multiply_gated, normalise
 
 __all__ = ["FAMILIES", "accelerate", "restore"]
@@ -50,6 +51,7 @@ IN_LAYERS: dict[str, Ours] = {
     "causal_conv1d_update": convolve_step,
 }
 QWEN = {"qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp"}  # whose memory layers are alike
+OF_KIMI: dict[str, Ours] = {"KimiLinearDeltaAttention": run_kimi_layer, "KimiLinearForgetGate": forget}  # by class
 SWIGLU = {"act_fn", "gate_proj", "up_proj", "down_proj"}  # all that the forward of an MLP with a gate names
 INHERITED = object()  # the original of what a class had from its base
 _originals: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
@@ -173,6 +175,8 @@ def _forward_of_ours(kind: type) -> Ours | None:
         return multiply_gated
     if not _layers_copy() and kind.__name__.endswith("GatedDeltaNet") and kind.__module__ in map(_module, QWEN):
         return run_gated_delta_layer
+    if not _layers_copy() and kind.__name__ in OF_KIMI:
+        return OF_KIMI[kind.__name__]
     if _layers_copy() and issubclass(kind, nn.Module):
         return add_boundaries if kind.__name__.endswith("DecoderLayer") else _take_ours
     return None
