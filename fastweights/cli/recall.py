@@ -61,7 +61,8 @@ def recall(
         str | None,
         typer.Option(
             help="What every memory has around its rule: matched, the same convolutions, gates and first windows for all; "
-            "published, the options of its own layer; or a key of fastweights.layers.BLOCKS. Options of a mixer go first.",
+            "published, the options and the drawn decays of papers; or a key of fastweights.layers.BLOCKS. Options of a mixer go "
+            "first.",
             show_default="matched, or with a run file what it says, else published",
         ),
     ] = None,

@@ -230,5 +230,5 @@ def describe_first_values(hybrid: Any) -> list[str]:
     if gated:
         lines.append(f"output gate: {OPEN} everywhere, and weights {1 / OPEN:g} in the norm before it")
     if sum(parameter.numel() for parameter in layer.memory.parameters()):
-        lines.append("all else: as in a new layer")
+        lines.append("all else: as in a new layer of its published block")
     return lines

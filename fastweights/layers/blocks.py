@@ -1,8 +1,9 @@
 """The block around a memory rule: what every rule is given in a comparison of rules, and what one part of it changes.
 
-In the published block a mixer has the defaults of its layer, which are its paper's or its authors' code's: some have an output
-gate, some a skip connection, some windows drawn at random, some no convolution. These parts decide more than the rules do which
-memory a short training favours. In the matched block all have the same:
+In the published block a mixer has what its paper or its authors' code has: some have an output gate, some a skip connection, some
+windows drawn at random, some no convolution. These are the defaults of its layer, but for first values that the library has
+changed (docs/layers.md). These parts decide more than the rules do which memory a short training favours. In the matched block
+all have the same:
 
 - short convolutions of four tokens with SiLU on q, k and v, from projections of their own,
 - no output gate and no skip connection,
@@ -35,14 +36,17 @@ MATCHED: Mapping[str, Any] = {
     "output_gate": None, "gate_low_rank": False, "residual": False, "skip_init": None, "long_memory": "windows",
     "output_norm": True, "norm_eps": NORM_EPSILON,
 }  # fmt: skip
+# What authors have where the library's default is another first value: decays in all layers, and the skip of one.
+OWN_DECAYS: Mapping[str, Any] = {"long_memory": "own"}
+OWN_SKIPS: Mapping[str, Mapping[str, Any]] = {"palimpsa-d": {"skip_init": 1.0}}
 # What the options of a part are in a block where it differs from the matched one.
 PARTS: Mapping[str, Mapping[str, Any]] = {
     "gate": {"output_gate": "silu"},
     "skip": {"residual": True, "skip_init": 1.0},
     "convolution": {"conv_size": None},
-    "windows": {"long_memory": None},
+    "windows": OWN_DECAYS,
 }
-# By name, the part that differs from the matched block; None for the layer's own options.
+# By name, the part that differs from the matched block; None for what authors have.
 BLOCKS: Mapping[str, str | None] = {
     "matched": "", "published": None, "with-gate": "gate", "with-skip": "skip", "without-convolution": "convolution",
     "with-own-windows": "windows",
@@ -69,18 +73,21 @@ def _options(choice: MixerChoice, block: str, heads: int) -> dict[str, Any]:
     check_choice("block", block, BLOCKS)
     part, spec = BLOCKS[block], MIXERS[choice.name]
     kind = getattr(spec.layer, "Options", None)
-    if part is None or kind is None:
+    if kind is None:
         return {}
     known = {field.name: field.default for field in fields(kind)}
-    wanted = {**MATCHED, "norm_groups": heads, **PARTS.get(part, {})}
+    if part is None:
+        wanted = {**OWN_DECAYS, **OWN_SKIPS.get(choice.name, {})}
+    else:
+        wanted = {**MATCHED, "norm_groups": heads, **PARTS.get(part, {})}
     options = {name: value for name, value in wanted.items() if name in known}
-    if "residual" in known and not options["residual"]:
+    if options.get("residual") is False:
         del options["skip_init"]  # is of no use to them, and must be a number
     if part == "convolution" and "conv_bias" in known:
         options["conv_size"] = 1  # the layer of Mamba-2 always has filters; these see the token alone
     if part == "skip" and "householders" in known:
         del options["skip_init"]
-    if options.get("long_memory") and not _learns_decay({**known, **spec.options, **choice.options}):
+    if "long_memory" in options and not _learns_decay({**known, **spec.options, **choice.options}):
         del options["long_memory"]
     return options
 

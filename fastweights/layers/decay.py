@@ -9,11 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.authoring import LARGEST_LOG_RATE, exp_rate, linear_rows, step_decay, takes_step_decay
+from ..ops.authoring import LARGEST_LOG_RATE, Product, exp_rate, step_decay, takes_step_decay
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
 from .parts import HeadPart
-from .shared_input import ProjectedGate, find_first_part, joins
+from .shared_input import (
+    InputProducts,
+    ProjectedGate,
+    find_first_part,
+    is_plain,
+    joins,
+    multiply,
+    plain_products,
+    project,
+)
 
 __all__ = ["FIRST_DECAYS", "RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
 
@@ -23,7 +32,7 @@ RATES = (0.0, 16.0)  # between which the first A are drawn
 # released code has "release".
 RAMPS = {"paper": (-3.0, -1.0), "release": (-1.0, -3.0), "steps": (-3.0, -1.0)}
 WINDOWS = (4.0, 12.0)  # powers of two that the first windows 1 / (1 - decay) go through with "windows"
-FIRST_DECAYS = (*RAMPS, "windows")
+FIRST_DECAYS = (*RAMPS, "windows", "own")
 
 
 def make_ramps(
@@ -48,8 +57,9 @@ class SoftplusDecay(OwnInitialValues):
     the argument of softplus instead. The decay stays the same: it is zero unless that argument is so low that softplus is the
     exponential function.
 
-    First values: A uniform in `rates`, and dt = softplus(dt_bias) log-uniform in `steps`. With `long_memory` both follow the
-    ramp that it names. Neither parameter has weight decay, which would pull all heads to one rate.
+    First values: A and dt = softplus(dt_bias) of the ramp that `long_memory` names, None for "windows". With "own", as Mamba-2
+    has them: A uniform in `rates`, and dt log-uniform in `steps`. Neither parameter has weight decay, which would pull all heads
+    to one rate.
     """
 
     _no_weight_decay = ("A_log", "dt_bias")
@@ -60,7 +70,7 @@ class SoftplusDecay(OwnInitialValues):
         super().__init__()
         self.rates = rates
         self.steps = (1e-3, 1e-1)
-        self.long_memory = long_memory
+        self.long_memory = long_memory or "windows"
         self.A_log = nn.Parameter(torch.empty(num_heads))
         self.dt_bias = nn.Parameter(torch.empty(num_steps))
         self.reset_parameters()
@@ -68,12 +78,12 @@ class SoftplusDecay(OwnInitialValues):
     def initial_values(self) -> dict[str, Tensor]:
         rate = torch.empty_like(self.A_log, dtype=torch.float32)
         step = torch.empty_like(self.dt_bias, dtype=torch.float32)
-        if self.long_memory:
-            rate, steps = make_ramps(self.long_memory, len(rate), self.rates, rate.device)
-            step = steps.repeat_interleave(len(step) // len(rate))  # channels of a head start alike
-        else:
+        if self.long_memory == "own":
             rate = rate.uniform_(*self.rates)
             step = step.uniform_(*(math.log(limit) for limit in self.steps)).exp()
+        else:
+            rate, steps = make_ramps(self.long_memory, len(rate), self.rates, rate.device)
+            step = steps.repeat_interleave(len(step) // len(rate))  # channels of a head start alike
         return {"A_log": rate.clamp_min(1e-4).log(), "dt_bias": inverse_softplus(step)}
 
     def step_size(self, step: Tensor) -> Tensor:
@@ -87,11 +97,12 @@ class SoftplusDecay(OwnInitialValues):
     def compute_decay(self, x_BTD: Tensor, projection: nn.Module) -> Tensor:
         """g [B, T, heads, channels] of steps that the projection makes of x."""
         if joins(x_BTD, projection):
-            (g,) = linear_rows(
-                x_BTD, cast(Tensor, projection.weight), kind="decay", bias=self.dt_bias, other=self.A_log
-            )
-            return g.unflatten(2, (len(self.A_log), -1))
+            return multiply(x_BTD, projection, self.product(projection)).unflatten(2, (len(self.A_log), -1))
         return self.convert_step(projection(x_BTD))
+
+    def product(self, projection: nn.Module) -> Product:
+        """What `compute_decay` needs of the steps."""
+        return Product(cast(Tensor, projection.weight), "decay", self.dt_bias, self.A_log)
 
     def convert_step(self, step: Tensor) -> Tensor:
         """step [B, T, heads * channels] -> g [B, T, heads, channels]."""
@@ -109,6 +120,9 @@ class HeadDecay(SoftplusDecay, ProjectedGate):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.compute_decay(x_BTD, self.a_proj).squeeze(3)
+
+    def input_products(self) -> InputProducts:
+        return [(self.a_proj, self.product(self.a_proj))] if is_plain(self.a_proj) else []
 
     @property
     def projection(self) -> nn.Module:
@@ -146,7 +160,10 @@ class KimiDecay(SoftplusDecay, ProjectedGate):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         first = self.projection
-        return self.convert_step(self.f_proj(x_BTD)) if first is None else self.finish(first(x_BTD))
+        return self.convert_step(self.f_proj(x_BTD)) if first is None else self.finish(project(x_BTD, first))
+
+    def input_products(self) -> InputProducts:
+        return plain_products(self.f_proj)
 
     @property
     def projection(self) -> nn.Module | None:
@@ -190,8 +207,9 @@ class RampedLinear(OwnInitialMatrices, nn.Linear):
 class GLADecay(ProjectedGate):
     """One decay per key channel (gated linear attention, section 4): g = logsigmoid(W2 W1 x + b) / 16, with rank 16.
 
-    The divisor keeps the first decays near 1, so that the memory is long before training shortens it. There is no A and no dt.
-    With `long_memory` the first b give g = -A dt, with A and dt of the ramp that it names.
+    The divisor keeps the first decays near 1, so that the memory is long before training shortens it. In a model b begins at 0,
+    for windows of 24 tokens in all channels. There is no A and no dt. A `long_memory` other than "own", the default, sets the
+    first b so that g = -A dt, with A and dt of the ramp that it names.
     """
 
     def __init__(
@@ -202,13 +220,16 @@ class GLADecay(ProjectedGate):
         self.channels = channels
         self.divisor = divisor
         first = nn.Linear(hidden_size, rank, bias=False)
-        if long_memory is None:
+        if long_memory in (None, "own"):
             self.gk_proj = nn.Sequential(first, nn.Linear(rank, num_heads * channels, bias=True))
         else:
-            self.gk_proj = nn.Sequential(first, RampedLinear(rank, num_heads, channels, long_memory, divisor))
+            self.gk_proj = nn.Sequential(first, RampedLinear(rank, num_heads, channels, str(long_memory), divisor))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self._decay(self.gk_proj(x_BTD))
+        return self._decay(project(x_BTD, self.gk_proj))
+
+    def input_products(self) -> InputProducts:
+        return plain_products(self.gk_proj)
 
     @property
     def projection(self) -> nn.Module | None:

@@ -21,7 +21,7 @@ from .norms import at_least_float32
 from .options import MemoryOptions, one_of, option
 from .preconditioner import SIDES, LearntWriteKey, PreconditionerOptions, build_preconditioner, find_gates
 from .registry import DELTA, KEY_ENERGY, PDN, register_mixer, register_variants
-from .shared_input import compute_gates
+from .shared_input import InputProducts, compute_gates, plain_products, project
 
 __all__ = ["DeltaNet", "ElementwiseLonghorn"]
 
@@ -352,8 +352,11 @@ class ElementwiseLonghorn(MemoryLayer):
             nn.Linear(self.hidden_size, rank, bias=False), nn.Linear(rank, channels, bias=False)
         )
 
+    def input_products(self) -> InputProducts:
+        return plain_products(self.beta_proj)
+
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
-        beta_BTGV = torch.sigmoid(at_least_float32(self.beta_proj(x_BTD))).view_as(v_BTGV)
+        beta_BTGV = torch.sigmoid(at_least_float32(project(x_BTD, self.beta_proj))).view_as(v_BTGV)
         self.probe(beta=lambda: compute_write_gain(k_BTHK, beta_BTGV))
         return run(self.op, q_BTHK, k_BTHK, v_BTGV, beta_BTGV)
 

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops import palimpsa
-from ..ops.authoring import State, exp_rate, expand_heads, linear_rows
+from ..ops.authoring import Product, State, exp_rate, expand_heads
 from .decay import HeadDecay
 from .initialization import OwnInitialValues, UniformLinear
 from .norms import at_least_float32
-from .shared_input import ProjectedGate, joins
+from .shared_input import InputProducts, ProjectedGate, is_plain, joins, multiply, plain_products, project
 
 __all__ = ["ImportanceGain", "PreconditionerGates", "SigmoidGain", "StepSize", "VarianceShift", "WindowThreshold"]
 
@@ -36,11 +36,14 @@ class SigmoidGain(ProjectedGate):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if joins(x_BTD, self.b_proj):
-            (beta,) = linear_rows(
-                x_BTD, self.b_proj.weight, kind="sigmoid", bias=self.b_proj.bias, largest=self.largest
-            )
-            return beta
+            return multiply(x_BTD, self.b_proj, self.product())
         return self.finish(self.b_proj(x_BTD))
+
+    def product(self) -> Product:
+        return Product(self.b_proj.weight, "sigmoid", self.b_proj.bias, largest=self.largest)
+
+    def input_products(self) -> InputProducts:
+        return [(self.b_proj, self.product())] if is_plain(self.b_proj) else []
 
     @property
     def projection(self) -> nn.Module:
@@ -66,7 +69,15 @@ class StepSize(OwnInitialValues, ProjectedGate):
         return {"log_rate": torch.full_like(self.log_rate, math.log(self.first_rate))}
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        if joins(x_BTD, self.gate.b_proj):
+            return multiply(x_BTD, self.gate.b_proj, self.product())
         return self._scaled(self.gate(x_BTD))
+
+    def product(self) -> Product:
+        return self.gate.product()._replace(other=self.log_rate)
+
+    def input_products(self) -> InputProducts:
+        return [(self.gate.b_proj, self.product())] if is_plain(self.gate.b_proj) else []
 
     @property
     def projection(self) -> nn.Module:
@@ -108,8 +119,11 @@ class ImportanceGain(OwnInitialValues):
         return {"b_scale": torch.full_like(self.b_scale, self.first_b_scale)}
 
     def forward(self, x_BTD: Tensor, s_BTG: Tensor) -> tuple[Tensor, Tensor]:
-        z_BTGV = self.beta_proj(x_BTD).unflatten(2, (len(self.b_scale), -1))
+        z_BTGV = project(x_BTD, self.beta_proj).unflatten(2, (len(self.b_scale), -1))
         return z_BTGV, F.softplus(at_least_float32(self.b_scale)) * s_BTG
+
+    def input_products(self) -> InputProducts:
+        return plain_products(self.beta_proj)
 
 
 class WindowThreshold(OwnInitialValues):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.authoring import linear_rows, takes_linear_rows
+from ..ops.authoring import Product, multiply_rows, takes_linear_rows
 from .parts import HeadPart
 
 __all__ = ["OwnInitialMatrices", "OwnInitialValues", "ResidualProjection", "UniformLinear", "inverse_softplus"]
@@ -32,10 +32,13 @@ class ResidualProjection(nn.Linear):
             nn.init.zeros_(self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        bias = None if self.part.rank else self.bias
-        if type(self.weight) is nn.Parameter and takes_linear_rows(input, self.weight, bias):
-            return linear_rows(input, self.weight, bias=bias)[0]
-        return F.linear(input, self.weight, bias)
+        product = self.product()
+        if type(self.weight) is nn.Parameter and takes_linear_rows(input, self.weight, product.bias):
+            return multiply_rows(input, [product]).results[0]
+        return F.linear(input, self.weight, product.bias)
+
+    def product(self) -> Product:
+        return Product(self.weight, bias=None if self.part.rank else self.bias)
 
 
 class OwnInitialValues(nn.Module):

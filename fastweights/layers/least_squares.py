@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..checks import LARGEST_HEAD, check_flag, check_positive
 from ..ops import gated_kalmanet, linear_attention, mesa, recursive_least_squares
-from ..ops.authoring import expand_heads
+from ..ops.authoring import expand_heads, gated_writes
 from .decay import HeadDecay
 from .gates import SigmoidGain
 from .initialization import OwnInitialValues, inverse_softplus
@@ -18,7 +18,7 @@ from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import DecayOptions, MemoryOptions, one_of, option, up_to
 from .probe import read_states
-from .projections import GATES
+from .projections import GATES, choose_layer_backend
 from .registry import EXACT, PDN, SOLVE, register_mixer
 from .shared_input import compute_gates
 
@@ -217,7 +217,8 @@ class GatedKalmaNet(MemoryLayer):
         beta_BTG, g_BTG, mix_BTG = compute_gates(x_BTD, self.gain, self.decay, self.mix)
         if beta_BTG is not None:  # one gain per value head: q/k heads that serve several are repeated
             q, k = (expand_heads(y, v.shape[2]) for y in (q, k))
-            k, v = ((y * beta_BTG[..., None]).to(y.dtype) for y in (k, v))  # in float32, as the gains are
+            backend = choose_layer_backend(self.options.backend)
+            k, v = (gated_writes(y, beta_BTG, backend=backend)[0] for y in (k, v))  # in float32, as the gains are
             self.probe(beta=beta_BTG)
         self.probe(q=q, k=k, v=v, g=g_BTG, mix=mix_BTG)
         if g_BTG is None:
@@ -279,7 +280,7 @@ class RecursiveLeastSquares(MemoryLayer):
     Args:
         decay: "none", or "head" (one decay per head): old tokens count less. P then grows in directions without keys (wind-up)
             beyond float32's precision. So the memory is computed and kept in float64, and the first decays are long
-            (long_memory "paper" where it is None). Where training shortens them below about 1 - 1/K,
+            (long_memory "paper" where it is None or "own"). Where training shortens them below about 1 - 1/K,
             decoding token by token drifts from the full forward.
         gain: "beta" (weight of a token, the sigmoid of a projection, one number per head) or None (beta 1).
         ridge: weight of the prior that the memory is zero, positive. Keys have unit length, so that 1 weighs as much as a whole
@@ -297,7 +298,8 @@ class RecursiveLeastSquares(MemoryLayer):
 
     def build(self) -> None:
         options, heads, width = self.options, self.heads.value_heads, self.hidden_size
-        self.decay = HeadDecay(width, heads, options.long_memory or "paper") if options.decay == "head" else None
+        ramp = "paper" if options.long_memory in (None, "own") else options.long_memory
+        self.decay = HeadDecay(width, heads, ramp) if options.decay == "head" else None
         self.gain = SigmoidGain(width, heads) if options.gain else None
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.authoring import GATES, gated_rms_norm, l2_normalize, residual_norm
+from ..ops.authoring import GATES, Normed, gated_rms_norm, l2_normalize, residual_norm
 from .parts import HeadPart
 from .wrapped import is_bare
 
@@ -64,6 +64,13 @@ class GatedRMSNorm(RMSNorm):
             x, self.weight, gate, activation=activation, eps=self.eps, value=value, skip=skip, backend=backend
         )
 
+    def of_rows(
+        self, gate: Tensor | None, activation: str, value: Tensor | None = None, skip: Tensor | None = None
+    ) -> Normed:
+        """The same of few rows [..., heads * channels], as a part of the launch that multiplies them."""
+        (width,) = self.normalized_shape
+        return Normed(self.weight, self.eps, None, gate, value, skip, activation, width=width)
+
 
 class GroupedRMSNorm(RMSNorm):
     """RMSNorm of equal groups of channels, each by itself, with one weight per channel.
@@ -87,6 +94,11 @@ class GroupedRMSNorm(RMSNorm):
             groups, self.weight.view(groups.shape[-2:]), None if gate is None else gate.view_as(groups),
             activation=activation, eps=self.eps, gate_first=True, backend=backend,
         ).flatten(-2)  # fmt: skip
+
+    def of_rows(self, gate: Tensor | None, activation: str) -> Normed:
+        """The same of few rows [..., channels], as a part of the launch that multiplies them."""
+        weight = self.weight.view(self.groups, -1)
+        return Normed(weight, self.eps, None, gate, None, None, activation, gate_first=True, width=weight.shape[1])
 
     def _normalize_shared_group(self, x: Tensor, gate: Tensor | None, activation: str) -> Tensor:
         y = at_least_float32(x)

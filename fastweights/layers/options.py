@@ -78,7 +78,7 @@ def at_least_zero(name: str, value: object) -> float:
 def ramp_name(name: str, value: object) -> str | None:
     """The check of `long_memory`. It was a flag before, which old configurations hold."""
     if isinstance(value, bool):
-        return "paper" if value else None
+        return "paper" if value else "own"
     check_choice(name, value, (None, *FIRST_DECAYS))
     return value  # type: ignore[return-value]
 
@@ -135,19 +135,20 @@ class DecayOptions(MixerOptions):
     """Options of every layer with a learned decay.
 
     Args:
-        long_memory: ramp over the heads for the first decays exp(-A dt), for long memories. "paper" has A from 0.01 to
-            0.16 and dt from 1e-3 to 1e-1, windows 1 / (1 - decay) of 100001 to 63 tokens (Palimpsa, table 3);
-            "release" has dt in the opposite order, 615 to 6251 tokens over 8 heads (its released code). "steps" has the dt of
-            "paper", and A drawn at random as with None, in no order: the first decays of Palimpsa's language models. "windows"
-            has A = 1 and windows that rise from 16 to 4096 tokens in equal ratios, 256 for one head, for the decay of a
-            preconditioner too. None has Mamba-2's first decays, A and dt drawn at random.
+        long_memory: the first decays exp(-A dt) over the heads. None, the default, is "windows": A = 1 and windows
+            1 / (1 - decay) that rise from 16 to 4096 tokens in equal ratios, 256 for one head, for the decay of a preconditioner
+            too. (The decay of gla and pgla, and that of rls, are part of their rules: for them None is "own".) "paper" has A from
+            0.01 to 0.16 and dt from 1e-3 to 1e-1, windows of 100001 to 63 tokens (Palimpsa, table 3); "release" has dt in
+            the opposite order, 615 to 6251 tokens over 8 heads (its released code). "steps" has the dt of "paper", and A drawn
+            at random, in no order: the first decays of Palimpsa's language models. "own" has the first decays of the layer's
+            authors: A and dt drawn at random as in Mamba-2, in gla and pgla biases of 0, in rls the ramp "paper".
     """
 
     long_memory: str | None = option(None, ramp_name)
 
     def check_together(self) -> None:
         super().check_together()
-        if self.long_memory and not self.learns_decay:
+        if self.long_memory not in (None, "own") and not self.learns_decay:
             raise ValueError(
                 f"long_memory must be None with decay {getattr(self, 'decay', None)!r}, which learns no decay, got "
                 f"{self.long_memory!r}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_number, check_positive, check_size
 from ..ops import linear_attention, palimpsa, palimpsa_posterior
-from ..ops.authoring import Op, State, gated_writes
+from ..ops.authoring import Op, State, gated_writes, multiply_rows
 from .cache import LayerCache
 from .decay import HeadDecay, StepDecay
 from .gates import ImportanceGain, SigmoidGain, VarianceShift, WindowThreshold
@@ -33,7 +33,7 @@ from .options import (
 from .parts import HeadPart
 from .projections import GATES, ShortConvolution, ValueSkip, choose_layer_backend, convolve_together
 from .registry import ADDITIVE, register_mixer
-from .shared_input import compute_gates
+from .shared_input import InputProducts, compute_gates, joins_norm, plain_products, project
 
 __all__ = ["PosteriorOptions", "PalimpsaD", "PalimpsaM", "PalimpsaMOptions"]
 
@@ -58,7 +58,8 @@ class PosteriorOptions(DecayOptions):
         beta_init: first values of the second matrix of beta's projection, "normal" as a model draws all matrices, or "uniform"
             in +-1/sqrt(rank) as in the authors' released code. A layer by itself has the latter.
         residual: whether D v, with one learned D per head, is added to the answer.
-        skip_init: first value of D.
+        skip_init: first value of D. At Mamba-2's 1, D v outweighs the answers of the memory at the start, and recall is learnt
+            late or never (docs/rules.md).
         metaplastic_threshold: first value of a learned threshold per head on the mean of log N over the tokens so far, with the
             memory window N = 1/(1 - a): importances are kept only above it (Palimpsa, section 3.2). None keeps them everywhere.
         variance_gate: whether the output gate is shifted by the variance of the answer, by one learned number per head.
@@ -69,7 +70,7 @@ class PosteriorOptions(DecayOptions):
     b_scale: float | Sequence[float] = option(1.0, number_or_interval)
     beta_init: str = option("normal", one_of("normal", "uniform"))
     residual: bool = option(True, check_flag)
-    skip_init: float = option(1.0, check_number)
+    skip_init: float = option(0.0, check_number)
     metaplastic_threshold: float | None = option(None, check_number)
     variance_gate: bool = option(False, check_flag)
 
@@ -206,7 +207,6 @@ class PalimpsaMOptions(PosteriorOptions, BlockOptions):
     """Options of `PalimpsaM`, whose docstring explains them."""
 
     num_groups: int | None = option(None, check_size)
-    skip_init: float = option(0.0, check_number)
     dt_min: float = option(0.0, at_least_zero)
     dt_max: float | None = option(None, check_number)
     conv_size: int = option(4, up_to(LONGEST_CONVOLUTION))
@@ -259,7 +259,6 @@ class PalimpsaM(PosteriorLayer):
         expand_v: value channels V = expand_v * K (Mamba-2's head_dim); 2 in the paper.
         num_groups: heads of q and k, a divisor of num_heads: each serves num_heads / num_groups consecutive memories.
             num_heads when None.
-        skip_init: first value of D. Mamba-2's is 1, which outweighs the memory's answers at the start (docs/rules.md).
         dt_min: lower limit of dt.
         dt_max: upper limit of dt; none when None.
         conv_size: width of the convolution.
@@ -269,7 +268,7 @@ class PalimpsaM(PosteriorLayer):
         norm_groups: number of equal groups that the channels of all heads are normalised in.
 
     The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, metaplastic_threshold, prior,
-    b_scale, beta_init, residual, variance_gate), of `DecayOptions` (long_memory) and of `BlockOptions`.
+    b_scale, beta_init, residual, skip_init, variance_gate), of `DecayOptions` (long_memory) and of `BlockOptions`.
     """
 
     Options = PalimpsaMOptions
@@ -303,7 +302,7 @@ class PalimpsaM(PosteriorLayer):
         check_input(self, x_BTD, cache, cu_seqlens)
         gate, backend = self.options.output_gate, self.options.backend
         run = RuleCall(cache, cu_seqlens, backend, cp_group=self.cp_group)
-        z, vkq, step_BTG = self.in_proj(x_BTD).split(self.widths, 2)
+        z, vkq, step_BTG = project(x_BTD, self.in_proj).split(self.widths, 2)
         (vkq,), (conv_state,) = convolve_together(
             [self.conv], [vkq], [run.context.get("vkq")], cu_seqlens, norms=[None], activation="silu", keep=cache is not None,
             backend=choose_layer_backend(backend), rows=run.rows, cp_group=self.cp_group,
@@ -318,7 +317,13 @@ class PalimpsaM(PosteriorLayer):
         if cache is not None and conv_state is not None:
             cache.update(memory, {"vkq": conv_state})
         o = (o_BTGV if self.skip is None else self.skip(o_BTGV, v_BTGV)).flatten(2)
-        return self.out_proj(self.norm(o, None if gate is None else z, gate or "silu", choose_layer_backend(backend)))
+        backend, given = choose_layer_backend(backend), None if gate is None else z
+        if self.norm.span == 1 and joins_norm(o, self.norm, self.out_proj, given, backend=backend):
+            return multiply_rows(o, [self.out_proj.product()], self.norm.of_rows(given, gate or "silu")).results[0]
+        return self.out_proj(self.norm(o, given, gate or "silu", backend))
+
+    def input_products(self) -> InputProducts:
+        return plain_products(self.in_proj)
 
     def _split(self, vkq: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """v [B, T, G, V], k and q [B, T, H, K] of the channels that the convolution goes over."""

@@ -18,6 +18,7 @@ from .initialization import OwnInitialValues
 from .memory_layer import Answer, RuleCall
 from .norms import at_least_float32
 from .options import DecayOptions, one_of, option
+from .shared_input import InputProducts, plain_products, project
 
 __all__ = [
     "SIDES",
@@ -79,13 +80,13 @@ class PreconditionerOptions(DecayOptions):
 
     @property
     def learns_decay(self) -> bool:
-        return super().learns_decay or self.energy_memory is not None
+        has_energy = self.preconditioner is not None and not self.tie_preconditioner
+        return super().learns_decay or (has_energy and self.energy_memory == "windows")
 
     @property
-    def energy_memory(self) -> str | None:
+    def energy_memory(self) -> str:
         """`long_memory` of the decay of A, which the ramps of Palimpsa leave at Mamba-2's first values."""
-        has_decay = self.preconditioner is not None and not self.tie_preconditioner
-        return self.long_memory if has_decay and self.long_memory == "windows" else None
+        return "windows" if self.long_memory in (None, "windows") else "own"
 
     @property
     def power_range(self) -> tuple[float, float]:
@@ -140,9 +141,12 @@ class LearntWriteKey(nn.Module):
         self.squash = {"softsign": F.softsign, "tanh": torch.tanh}[options.squash]
         self.w_proj = nn.Linear(hidden_size, num_heads * channels, bias=False)
 
+    def input_products(self) -> InputProducts:
+        return plain_products(self.w_proj)
+
     def forward(self, x_BTD: Tensor, k: Tensor) -> Tensor:
         """w of the shape of the keys k, [B, T, H or G, K]."""
-        r_BTHK = at_least_float32(self.w_proj(x_BTD)).unflatten(2, (-1, k.shape[3]))
+        r_BTHK = at_least_float32(project(x_BTD, self.w_proj)).unflatten(2, (-1, k.shape[3]))
         factors = self.factor * (math.log(self.bound) * self.squash(r_BTHK)).exp()
         return (expand_heads(factors, k.shape[2]) * k).to(k.dtype)
 

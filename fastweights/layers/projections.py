@@ -15,9 +15,11 @@ from ..ops.authoring import (
     ContextParallel,
     TokenConvolution,
     convolve_token,
+    multiply_rows,
     needs_gradient,
     read_rows,
     short_convolution,
+    takes_linear_rows,
     takes_token,
     write_rows,
 )
@@ -25,7 +27,7 @@ from .cache import LayerCache
 from .heads import HeadSizes
 from .initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from .norms import GatedRMSNorm, l2_normalize
-from .shared_input import project, project_together
+from .shared_input import InputProducts, joins_norm, plain_products, project, project_together
 from .wrapped import is_bare
 
 __all__ = [
@@ -207,8 +209,15 @@ class QKVProjection(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new states of the convolutions by name: their last
         inputs [N, W-1, channels]. cp_group: of the mixer."""
-        projections = [self.get_submodule(f"{name}_proj") for name in self.widths]
-        return self.finish(project_together(x_BTD, *projections, backend=self.backend), cache, cu_seqlens, cp_group)
+        flat = project_together(x_BTD, *self.projections, backend=self.backend)
+        return self.finish(flat, cache, cu_seqlens, cp_group)
+
+    @property
+    def projections(self) -> list[nn.Module]:
+        return [self.get_submodule(f"{name}_proj") for name in self.widths]
+
+    def input_products(self) -> InputProducts:
+        return [] if self.backend == "torch" else plain_products(*self.projections)
 
     def finish(
         self,
@@ -255,7 +264,7 @@ class SharedQKProjection(QKVProjection):
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new state of both convolutions: their last inputs
         [N, W-1, channels]."""
-        y, v = project_together(x_BTD, self.qk_proj, self.v_proj, backend=self.backend)
+        y, v = project_together(x_BTD, *self.projections, backend=self.backend)
         before = None if cache is None else cache.context.get("qk")
         norm = self.widths["q"] if self.normalize_qk else None
         (q, k), (conv_state, _) = convolve_together(
@@ -265,6 +274,10 @@ class SharedQKProjection(QKVProjection):
         )  # fmt: skip
         q, k, v = (z.unflatten(2, (-1, width)) for z, width in zip((q, k, v), self.widths.values()))
         return q, k, v, {} if conv_state is None else {"qk": conv_state}
+
+    @property
+    def projections(self) -> list[nn.Module]:
+        return [self.qk_proj, self.v_proj]
 
 
 class ValueSkip(OwnInitialValues):
@@ -321,6 +334,9 @@ class OutputProjection(nn.Module):
         self.norm = GatedRMSNorm(heads.value, eps=norm_eps) if norm else None
         self.o_proj = ResidualProjection(channels, hidden_size)
 
+    def input_products(self) -> InputProducts:
+        return [] if self.gate is None else plain_products(self.g_proj)
+
     def gate_values(self, x_BTD: Tensor, shift_BTGV: Tensor | None = None) -> Tensor | None:
         """The gate [B, T, G, V] after its function, None without one. For probes: forward fuses it with the norm."""
         if self.gate is None:
@@ -342,6 +358,11 @@ class OutputProjection(nn.Module):
         """y [B, T, D]. With v and skip, which need the norm, o + skip v takes the place of o, in the same pass. The shift is
         added to the projection of the gate before its function."""
         z_BTGV = None if self.gate is None else self._project_gate(x_BTD, shift_BTGV)
+        if self.norm is not None and takes_linear_rows(x_BTD):
+            o_BTE, z_BTE, v_BTE = o_BTGV.flatten(2), *(None if y is None else y.flatten(2) for y in (z_BTGV, v_BTGV))
+            if joins_norm(o_BTE, self.norm, self.o_proj, z_BTE, v_BTE, skip_G, backend=self.backend):
+                normed = self.norm.of_rows(z_BTE, self.gate or "silu", v_BTE, skip_G)
+                return multiply_rows(o_BTE, [self.o_proj.product()], normed).results[0]
         if self.norm is not None:
             o_BTGV = self.norm(o_BTGV, z_BTGV, self.gate or "silu", v_BTGV, skip_G, self.backend)
         elif self.gate is not None and z_BTGV is not None:

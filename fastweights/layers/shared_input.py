@@ -1,30 +1,40 @@
 """Several products of one input.
 
-On the few rows of a decoding step one launch serves linear modules joined with each other, or with what follows them. In training
-the matrix products of the backward add up the gradients of the input, which nothing else has to. The projections of gates are one
-product on a GPU: with the few columns of a gate a product takes as long as reading x, writing its gradient or reading it for the
-weights, and with one in place of two to four that happens once.
+On the few rows of a decoding step one launch serves all linear modules that multiply the norm of the residual stream, with the
+norm and what follows each product (`normalize_for`). A module that multiplies its input has a method `input_products`, which
+names its linear modules and what follows them. The results wait at the norm until the module asks for them (`multiply`).
+
+In training the matrix products of the backward add up the gradients of the input, which nothing else has to. The projections of
+gates are one product on a GPU: with the few columns of a gate a product takes as long as reading x, writing its gradient or
+reading it for the weights, and with one in place of two to four that happens once.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..ops.authoring import linear_rows, takes_linear_rows
+from ..ops.authoring import Normed, Product, linear_rows, multiply_rows, takes_linear_rows
 from .initialization import ResidualProjection, UniformLinear
+from .norms import GatedRMSNorm, GroupedRMSNorm, LayerNorm, RMSNorm, normalize_sum
 from .wrapped import is_bare, is_unhooked
 
 __all__ = [
+    "InputProducts",
     "ProjectedGate",
     "find_first_part",
     "compute_gates",
     "is_plain",
     "joins",
+    "joins_norm",
+    "multiply",
+    "normalize_for",
+    "plain_products",
     "project",
     "project_together",
     "multiply_one_input",
@@ -33,6 +43,8 @@ __all__ = [
 ]
 
 PLAIN = (nn.Linear, ResidualProjection, UniformLinear)
+WIDEST_ROW = 4096  # that a norm keeps in registers
+InputProducts: TypeAlias = "list[tuple[nn.Module, Product]]"
 
 
 def trains_on_gpu(x: Tensor) -> bool:
@@ -89,11 +101,61 @@ def joins(x: Tensor, *modules: Any, backend: str = "auto") -> bool:
     return takes_linear_rows(x, *parameters, backend=backend)
 
 
+def normalize_for(
+    reader: nn.Module, norm: RMSNorm | LayerNorm, x: Tensor, branch: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`normalize_sum` for a module that reads the norm. For few rows the launch of the norm computes its products too."""
+    if not (is_bare(norm, RMSNorm) and x.shape[-1] <= WIDEST_ROW and takes_linear_rows(x, norm.weight)):
+        return normalize_sum(norm, x, branch)
+    found: dict[nn.Module, Product] = {}
+    for module, product in _input_products(reader):
+        if joins(x, module) and takes_linear_rows(x, product.more):
+            found.setdefault(module, product)  # a gate comes before the gates within it
+    if not found or (branch is not None and branch.dtype != x.dtype):
+        return normalize_sum(norm, x, branch)
+    made = multiply_rows(x, [*found.values()], Normed(norm.weight, norm.eps, branch))
+    assert made.n is not None
+    made.n._products = dict(zip(found, made.results))  # type: ignore[attr-defined]
+    return x if made.s is None else made.s, made.n
+
+
+def _input_products(reader: nn.Module) -> Iterable[tuple[nn.Module, Product]]:
+    for module in reader.modules():
+        find: Any = getattr(module, "input_products", None)
+        if find is not None:
+            yield from find()
+
+
+def multiply(x: Tensor, module: nn.Module, product: Product) -> Tensor:
+    """The product of x with the weight of a module that `joins`, which may be there already."""
+    ready = getattr(x, "_products", {}).get(module)
+    return multiply_rows(x, [product]).results[0] if ready is None else ready
+
+
+def joins_norm(x: Tensor, norm: RMSNorm, projection: nn.Module, *others: Tensor | None, backend: str = "auto") -> bool:
+    """Whether the norm of x, of which others are a part, may be computed by the launch of the projection."""
+    return (
+        is_bare(norm, GatedRMSNorm, GroupedRMSNorm)
+        and x.shape[-1] <= WIDEST_ROW
+        and joins(x, projection, backend=backend)
+        and takes_linear_rows(x, norm.weight, *others, backend=backend)
+    )
+
+
+def plain_products(*modules: Any) -> InputProducts:
+    """`input_products` of linear modules, or of the first in each of several rows of them, with nothing that follows."""
+    firsts: list[Any] = [find_first_part(one) if isinstance(one, nn.Sequential) else one for one in modules]
+    return [(one, Product(one.weight, bias=one.bias)) for one in firsts if one is not None and is_plain(one)]
+
+
 def project_together(x: Tensor, *modules: Any, backend: str = "auto") -> list[Tensor]:
-    """What each of up to three modules gives for x: by one kernel for few rows, with one gradient of x in training."""
+    """What each of several modules gives for x: by one kernel for few rows, with one gradient of x in training."""
     if all(map(is_plain, modules)) and all(module.bias is None for module in modules):
         weights = [module.weight for module in modules]
         if takes_linear_rows(x, *weights, backend=backend):
+            ready = getattr(x, "_products", {})
+            if all(module in ready for module in modules):
+                return [ready[module] for module in modules]
             return linear_rows(x, *weights)
         if sums_gradients(x):
             return list(multiply_one_input(x, *weights))
@@ -101,8 +163,12 @@ def project_together(x: Tensor, *modules: Any, backend: str = "auto") -> list[Te
 
 
 def project(x: Tensor, module: Any) -> Tensor:
-    """What a module gives for x. For few rows one kernel takes the place of a linear module."""
-    return linear_rows(x, module.weight, bias=module.bias)[0] if joins(x, module) else module(x)
+    """What a module gives for x. For few rows a kernel takes the place of a linear module, and of each of several in a row."""
+    if is_bare(module, nn.Sequential):
+        for part in module:
+            x = project(x, part)
+        return x
+    return multiply(x, module, Product(module.weight, bias=module.bias)) if joins(x, module) else module(x)
 
 
 def find_first_part(projection: Any) -> nn.Module | None:

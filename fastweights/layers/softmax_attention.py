@@ -31,7 +31,7 @@ from .options import LONGEST_CONVOLUTION, MixerOptions, one_of, option, up_to
 from .projections import ACTIVATIONS, FIRST_FILTERS, ShortConvolution, convolve_together
 from .registry import register_mixer
 from .rope_scaling import RopeScaling, check_scaling
-from .shared_input import project_together
+from .shared_input import InputProducts, plain_products, project_together
 
 __all__ = ["SoftmaxAttention", "SoftmaxAttentionOptions"]
 
@@ -120,6 +120,9 @@ class SoftmaxAttention(ConfiguredMixer):
         return self.mix_projected(
             x_BTD, project_together(x_BTD, self.q_proj, self.k_proj, self.v_proj), cache, cu_seqlens
         )
+
+    def input_products(self) -> InputProducts:
+        return plain_products(self.q_proj, self.k_proj, self.v_proj)
 
     def mix_projected(
         self, x_BTD: Tensor, flat: list[Tensor], cache: LayerCache | None = None, cu_seqlens: Tensor | None = None

@@ -22,6 +22,7 @@ from .options import LONGEST_CONVOLUTION, MemoryOptions, ProjectionOptions, at_l
 from .probe import read_states
 from .projections import ACTIVATIONS
 from .registry import ADDITIVE, DELTA, EXACT, register_mixer
+from .shared_input import InputProducts, plain_products, project
 from .softmax_attention import SoftmaxAttention
 
 __all__ = ["PrintedDeltaNet", "VariationalLinearAttention"]
@@ -219,8 +220,11 @@ class PrintedDeltaNet(MemoryLayer):
     def build(self) -> None:
         self.gate_proj = nn.Linear(self.hidden_size, self.heads.value_heads, bias=False)
 
+    def input_products(self) -> InputProducts:
+        return plain_products(self.gate_proj)
+
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
-        g_BTG = F.logsigmoid(at_least_float32(self.gate_proj(x_BTD))).clamp_min(SMALLEST_LOG_GATE)
+        g_BTG = F.logsigmoid(at_least_float32(project(x_BTD, self.gate_proj))).clamp_min(SMALLEST_LOG_GATE)
         self.probe(g=g_BTG)
         # The op takes the error of the decayed memory b S: with the key k / b that is the error of S.
         q_BTGK, k_BTGK = (expand_heads(y, v_BTGV.shape[2]) for y in (q_BTHK, k_BTHK))

@@ -14,6 +14,7 @@ from ..cuda_graphs import captured, refusing_waits
 from ..kernels.runtime.overlap import can_overlap, overlapping_launches
 from ..layers import LayerCache
 from ..layers.mixer import Mixer
+from ..layers.norms import normalize_sum
 from ..layers.wrapped import is_unhooked
 from ..ops.framework.few_tokens import overwriting_states
 from ..private_torch import all_modules
@@ -213,8 +214,8 @@ class DecodeSteps:
                 x_N1D = block(x_N1D, past_key_values=cache, first_values=first_values)
                 if keep:
                     fixed.keep(cache)
-            x_N1D = body.norm(x_N1D)
-        self.logits = self.model.lm_head(x_N1D)
+            _, normed_N1D = normalize_sum(body.norm, x_N1D, None)
+        self.logits = self.model.lm_head(normed_N1D)
 
 
 def warn_of_calls(reason: str, error: RuntimeError) -> None:

@@ -23,9 +23,9 @@ from .rows import check_mask, check_prompts
 
 __all__ = ["CachedGenerationMixin", "check_cache_settings"]
 
-_decoding: ContextVar[list[FastWeightsCache] | None] = ContextVar(
-    "decoding", default=None
-)  # caches of the running generate()
+# Of the running generate(): its caches and the readers of its prompts.
+_decoding: ContextVar[list[FastWeightsCache] | None] = ContextVar("decoding", default=None)
+_reading: ContextVar[list[PromptReader] | None] = ContextVar("reading", default=None)
 
 
 class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
@@ -37,8 +37,8 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
 
     On a GPU the step of one token is captured as a CUDA graph and replayed, but not where disable_compile is set in transformers'
     generation settings, or a module has hooks. Later calls with as many sequences replay it too, until a weight or a setting of a
-    module changes, or the model is trained. So are graphs that read short prompts, which are captured when prompts of their size
-    come for the second time. The graphs of a model and their caches hold at most a 32nd of the GPU's memory.
+    module changes, or the model is trained. So do graphs that read short prompts, which are captured at the end of the first call
+    with prompts of their size. The graphs of a model and their caches hold at most a 32nd of the GPU's memory.
     """
 
     config: Any  # a FastWeightsConfig; transformers declares its own base class
@@ -60,15 +60,18 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
             _check_reading(cache, prompt, kwargs.get("inputs_embeds"), mask)
         if isinstance(mask, Tensor) and mask.ndim == 2:
             check_prompts(mask, len(mask), mask.shape[1] - _columns(cache))
-        outer, seen = _decoding.set([]), {id(cache)}
+        decoding, reading, seen = _decoding.set([]), _reading.set([]), {id(cache)}
         try:
             result = super().generate(inputs, generation_config, *args, **kwargs)
             seen.add(id(getattr(result, CACHE_NAME, None)))
+            for reader in _reading.get() or []:
+                reader.finish()
             return result
         finally:
             for used in _decoding.get() or []:
                 used.end_steps(kept=id(used) in seen)
-            _decoding.reset(outer)
+            _decoding.reset(decoding)
+            _reading.reset(reading)
 
     def release_step_graphs(self) -> None:
         """Free the memory of the captured prompts and steps that later calls of `generate()` would replay."""
@@ -124,6 +127,8 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
         find_key = once(partial(describe_model, self))  # type: ignore[arg-type]  # this is a model
         if cache.recording is None and settings.prefill_chunk_size is None:
             cache.prompts = PromptReader(self, find_key)
+            if (readers := _reading.get()) is not None:
+                readers.append(cache.prompts)
         try:
             outputs = super().read_prompt(input_ids, generation_config, model_kwargs, *args, **kwargs)
         finally:

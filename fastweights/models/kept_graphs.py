@@ -47,7 +47,7 @@ class KeptGraphs:
     def __init__(self) -> None:
         self._key: Hashable = None
         self._kept: list[Any] = []
-        self._uses: dict[Hashable, float] = {}
+        self._refused: set[Hashable] = set()
         self._alone = Lock()
 
     def __len__(self) -> int:
@@ -75,20 +75,16 @@ class KeptGraphs:
                 return False
             self._kept.append(kept)
             while len(self._kept) > MOST or self.bytes > most:
-                self._uses.pop(self._kept.pop(0).serves, None)
+                self._kept.pop(0)
         return True
 
-    def count_use(self, key: Hashable, serves: Hashable) -> float:
-        """How often this was asked for such a call in this state of the model, this time included."""
-        with self._alone:
-            self._of_state(key)
-            self._uses[serves] = self._uses.get(serves, 0) + 1
-            return self._uses[serves]
-
     def refuse(self, serves: Hashable) -> None:
-        """Such a call cannot be captured or kept: `count_use` is -inf from now on."""
+        """Such a call cannot be captured or kept in this state of the model."""
         with self._alone:
-            self._uses[serves] = float("-inf")
+            self._refused.add(serves)
+
+    def refuses(self, serves: Hashable) -> bool:
+        return serves in self._refused
 
     def clear(self) -> None:
         with self._alone:
@@ -96,7 +92,7 @@ class KeptGraphs:
 
     def _of_state(self, key: Hashable) -> None:
         if key != self._key:
-            self._key, self._kept, self._uses = key, [], {}
+            self._key, self._kept, self._refused = key, [], set()
 
 
 _graphs: WeakKeyDictionary[nn.Module, KeptGraphs] = WeakKeyDictionary()  # not in the model, which is copied and pickled

@@ -17,10 +17,10 @@ from ..checks import check_flag, check_whole_number, describe_value, shape_of
 from ..layers import LayerCache, build_mixer
 from ..layers.initialization import ResidualProjection
 from ..layers.norms import LayerNorm, RMSNorm, normalize_sum
-from ..layers.shared_input import joins, project_together
+from ..layers.shared_input import InputProducts, is_plain, joins, multiply, normalize_for, project_together
 from ..ops.context_parallel.group import ContextParallel
 from ..ops.framework.sequences import check_cu_seqlens
-from ..ops.linear_rows import linear_rows
+from ..ops.linear_rows import Product, linear_rows
 from ..ops.silu_product import silu_product
 from .cache import CACHE_NAMES, FastWeightsCache, check_cache, given_cache, named_cache
 from .configuration import FastWeightsConfig
@@ -50,13 +50,18 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The result, added to the residual where one is given."""
         if joins(x, self.gate_proj, self.up_proj, self.down_proj):
-            (h,) = linear_rows(x, self.gate_proj.weight, self.up_proj.weight, kind="swiglu")
+            h = multiply(x, *self.input_products()[0])
             if residual is not None and residual.dtype == h.dtype:
                 return linear_rows(h, self.down_proj.weight, kind="add", other=residual)[0]
         else:
             h = silu_product(*project_together(x, self.gate_proj, self.up_proj))
         y = self.down_proj(h)
         return y if residual is None else residual + y
+
+    def input_products(self) -> InputProducts:
+        if not (is_plain(self.gate_proj) and is_plain(self.up_proj)):
+            return []
+        return [(self.gate_proj, Product(self.gate_proj.weight, "swiglu", more=self.up_proj.weight))]
 
 
 class FastWeightsBlock(GradientCheckpointingLayer):
@@ -85,14 +90,14 @@ class FastWeightsBlock(GradientCheckpointingLayer):
         """past_key_values: this layer's cache, under the name that transformers' checkpointing knows to leave out. values_only:
         return the values of the mixer, which later blocks take as first_values. That is a call of the block, too, because
         sharded or offloaded weights are there only within one."""
-        x_BTD, normed_BTD = normalize_sum(self.mixer_norm, x_BTD, None)
         if values_only:
-            return self.mixer.values(normed_BTD, past_key_values, cu_seqlens)
+            return self.mixer.values(normalize_sum(self.mixer_norm, x_BTD, None)[1], past_key_values, cu_seqlens)
+        x_BTD, normed_BTD = normalize_for(self.mixer, self.mixer_norm, x_BTD, None)
         given = {"first_values": first_values} if self.mixer.takes_first_values else {}
         mixed_BTD = self.mixer(normed_BTD, cache=past_key_values, cu_seqlens=cu_seqlens, **given)
         if self.mlp is None:
             return x_BTD + mixed_BTD
-        x_BTD, normed_BTD = normalize_sum(self.mlp_norm, x_BTD, mixed_BTD)
+        x_BTD, normed_BTD = normalize_for(self.mlp, self.mlp_norm, x_BTD, mixed_BTD)
         return self.mlp(normed_BTD, x_BTD)
 
 

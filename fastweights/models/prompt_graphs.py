@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -66,9 +65,9 @@ class KeptPrompts:
 class PromptReader:
     """Reads the prompts of one `generate()`.
 
-    A graph is captured when prompts of its size come for the second time. A capture takes as long as a few readings without a
-    graph: a single call never pays for it, and in many calls it is soon regained. The first prompts are packed as well, so that
-    all calls round alike.
+    The first prompts of a size are read by calling the model, packed as well, so that all calls round alike. Their graph is
+    captured at the end of that `generate()`, for the calls after it (`finish`): nobody waits for it before the first token, and
+    what the model needs to be captured is there. A capture takes about as long as one more reading.
 
     Args:
         model: a FastWeightsForCausalLM.
@@ -77,6 +76,7 @@ class PromptReader:
 
     def __init__(self, model: Any, find_key: Callable[[], Hashable]) -> None:
         self.model, self.find_key = model, find_key
+        self.called: tuple[KeptPrompts, int] | None = None  # a reading that was not captured yet, with its width
 
     def read(self, ids: Tensor | None, mask: Tensor | None, cache: FastWeightsCache) -> Tensor | None:
         """Logits [N, 1, vocab_size] after prompts [N, L], which the cache has then read. None where they come in another form or
@@ -100,9 +100,25 @@ class PromptReader:
             for block, layer in zip(blocks, kept.layers)
         ]
         cache.advance(rows.time, None, rows.lengths)
-        if kept.bytes and not graphs_of(self.model).put(kept):
-            graphs_of(self.model).refuse(kept.serves)
+        if kept.bytes:
+            self._keep(kept)
+        else:
+            self.called, kept.logits, kept.layers = (kept, width), None, None
         return logits
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Capture the reading for later calls."""
+        if self.called is not None:
+            kept, width = self.called
+            if self._capture(kept, width):
+                self._keep(kept)
+            else:
+                graphs_of(self.model).refuse(kept.serves)
+
+    def _keep(self, kept: KeptPrompts) -> None:
+        if not graphs_of(self.model).put(kept):
+            graphs_of(self.model).refuse(kept.serves)
 
     def _find(self, ids: Tensor, rows: Rows, width: int) -> KeptPrompts | None:
         """A reading of prompts of this size, filled with these."""
@@ -114,16 +130,13 @@ class PromptReader:
         if kept is not None:
             kept.fill(ids, rows)
             return kept
-        uses, tokens = graphs.count_use(key, serves), rows.count * width
-        if uses < 1:
+        if graphs.refuses(serves):
             return None
+        tokens = rows.count * width
         kept = KeptPrompts(
             key, serves, ids.new_zeros(1, tokens), torch.full((rows.count + 2,), tokens, device=ids.device)
         )
         kept.fill(ids, rows)
-        if uses > 1 and not self._capture(kept, width):
-            graphs.refuse(serves)
-            return None
         return kept
 
     def _run(self, kept: KeptPrompts, width: int) -> bool:
@@ -144,13 +157,14 @@ class PromptReader:
         kept.bytes = kept.ids.nbytes + kept.edges.nbytes
         if device.type != "cuda":  # in tests
             return True
-        before, aside = torch.cuda.memory_reserved(device), torch.cuda.Stream(device)
-        try:
-            aside.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(aside), refusing_waits():
+        before = torch.cuda.memory_reserved(device)
+
+        def call() -> None:
+            with refusing_waits():
                 self._call(kept, width)
-            torch.cuda.current_stream(device).wait_stream(aside)
-            kept.graph, _ = captured(partial(self._call, kept, width), device)
+
+        try:
+            kept.graph, _ = captured(call, device)
         except RuntimeError:
             return False
         kept.bytes += max(0, torch.cuda.memory_reserved(device) - before)

@@ -63,7 +63,10 @@ from .gated_norm import gated_rms_norm as gated_rms_norm
 from .gated_writes import gated_writes as gated_writes
 from .l2_normalize import l2_normalize as l2_normalize
 from .linear_attention import forms as _linear_attention
+from .linear_rows import Normed as Normed
+from .linear_rows import Product as Product
 from .linear_rows import linear_rows as linear_rows
+from .linear_rows import multiply_rows as multiply_rows
 from .linear_rows import takes_linear_rows as takes_linear_rows
 from .residual_norm import residual_norm as residual_norm
 from .ring_attention import ring_attention as ring_attention

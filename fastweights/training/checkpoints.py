@@ -32,6 +32,8 @@ from ..files import (
     write_bytes,
     writing,
 )
+from ..layers import MixerChoice, in_block
+from ..layers.choice import split_entry
 from ..models.loading import SAVED_MODEL
 from ..untrusted import check_file, read_json_object
 from .folder import as_stored
@@ -202,6 +204,8 @@ def _damage(checkpoint: Path) -> str | None:
 
 def _check_architecture(checkpoint: Path, config: Any) -> None:
     there, here = read_json_object(checkpoint / "config.json"), as_stored(config.to_dict())
+    if _spelled_out(there.get("mixer")) == _spelled_out(here.get("mixer")):
+        there["mixer"] = here.get("mixer")
     differences = [
         f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
         for name in ARCHITECTURE
@@ -212,6 +216,16 @@ def _check_architecture(checkpoint: Path, config: Any) -> None:
             f"checkpoint {checkpoint} is of another architecture: {', '.join(differences)}; choose another output folder, or "
             "pass overwrite to delete the trainings in this one"
         )
+
+
+def _spelled_out(mixer: Any) -> Any:
+    """The mixers of a configuration with the first values of the published block, which checkpoints of presets mean where they
+    leave them out. They change nothing once there are weights."""
+    try:
+        entries = [split_entry(entry) for entry in (mixer if isinstance(mixer, list) else [mixer])]
+        return [in_block(MixerChoice(name, options, name), "published", heads=1).entry for name, options in entries]
+    except (KeyError, TypeError, ValueError):  # not of this library, or not registered
+        return mixer
 
 
 @contextmanager

@@ -25,8 +25,9 @@ pytestmark = [
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "gdn": delta_rule, "write keys": delta_rule, "pgdn": preconditioned_delta_rule, "simple_gla": linear_attention,
-    "pdn": preconditioned_delta_rule, "kda": delta_rule, "kda, by blocks": delta_rule, "kda, strong": delta_rule,
+    "gdn": delta_rule, "gdn, strong": delta_rule, "write keys": delta_rule, "pgdn": preconditioned_delta_rule,
+    "simple_gla": linear_attention, "pdn": preconditioned_delta_rule, "kda": delta_rule, "kda, by blocks": delta_rule,
+    "kda, strong": delta_rule,
     "pkda": preconditioned_delta_rule,
 }  # fmt: skip
 
@@ -42,6 +43,8 @@ def draw(rule: str, rows: int, time: int, heads: int, value_heads: int, states: 
         g = torch.where(g > 0.9, 40 * g, g * torch.rand(128, device="cuda").round())
     elif rule == "kda, by blocks":  # a chunk loses more than 2^-80, 16 tokens less than 2^-112
         g *= 3
+    elif rule == "gdn, strong":  # so much that a segment depends on few before and behind it
+        g *= 0.2
     else:
         g *= 1e-3  # so little that segments depend on those before and behind them
     drawn = {"q": q, "k": k, "v": v, "S": torch.randn(states, value_heads, 128, 128, device="cuda")}
@@ -101,12 +104,9 @@ FORMS = {
 }
 
 
-CASES = [("gdn", form) for form in FORMS] + [
-    ("pdn", "segments"),
-    ("kda", "short"),
-    ("kda, strong", "odd and grouped"),
-    ("kda, by blocks", "odd and grouped"),
-]
+CASES = [("gdn", form) for form in FORMS] + [("pdn", "segments"), ("kda", "short")]
+CASES += [("kda, strong", "odd and grouped"), ("kda, by blocks", "odd and grouped")]
+CASES += [("gdn, strong", "segments"), ("gdn, strong", "packed, in segments")]
 CASES += [
     (rule, form)
     for rule in ("write keys", "pgdn", "simple_gla", "kda", "pkda")
@@ -144,3 +144,18 @@ def test_bad_numbers_stand_where_they_do_in_plain_triton(rule: str, name: str) -
     for x, before in zip(got[:2], plain[:2], strict=True):
         assert not x.isfinite().all() or name == "q"
         assert torch.equal(x.isfinite(), before.isfinite())
+
+
+@pytest.mark.parametrize("name", ["v", "k", "S"])
+def test_bad_numbers_reach_segments_that_depend_on_few(name: str) -> None:
+    inputs = draw("gdn, strong", 1, 5000, 2, 2, 1)
+    place = (0, 1, 3, 9) if name == "S" else (0, 130, 1, 7)
+    inputs[name][place] = float("inf")
+    got, alone = results("gdn, strong", inputs), without_gradients("gdn, strong", inputs)
+    plain = in_plain_triton(lambda: without_gradients("gdn, strong", inputs))
+    for found in (got, alone):
+        for x, before in zip(found[:2], plain, strict=True):
+            assert not before[:, -1].isfinite().all()
+            assert torch.equal(x.isfinite(), before.isfinite())
+    for grad in got[2:]:
+        assert grad[:, :, 0].isfinite().all()  # of the other head

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastweights.kernels.availability import HAS_TRITON
+from fastweights.kernels.pointwise import FEW_ROWS
 from fastweights.layers.attention import rotate, rotation
 from fastweights.ops.framework.few_tokens import overwriting_states
 from fastweights.ops.l2_normalize import l2_normalize
-from fastweights.ops.linear_rows import linear_rows
+from fastweights.ops.linear_rows import Normed, Product, linear_rows, multiply_rows
 from fastweights.ops.ring_attention import ring_attention
 from fastweights.ops.short_convolution import short_convolution
 from fastweights.ops.short_convolution.token import TokenConvolution, convolve_token
@@ -37,9 +38,9 @@ def near(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("rows", [1, 8, 64])
+@pytest.mark.parametrize("rows", [1, 2, 8, 64])
 def test_linear_rows(rows, dtype):
-    """Every kind, twice the same bits, and for a row alone the bits that it has among others."""
+    """Every kind, twice the same bits, and for a row with few others the bits that it has among more."""
     x, residual = draw(rows, 1, 1024, dtype=dtype), draw(rows, 1, 2816, dtype=dtype, seed=9)
     w = [draw(2816, 1024, dtype=dtype, seed=i) / 32 for i in range(3)]
     bias, rate = draw(2816, seed=4), draw(8, seed=5)
@@ -54,11 +55,29 @@ def test_linear_rows(rows, dtype):
     ]
     for options, weights, wanted in cases:
         got, again = (linear_rows(x, *weights, **options) for _ in range(2))
-        alone = {**options, "other": residual[:1]} if options.get("kind") == "add" else options
-        single = linear_rows(x[:1], *weights, **alone)
-        for y, same, one, z in zip(got, again, single, wanted, strict=True):
-            assert torch.equal(y, same) and torch.equal(y[:1], one)
+        fewest = 1 if rows <= FEW_ROWS else FEW_ROWS + 1
+        fewer = {**options, "other": residual[:fewest]} if options.get("kind") == "add" else options
+        first = linear_rows(x[:fewest], *weights, **fewer)
+        for y, same, one, z in zip(got, again, first, wanted, strict=True):
+            assert torch.equal(y, same) and torch.equal(y[:fewest], one)
             near(y, z, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_linear_rows_of_norms(rows, dtype):
+    """Of a residual stream with a branch, and of heads with a gate."""
+    x, other = draw(rows, 1, 1024, dtype=dtype), draw(rows, 1, 1024, dtype=dtype, seed=1)
+    w, scale = draw(2816, 1024, dtype=dtype, seed=2) / 32, draw(1024, seed=3).abs()
+    s = x.double() + other.double()
+    got = multiply_rows(x, [Product(w), Product(w, "sigmoid")], Normed(scale, 1e-6, other))
+    n = F.rms_norm(s, (1024,), scale.double(), 1e-6)
+    y = F.linear(n, w.double())
+    for one, wanted in zip([got.s, got.n, *got.results], [s, n, y, y.sigmoid()], strict=True):
+        near(one, wanted, dtype)
+    (got,) = multiply_rows(x, [Product(w)], Normed(scale[:128], 1e-6, gate=other, width=128)).results
+    n = F.rms_norm(x.double().unflatten(2, (8, 128)), (128,), scale[:128].double(), 1e-6).flatten(2)
+    near(got, F.linear(n * F.silu(other.double()), w.double()), dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -88,6 +88,18 @@ def convolution_of_rows() -> Iterator[Callable[[], object]]:
         yield partial(backward, x, None, x, *options)
 
 
+def convolution_of_slices() -> Iterator[Callable[[], object]]:
+    """Keys, scaled to unit length, and values of heads in groups, with gradients that lie there too."""
+    from fastweights.kernels.pointwise.short_convolution import backward, forward
+
+    joint = torch.empty(2, 2048, 16, 768, dtype=torch.bfloat16)
+    for first, width, head in ((128, 128, 128), (256, 256, None)):
+        x, dy = joint[..., first : first + width], torch.empty(2, 2048, 16, width, dtype=torch.bfloat16)
+        options = (torch.empty(16 * width, 4, dtype=torch.bfloat16), None, None, None, True, head, 1e-6)
+        yield partial(forward, x, *options, False)
+        yield partial(backward, dy, None, x, *options, x)
+
+
 def convolution_of_packed_rows() -> Iterator[Callable[[], object]]:
     """With a bias, and windows before and after."""
     from fastweights.kernels.pointwise.short_convolution import backward, forward
@@ -142,17 +154,22 @@ def convolution_step() -> Iterator[Callable[[], object]]:
 
 
 def linear_rows() -> Iterator[Callable[[], object]]:
-    """Every kind in bfloat16, of one sequence or of 64; a matrix in float32."""
-    from fastweights.kernels.pointwise.linear_rows import linear_rows
+    """Every kind in bfloat16, of one sequence, of two or of 64, with the norms of a block; a matrix in float32."""
+    from fastweights.kernels.pointwise import Normed, Product
+    from fastweights.kernels.pointwise.linear_rows import multiply_rows
 
-    w, per_output = torch.empty(1024, 1024, dtype=torch.bfloat16), torch.empty(1024)
-    one, many = (torch.empty(rows, 1, 1024, dtype=torch.bfloat16) for rows in (1, 64))
-    for x, kind, weights, bias, other in (
-        (many, "plain", [w, w, w], None, None), (one, "swiglu", [w, w], None, None), (one, "add", [w], None, one),
-        (one, "sigmoid", [w], per_output, None), (one, "decay", [w], per_output, per_output[:8]),
-    ):  # fmt: skip
-        yield partial(linear_rows, x, weights, kind, bias, other, 1.0)
-    yield partial(linear_rows, torch.empty(64, 300), [torch.empty(40, 300)], "plain", None, None, 1.0)
+    w, gate, of_channel = (torch.empty(width, 1024, dtype=torch.bfloat16) for width in (1024, 8, 1024))
+    one, few, many = (torch.empty(rows, 1, 1024, dtype=torch.bfloat16) for rows in (1, 2, 64))
+    gates = [Product(gate, "sigmoid", other=torch.empty(8)), Product(gate, "decay", torch.empty(8), torch.empty(8))]
+    channels = Product(of_channel, "decay", torch.empty(1024), torch.empty(8))
+    for x in (one, few, many):
+        stream, heads = Normed(w[0], 1e-6, x), Normed(w[0, :128], 1e-6, gate=x, value=x, skip=torch.empty(8), width=128)
+        yield partial(multiply_rows, x, [Product(w), Product(w), Product(w), *gates], Normed(w[0], 1e-6))
+        yield partial(multiply_rows, x, [Product(w, "swiglu", more=w)], stream)
+        yield partial(multiply_rows, x, [Product(w, "add", other=x)])
+        yield partial(multiply_rows, x, [Product(w)], heads)
+        yield partial(multiply_rows, x, [channels])
+    yield partial(multiply_rows, torch.empty(64, 300), [Product(torch.empty(40, 300))])
 
 
 def residual_norm() -> Iterator[Callable[[], object]]:
@@ -164,8 +181,8 @@ def residual_norm() -> Iterator[Callable[[], object]]:
             x, w = torch.empty(4096, width, dtype=stream), torch.empty(width)
             b = x.bfloat16()
             for branch, ds in ((b, x), (None, None)):
-                yield partial(forward, x, branch, w, 1e-6, torch.bfloat16)
-                yield partial(backward, ds, b, x, branch, w, 1e-6)
+                yield partial(forward, x, branch, w, 1e-6, 0.0, torch.bfloat16)
+                yield partial(backward, ds, b, x, branch, w, 1e-6, 0.0)
 
 
 def silu_product() -> Iterator[Callable[[], object]]:

@@ -363,6 +363,7 @@ AROUND_MEMORIES = {
         forms.gated_norm,
         forms.gated_writes,
         forms.convolution_of_packed_rows,
+        forms.convolution_of_slices,
         forms.convolution_step,
         forms.linear_rows,
         forms.residual_norm,

@@ -18,7 +18,7 @@ def gradients(
 ) -> list[Tensor]:
     """Of the weights of each layer, the first one first."""
     torch.manual_seed(0)
-    mixer = {"name": "gka", "solver": solver}
+    mixer = {"name": "gka", "solver": solver, "long_memory": "own"}  # the presets' first decays
     config = FastWeightsConfig(
         vocab_size=64, hidden_size=2 * head_dim, num_hidden_layers=LAYERS, num_heads=2, mixer=mixer
     )

@@ -2,18 +2,21 @@
 
     python -m tests.layers.pinned
 
-Do so only for a mixer that is new: what is stored pins that seeded weights, parameter names and saved models stay valid.
+Do so only for a mixer that is new: what is stored pins that seeded weights, parameter names and saved models stay valid. "layers"
+and "models" have the first values of the published block, "defaults" those that layers have where they differ from it.
 """
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import build_mixer
+from fastweights.layers import MixerChoice, build_mixer, in_block
+from fastweights.layers.choice import split_entry
 from fastweights.layers.registry import ORDER
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
@@ -98,15 +101,28 @@ def fingerprint(module: nn.Module) -> dict[str, Any]:
     }
 
 
+def published(mixer: str, options: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """The options of a mixer with the first values of its authors."""
+    return dict(in_block(MixerChoice(mixer, options, mixer), "published", HEADS).options)
+
+
 def first_layer(name: str) -> nn.Module:
     mixer, options = LAYERS[name]
     torch.manual_seed(0)
-    return build_mixer(mixer, hidden_size=HIDDEN, num_heads=HEADS, **options)
+    return build_mixer(mixer, hidden_size=HIDDEN, num_heads=HEADS, **published(mixer, options))
+
+
+def default_layer(mixer: str) -> nn.Module:
+    torch.manual_seed(0)
+    return build_mixer(mixer, hidden_size=HIDDEN, num_heads=HEADS)
 
 
 def first_model(name: str) -> FastWeightsForCausalLM:
+    sizes = dict(MODELS[name])
+    entries = sizes["mixer"] if isinstance(sizes["mixer"], list) else [sizes["mixer"]] * sizes["num_hidden_layers"]
+    sizes["mixer"] = [{"name": one, **published(one, options)} for one, options in map(split_entry, entries)]
     torch.manual_seed(0)
-    return FastWeightsForCausalLM(FastWeightsConfig(**MODELS[name]))
+    return FastWeightsForCausalLM(FastWeightsConfig(**sizes))
 
 
 def tokens() -> Tensor:
@@ -116,6 +132,7 @@ def tokens() -> Tensor:
 def main() -> None:
     stored = {
         "layers": {name: fingerprint(first_layer(name)) for name in LAYERS},
+        "defaults": {name: fingerprint(default_layer(name)) for name in ORDER if published(name)},
         "models": {name: fingerprint(first_model(name)) for name in MODELS},
     }
     if not CHECKPOINT.exists():

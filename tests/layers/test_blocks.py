@@ -33,10 +33,23 @@ def test_windows_go_to_rules_that_learn_a_decay():
     assert "long_memory" not in options("deltanet")
     assert options("pdn")["long_memory"] == "windows"  # of its preconditioner
     assert "long_memory" not in options("pdn:tie_preconditioner=true")
+    for name, own in (("gdn", {"long_memory": "own"}), ("deltanet", {})):
+        windows = in_block(MixerChoice(name), "with-own-windows", HEADS).options
+        assert {key: windows[key] for key in windows.keys() & {"long_memory"}} == own
 
 
-def test_the_published_block_is_the_layers_own_options():
-    assert in_block(MixerChoice("gdn"), "published", HEADS) == MixerChoice("gdn")
+def test_the_published_block_has_the_first_values_of_authors():
+    wanted = {
+        "gdn": {"long_memory": "own"}, "deltanet": {}, "deltanet:decay=head": {"long_memory": "own"}, "softmax": {},
+        "pdn": {"long_memory": "own"}, "retnet": {}, "rwkv7": {}, "vla-deltanet": {},
+        "mamba2": {"long_memory": "own"}, "palimpsa-d": {"long_memory": "own", "skip_init": 1.0},
+    }  # fmt: skip
+    for text, added in wanted.items():
+        choice = MixerChoice.of(text)
+        found = in_block(choice, "published", HEADS)
+        assert (found.options, found.label) == ({**added, **choice.options}, choice.label)
+    asked = MixerChoice("gdn", {"long_memory": "windows"})
+    assert in_block(asked, "published", HEADS) == asked
     assert list(BLOCKS)[:2] == ["matched", "published"]
     with pytest.raises(ValueError, match="block must be one of"):
         in_block(MixerChoice("gdn"), "equal", HEADS)

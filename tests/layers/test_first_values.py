@@ -18,6 +18,15 @@ STEPS = {
 }
 HEAD = ["gdn", "mamba2", "palimpsa-m", "palimpsa-d", "pmamba2", "pgdn", "gka", "mesa", "lattice"]
 CHANNEL = ["kda", "pkda", "gla", "pgla"]
+OWN = ["gla", "pgla"]  # whose decay is that of a paper
+BY_DEFAULT = [
+    *HEAD,
+    *[n for n in CHANNEL if n not in OWN],
+    "pmamba2-tied",
+    "pmamba2-key",
+    "comba",
+    "gated-deltaproduct",
+]
 
 
 def first_log_decays(name, **options):
@@ -44,11 +53,30 @@ def test_first_windows_are_those_of_the_paper_and_of_the_release(pairing, window
     assert (window.min().item(), window.max().item()) == pytest.approx(windows, rel=2e-3)
 
 
-@pytest.mark.parametrize("name", [*HEAD, *CHANNEL])
-def test_windows_rise_from_16_to_4096_tokens_in_equal_ratios(name):
-    window = 1 / (1 - first_log_decays(name, long_memory="windows").detach().exp())
+@pytest.mark.parametrize(
+    "name, options",
+    [*((name, {}) for name in BY_DEFAULT), *((name, {"long_memory": "windows"}) for name in (*BY_DEFAULT, *OWN))],
+)
+def test_windows_rise_from_16_to_4096_tokens_in_equal_ratios(name, options):
+    window = 1 / (1 - first_log_decays(name, **options).detach().exp())
     wanted = 16.0 * (4096 / 16) ** (torch.arange(HEADS, dtype=torch.float64) / (HEADS - 1))
     torch.testing.assert_close(window, wanted[:, None].expand_as(window), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_first_windows_of_gla_are_those_of_its_equation(name):
+    """In a model, where the biases begin at 0: logsigmoid(0) / 16 is a decay of 2^(-1/16), with nothing drawn."""
+    for options in ({}, {"long_memory": "own"}):
+        decay = model({"name": name, **options}).model.layers[0].mixer.decay
+        window = 1 / (1 - decay(torch.zeros(1, 1, 128)).exp())
+        torch.testing.assert_close(window, torch.full_like(window, 1 / (1 - 2 ** (-1 / 16))), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("name", BY_DEFAULT)
+def test_own_first_decays_are_drawn_and_the_default_is_not(name):
+    own = [first_log_decays(name, long_memory="own") for _ in range(2)]
+    usual = [first_log_decays(name) for _ in range(2)]
+    assert not torch.equal(*own) and torch.equal(*usual)
 
 
 def test_one_head_has_the_middle_window_and_preconditioners_have_the_windows_too():
@@ -58,11 +86,12 @@ def test_one_head_has_the_middle_window_and_preconditioners_have_the_windows_too
     for name in ("pgdn", "pdn", "pla", "pmamba2-key"):
         decays = [
             build_mixer(name, hidden_size=HIDDEN, num_heads=HEADS, long_memory=ramp).get_submodule(place)(x)
-            for ramp in ("windows", None, *["paper"] * (name == "pgdn"))
+            for ramp in ("windows", None, "own", *["paper"] * (name == "pgdn"))
             for place in ("preconditioner.gates.decay" if name[-1] in "ny" else "preconditioner.decay",)
         ]
         assert 1 / (1 - decays[0][0, 0, 0].exp()).item() == pytest.approx(16, rel=1e-3)
-        assert all(decay[0, 0, 0] != decays[0][0, 0, 0] for decay in decays[1:])
+        assert torch.equal(decays[1], decays[0])
+        assert all(decay[0, 0, 0] != decays[0][0, 0, 0] for decay in decays[2:])
     with pytest.raises(ValueError, match="long_memory must be None"):
         build_mixer("pdn", hidden_size=HIDDEN, num_heads=HEADS, long_memory="windows", tie_preconditioner=True)
 
@@ -70,15 +99,15 @@ def test_one_head_has_the_middle_window_and_preconditioners_have_the_windows_too
 def test_ramps_of_a_memory_that_winds_up_are_always_long():
     layers = [
         build_mixer("rls", hidden_size=HIDDEN, num_heads=HEADS, decay="head", **options)
-        for options in ({}, {"long_memory": "paper"}, {"long_memory": "release"})
+        for options in ({}, {"long_memory": "own"}, {"long_memory": "paper"}, {"long_memory": "release"})
     ]
     steps = [torch.nn.functional.softplus(layer.decay.dt_bias) for layer in layers]
     torch.testing.assert_close(steps[0], torch.tensor(STEPS["paper"]))
-    assert torch.equal(steps[0], steps[1])
-    torch.testing.assert_close(steps[2], torch.tensor(STEPS["release"]))
+    assert torch.equal(steps[0], steps[1]) and torch.equal(steps[0], steps[2])
+    torch.testing.assert_close(steps[3], torch.tensor(STEPS["release"]))
 
 
-@pytest.mark.parametrize("old, new", [(True, "paper"), (False, None)])
+@pytest.mark.parametrize("old, new", [(True, "paper"), (False, "own")])
 def test_long_memory_was_a_flag(old, new):
     layer = build_mixer("palimpsa-m", hidden_size=HIDDEN, num_heads=HEADS, long_memory=old)
     assert layer.options.long_memory == new
@@ -90,7 +119,8 @@ def test_long_memory_needs_a_decay(name):
     with pytest.raises(ValueError, match="long_memory must be None with decay 'none'"):
         build_mixer(name, hidden_size=HIDDEN, num_heads=HEADS, long_memory="paper", **options)
     with pytest.raises(
-        ValueError, match="long_memory must be one of None, 'paper', 'release', 'steps', 'windows', got 'release2'"
+        ValueError,
+        match="long_memory must be one of None, 'paper', 'release', 'steps', 'windows', 'own', got 'release2'",
     ):
         build_mixer("gdn", hidden_size=HIDDEN, num_heads=HEADS, long_memory="release2")
 
@@ -154,7 +184,7 @@ def test_first_beta_projection_as_released(name):
     assert keys[0] == keys[1]
 
 
-@pytest.mark.parametrize(("name", "first"), [("mamba2", 0.0), ("palimpsa-m", 0.0), ("palimpsa-d", 1.0)])
+@pytest.mark.parametrize(("name", "first"), [("mamba2", 0.0), ("palimpsa-m", 0.0), ("palimpsa-d", 0.0)])
 def test_first_skip(name, first):
     assert model(name).model.layers[1].mixer.skip.D.tolist() == [first] * 4
     assert model({"name": name, "skip_init": 0.5}).model.layers[1].mixer.skip.D.tolist() == [0.5] * 4
@@ -178,7 +208,7 @@ def test_first_skip(name, first):
 )
 def test_defaults_learn(name, learning_rate, tmp_path, one_thread):
     """Recall of 4 pairs with all defaults of `fastweights recall`, at one of its learning rates; guessing gives 1/4."""
-    runs = RecallExperiment(mixers=(name,), pairs=(4,)).runs()
+    runs = RecallExperiment(mixers=(name,), pairs=(4,), block="matched").runs()
     run = next(run for run in runs if run.learning_rate == learning_rate)
     result = train_run(run, tmp_path / "run.checkpoint")
     assert result.accuracy > 1 / 4 + 0.2

@@ -68,7 +68,7 @@ def test_parameters_without_metaplasticity():
     more = set(dict(full.named_parameters())) - set(dict(plain.named_parameters()))
     assert more == {"importance.b_scale", "importance.beta_proj.0.weight", "importance.beta_proj.1.weight"}
     assert full.importance.beta_proj[0].weight.shape == (HIDDEN // 16, HIDDEN)
-    assert torch.equal(full.importance.b_scale, torch.ones(2)) and torch.equal(full.skip.D, torch.ones(2))
+    assert torch.equal(full.importance.b_scale, torch.ones(2)) and torch.equal(full.skip.D, torch.zeros(2))
     assert plain.state_size() * 2 == full.state_size()
 
 

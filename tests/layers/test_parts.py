@@ -35,9 +35,9 @@ def test_convolution_adds_its_bias():
         torch.testing.assert_close(convolution(x, cu_seqlens=edges)[0], without + bias)
 
 
-def test_first_decays_are_those_of_mamba2():
+def test_own_first_decays_are_those_of_mamba2():
     torch.manual_seed(0)
-    gate = HeadDecay(8, 4000)
+    gate = HeadDecay(8, 4000, "own")
     rate, step = gate.A_log.exp(), torch.nn.functional.softplus(gate.dt_bias)
     assert 0 < rate.min() < 0.1 and 15.9 < rate.max() < 16 and abs(rate.mean() - 8) < 0.3
     assert 0.00099 < step.min() < 0.0011 and 0.09 < step.max() < 0.1001
@@ -45,9 +45,9 @@ def test_first_decays_are_those_of_mamba2():
     torch.testing.assert_close(gate(torch.zeros(1, 1, 8))[0, 0], -rate * step)
 
 
-def test_first_decays_of_kimi_have_one_rate_a_head():
+def test_own_first_decays_of_kimi_have_one_rate_a_head():
     torch.manual_seed(0)
-    gate = KimiDecay(8, 500, 6)
+    gate = KimiDecay(8, 500, 6, "own")
     assert gate.A_log.shape == (500,) and gate.dt_bias.shape == (3000,)
     assert 1 <= gate.A_log.exp().min() < 1.3 and 15.5 < gate.A_log.exp().max() < 16
     assert gate(torch.zeros(2, 3, 8)).shape == (2, 3, 500, 6)

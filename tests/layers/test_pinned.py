@@ -9,7 +9,18 @@ from safetensors.torch import load_file
 from fastweights.layers.registry import ORDER
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
-from .pinned import CHECKPOINT, LAYERS, MODELS, STORED, fingerprint, first_layer, first_model, tokens
+from .pinned import (
+    CHECKPOINT,
+    LAYERS,
+    MODELS,
+    STORED,
+    default_layer,
+    fingerprint,
+    first_layer,
+    first_model,
+    published,
+    tokens,
+)
 
 PINNED = json.loads(STORED.read_text())
 
@@ -22,11 +33,17 @@ def assert_as_pinned(module, pinned):
 
 def test_every_layer_is_pinned():
     assert set(PINNED["layers"]) == set(LAYERS) and {LAYERS[name][0] for name in LAYERS} == set(ORDER)
+    assert set(PINNED["defaults"]) == {name for name in ORDER if published(name)}
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_first_weights_of_layers(name):
     assert_as_pinned(first_layer(name), PINNED["layers"][name])
+
+
+@pytest.mark.parametrize("name", PINNED["defaults"])
+def test_first_weights_of_layers_by_default(name):
+    assert_as_pinned(default_layer(name), PINNED["defaults"][name])
 
 
 @pytest.mark.parametrize("name", MODELS)

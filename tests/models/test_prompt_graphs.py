@@ -20,8 +20,8 @@ GROUPED = {"name": "softmax", "num_kv_heads": 1, "rope_theta": None, "conv_size"
 
 @pytest.fixture
 def read(monkeypatch):
-    """Of every call, whether its prompts were captured before, are captured now or are called; nothing where they are read in
-    another way."""
+    """Of every call, whether its prompts were captured before or are called, and whether they are captured at its end; nothing
+    where they are read in another way."""
     found = []
     find = prompt_graphs.PromptReader._find
     capture = prompt_graphs.PromptReader._capture
@@ -60,7 +60,7 @@ def test_tokens_and_caches_are_those_of_prompts_alone(read, mixer):
     lm, ids = model([mixer, "gdn"], initializer_range=0.1), tokens(2, 19)
     assert torch.equal(lm.generate(ids, **OPTIONS), called(lm, ids))
     packed, plain = caches_of(lm, ids)
-    assert read == ["called", "captured"]
+    assert read == ["called", "captured", "taken"]
     assert packed.columns == plain.columns == 19 and packed.position is None
     for one, other in zip(packed.layers, plain.layers, strict=True):
         assert one.describe() == other.describe()
@@ -80,7 +80,7 @@ def test_padded_prompts(read, mode, side):
     for disabled in (True, False, False, False):
         torch.manual_seed(0)
         results.append(lm.generate(ids, attention_mask=mask, disable_compile=disabled, **{**OPTIONS, **mode}))
-    assert all(torch.equal(x, results[0]) for x in results) and read == ["called", "captured", "taken"]
+    assert all(torch.equal(x, results[0]) for x in results) and read == ["called", "captured", "taken", "taken"]
     packed, plain = caches_of(lm, ids, attention_mask=mask)
     assert torch.equal(packed.position, plain.position) and packed.columns == plain.columns
     with torch.no_grad():
@@ -93,9 +93,9 @@ def test_lengths_share_the_graphs_of_a_few_sizes(read):
     lm = model(MIXED, initializer_range=0.5)
     for length in (5, 64, 63, 65, 128, 100, 1, 2):
         assert torch.equal(lm.generate(tokens(1, length), **OPTIONS), called(lm, tokens(1, length)))
-    assert read == ["called", "captured", "taken", "called", "captured", "taken", "taken", "taken"]
+    assert read == ["called", "captured", "taken", "taken", "called", "captured", *["taken"] * 4]
     lm.generate(tokens(2, 5), **OPTIONS)
-    assert read[8:] == ["called"]
+    assert read[10:] == ["called", "captured"]
 
 
 def test_long_prompts_are_read_as_they_are(read, monkeypatch):
@@ -139,7 +139,7 @@ def test_a_changed_model_is_captured_anew(read):
         lm.lm_head.weight.neg_()
     for _ in range(3):
         assert torch.equal(lm.generate(ids, **OPTIONS), called(lm, ids))
-    assert read == 2 * ["called", "captured", "taken"]
+    assert read == 2 * ["called", "captured", "taken", "taken"]
 
 
 def test_what_waits_for_the_host_is_not_tried_again(read, monkeypatch):
@@ -178,7 +178,7 @@ def test_results_of_earlier_calls_stay_as_they_are(read):
     held.append(first.logits[0])
     before = [x.clone() for x in held]
     lm.generate(other, **options)
-    assert read == ["called", "captured", "taken"] and all(map(torch.equal, held, before))
+    assert read == ["called", "captured", "taken", "taken"] and all(map(torch.equal, held, before))
 
 
 def test_inference_mode_has_graphs_of_its_own(read):
@@ -186,4 +186,4 @@ def test_inference_mode_has_graphs_of_its_own(read):
     for inside in (True, True, False, False, True):
         with torch.inference_mode(inside):
             assert torch.equal(lm.generate(ids, **OPTIONS), called(lm, ids))
-    assert read == ["called", "captured", "called", "captured", "called"]
+    assert read == ["called", "captured", "taken", "called", "captured", "taken", "called", "captured"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastweights.ops.linear_rows import linear_rows, takes_linear_rows
+from fastweights.kernels.pointwise import FEW_ROWS
+from fastweights.ops.gated_norm import gated_rms_norm
+from fastweights.ops.linear_rows import Normed, Product, linear_rows, multiply_rows, takes_linear_rows
 from tests.kernels.cases import DEVICE
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -39,6 +43,10 @@ def test_what_follows(rows):
         ({"kind": "sigmoid", "largest": 2.0}, (w,), 2 * torch.sigmoid(y)),
         ({"kind": "sigmoid", "bias": bias}, (w,), torch.sigmoid(y + bias)),
         (
+            {"kind": "sigmoid", "other": log_rate}, (w,),
+            log_rate.exp().repeat_interleave(4) * torch.sigmoid(y),
+        ),
+        (
             {"kind": "decay", "bias": bias, "other": log_rate}, (w,),
             -log_rate.exp().repeat_interleave(4) * F.softplus(y + bias),
         ),
@@ -49,13 +57,55 @@ def test_what_follows(rows):
 
 
 @pytest.mark.kernels
-def test_a_row_gets_the_same_bits_alone_and_among_others():
-    x, w = draw(40, 96), draw(32, 96, seed=1)
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_norm_of_a_residual_stream(rows):
+    """More products than one launch has; the sum and the norm are results, too."""
+    x, branch, scale = draw(rows, 1, 300), draw(rows, 1, 300, seed=1), draw(300, seed=2)
+    weights = [draw(width, 300, seed=width) / 17 for width in range(3, 13)]
+    s = x + branch
+    n = F.rms_norm(s, (300,), scale, 1e-6)
+    gate, rate = draw(4, 300, seed=3) / 17, draw(2, seed=4)
+    products = [*map(Product, weights), Product(gate, "sigmoid", other=rate)]
+    got = multiply_rows(x, products, Normed(scale, 1e-6, branch))
+    wanted = [F.linear(n, w) for w in weights]
+    wanted.append(rate.exp().repeat_interleave(2) * F.linear(n, gate).sigmoid())
+    for one, other in zip([got.s, got.n, *got.results], [s, n, *wanted], strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+    (h,) = multiply_rows(x, [Product(weights[0], "swiglu", more=weights[0].neg())], Normed(scale, 1e-6)).results
+    y = F.linear(F.rms_norm(x, (300,), scale, 1e-6), weights[0])
+    torch.testing.assert_close(h, F.silu(y) * -y, **CLOSE)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("channels, width", [(512, 64), (384, 128), (512, 256), (96, 96), (144, 48)], ids=str)
+def test_norm_of_heads(rows, channels, width):
+    """Heads narrower than a block of the kernel, as wide, wider, all of the row, and of a width that needs its own launch."""
+    x, gate, value = (draw(rows, 1, channels, seed=i) for i in range(3))
+    w, scale, skip = draw(17, channels, seed=3) / channels**0.5, draw(width, seed=4), draw(channels // width, seed=5)
+    each = draw(channels // width, width, seed=6)
+    cases: list[dict[str, Any]] = [
+        {"weight": scale}, {"weight": scale, "gate": gate}, {"weight": each, "gate": gate, "gate_first": True},
+        {"weight": scale, "gate": gate, "activation": "sigmoid", "value": value, "skip": skip},
+    ]  # fmt: skip
+    for case in cases:
+        (got,) = multiply_rows(x, [Product(w)], Normed(**case, eps=1e-6, width=width)).results
+        heads = {name: y.unflatten(-1, (-1, width)) if name in ("gate", "value") else y for name, y in case.items()}
+        n = gated_rms_norm(x.unflatten(-1, (-1, width)), **heads, eps=1e-6, backend="torch")
+        torch.testing.assert_close(got, F.linear(n.flatten(-2), w), **CLOSE, msg=lambda m, c=case: f"{[*c]}: {m}")
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("rows", [2, 40])
+def test_a_row_gets_the_same_bits_alone_and_among_others(rows):
+    """Among few others and among many, which other arithmetic multiplies."""
+    x, w = draw(rows, 96), draw(32, 96, seed=1)
     (together,) = linear_rows(x, w)
     # The interpreter's products are numpy's, whose order of sums follows the shape and the place in memory.
     tolerance = {"rtol": 0, "atol": 0} if x.is_cuda else CLOSE
-    for i in (0, 39):
-        torch.testing.assert_close(linear_rows(x[i : i + 1], w)[0], together[i : i + 1], **tolerance)
+    fewest = 1 if rows <= FEW_ROWS else FEW_ROWS + 1
+    for part in (slice(fewest), slice(rows - fewest, rows)):
+        torch.testing.assert_close(linear_rows(x[part], w)[0], together[part], **tolerance)
 
 
 @pytest.mark.kernels

@@ -33,17 +33,28 @@ def formula(x: Tensor, branch: Tensor | None, weight: Tensor) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize("branch", [False, True])
-def test_formula(branch):
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_formula(branch, offset):
     given = inputs((2, 3, 40), branch, torch.float64)
-    torch.testing.assert_close(results(given, backend="torch"), results(given, formula))
+    wanted = results(given, lambda x, b, w: formula(x, b, w + offset))
+    torch.testing.assert_close(results(given, offset=offset, backend="torch"), wanted)
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=pytest.mark.kernels)])
+def test_an_offset_beside_weights_in_16_bits(backend):
+    """1 + w keeps the digits of a small w."""
+    x, _, w = (None if y is None else y.detach() for y in inputs((2, 3, 40), False, torch.bfloat16))
+    w = w / 1000
+    _, n = residual_norm(x, None, w, offset=1.0, dtype=torch.float32, backend=backend)
+    torch.testing.assert_close(n.double(), formula(x.double(), None, 1 + w.double())[1], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("branch", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1, 20), (2, 63, 48), (300,), (65, 1024)], ids=str)
 def test_kernels(shape, branch):
-    given = inputs(shape, branch)
-    got, wanted = (results(given, backend=backend) for backend in ("triton", "torch"))
+    given, offset = inputs(shape, branch), 0.5 * (shape[0] == 2)
+    got, wanted = (results(given, offset=offset, backend=backend) for backend in ("triton", "torch"))
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -101,6 +112,7 @@ def test_kernels_without_rows():
         ({"weight": torch.zeros(5)}, r"weight must be \[6\]"),
         ({"branch": torch.zeros(2, 3, 5)}, "branch must have the shape of x"),
         ({"eps": -1.0}, "eps must be"),
+        ({"offset": float("inf")}, "offset must be"),
         ({"backend": "cuda"}, "backend must be one of"),
         ({"x": torch.zeros(2, 3, 6).double(), "backend": "triton"}, "backend 'triton'"),
     ],

@@ -121,9 +121,9 @@ VARIANTS = ("gdn", MixerChoice("gdn", {"conv_size": 2}), MixerChoice("gdn", {"ex
 def test_variants_of_a_mixer_have_models_titles_and_files_of_their_own():
     plain, short, wide = small_experiment(mixers=VARIANTS).runs()
     assert [run.model_config().mixer for run in (plain, short, wide)] == [
-        "gdn",
-        {"name": "gdn", "conv_size": 2},
-        {"name": "gdn", "expand_v": 2},
+        {"name": "gdn", "long_memory": "own"},
+        {"name": "gdn", "long_memory": "own", "conv_size": 2},
+        {"name": "gdn", "long_memory": "own", "expand_v": 2},
     ]
     assert short.title.startswith("gdn:conv_size=2, 2 pairs") and wide.title.startswith("wide values, 2 pairs")
     names = {run.name for run in (plain, short, wide)}
@@ -173,8 +173,9 @@ def test_a_block_is_part_of_the_run_and_an_own_option_goes_before_it():
 
 
 def test_records_from_before_there_were_blocks_are_of_the_published_one():
+    """With the first values of before, too."""
     run = small_run(layers=2, softmax_layers=(1,))
     assert run.block == "published" and "block" not in run.record()
-    assert run.model_config().mixers() == [("gdn", {}), ("softmax", {})]
+    assert run.model_config().mixers() == [("gdn", {"long_memory": "own"}), ("softmax", {})]
     with pytest.raises(ValueError, match="block must be one of 'matched', 'published'"):
         small_run(block="equal")

@@ -99,7 +99,7 @@ def test_optimizer_schedule_and_model_are_those_of_the_run(tmp_path):
         scale_residuals=False, layers=2, softmax_layers=(1,),
     )  # fmt: skip
     config = run.model_config()
-    assert config.mixers() == [("gdn", {}), ("softmax", {})] and config.intermediate_size == 0
+    assert config.mixers() == [("gdn", {"long_memory": "own"}), ("softmax", {})] and config.intermediate_size == 0
     assert config.tie_word_embeddings and not config.scale_residuals
     result = train_run(run, tmp_path / "run.checkpoint")
     model = _trained(run, 6)

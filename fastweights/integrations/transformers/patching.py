@@ -8,6 +8,7 @@ should.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial, wraps
 from importlib import import_module
@@ -19,8 +20,12 @@ from weakref import WeakKeyDictionary
 import transformers
 from packaging.version import Version
 from torch import nn
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from .functions import add_boundaries, convolve, convolve_step, normalise_gated, plain_convolution, run_delta_rule
+from .gated_delta_layer import run_gated_delta_layer
+from .kimi_layer import forget, run_kimi_layer
+from .pointwise import causal_loss, multiply_gated, normalise
 
 __all__ = ["FAMILIES", "accelerate", "restore"]
 
@@ -45,6 +50,10 @@ IN_LAYERS: dict[str, Ours] = {
     "causal_conv1d_fn": convolve,
     "causal_conv1d_update": convolve_step,
 }
+QWEN = {"qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp"}  # whose memory layers are alike
+OF_KIMI: dict[str, Ours] = {"KimiLinearDeltaAttention": run_kimi_layer, "KimiLinearForgetGate": forget}  # by class
+SWIGLU = {"act_fn", "gate_proj", "up_proj", "down_proj"}  # all that the forward of an MLP with a gate names
+INHERITED = object()  # the original of what a class had from its base
 _originals: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 _active: set[str] = set()  # names of modules
 
@@ -73,9 +82,10 @@ class Replacement:
 def accelerate(model: nn.Module | None = None) -> tuple[str, ...]:
     """Let models of transformers with a gated delta rule or Kimi Delta Attention run on the ops of this library.
 
-    The memory, the short convolution in front of it and the gated norm behind it are replaced, for models that exist and models
-    that are loaded later. For each call the original runs instead where ours do not apply: in float64, with heads of more than
-    256 channels, while a model is exported, and on devices other than CPUs and the NVIDIA GPUs that the kernels support.
+    The memory, the short convolution in front of it and the gated norm behind it are replaced, and on a GPU the other RMS norms,
+    the products of SwiGLU and the loss of causal language models, for models that exist and models that are loaded later. For
+    each call the original runs instead where ours do not apply: in float64, with heads of more than 256 channels, while a model
+    is exported, and on devices other than CPUs and the NVIDIA GPUs that the kernels support.
     A second call does no harm.
 
     Args:
@@ -111,7 +121,10 @@ def restore() -> None:
     built or copied since."""
     for owner, names in list(_originals.items()):
         for name, original in names.items():
-            setattr(owner, name, original)
+            if original is INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
     _originals.clear()
     _active.clear()
 
@@ -145,10 +158,28 @@ def _replace_in_module(module: ModuleType) -> None:
     for kind in list(vars(module).values()):
         if not (isinstance(kind, type) and kind.__module__ == module.__name__):
             continue
-        if kind.__name__.endswith("RMSNormGated"):
-            _replace(kind, "forward", normalise_gated)
-        elif _layers_copy() and issubclass(kind, nn.Module) and "forward" in vars(kind):
-            _replace(kind, "forward", add_boundaries if kind.__name__.endswith("DecoderLayer") else _take_ours)
+        forward = _forward_of_ours(kind) if "forward" in vars(kind) else None
+        if forward is not None:
+            _replace(kind, "forward", forward)
+        if kind.__name__.endswith("PreTrainedModel"):
+            _replace_loss(kind)
+
+
+def _forward_of_ours(kind: type) -> Ours | None:
+    """What takes the place of the forward of a class."""
+    if kind.__name__.endswith("RMSNormGated"):
+        return normalise_gated
+    if kind.__name__.endswith("RMSNorm"):
+        return normalise
+    if kind.__name__.endswith("MLP") and set(inspect.unwrap(vars(kind)["forward"]).__code__.co_names) == SWIGLU:
+        return multiply_gated
+    if not _layers_copy() and kind.__name__.endswith("GatedDeltaNet") and kind.__module__ in map(_module, QWEN):
+        return run_gated_delta_layer
+    if not _layers_copy() and kind.__name__ in OF_KIMI:
+        return OF_KIMI[kind.__name__]
+    if _layers_copy() and issubclass(kind, nn.Module):
+        return add_boundaries if kind.__name__.endswith("DecoderLayer") else _take_ours
+    return None
 
 
 def _take_ours(original: Callable, layer: Any, *arguments: Any, **options: Any) -> Any:
@@ -181,3 +212,19 @@ def _replace(owner: Any, name: str, ours: Ours) -> None:
     else:
         module = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__module__
         setattr(owner, name, Replacement(ours, original, module))
+
+
+def _replace_loss(kind: Any) -> None:
+    """Of the models of one family, where it is the one for causal language models."""
+    kept = _originals.setdefault(kind, {})
+    if "loss_function" in kept:
+        return
+    kept["loss_function"] = INHERITED
+    inherited = kind.loss_function
+    choose = inherited.fget
+
+    def loss_function(model: Any) -> Callable:
+        chosen = choose(model)
+        return partial(causal_loss, chosen) if chosen is ForCausalLMLoss else chosen
+
+    kind.loss_function = property(loss_function, inherited.fset)

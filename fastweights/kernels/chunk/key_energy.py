@@ -89,37 +89,40 @@ def key_energy_sums(
     tl.store(totals + at, total)
 
 
+@triton.jit
+def after_both(decay, sum, later_decay, later_sum):
+    """Of two runs of chunks, one after the other, the log decay and the sum that is added."""
+    return decay + later_decay, tl.exp2(later_decay) * sum + later_sum
+
+
 @triton.jit(do_not_specialize=["time"])
 def key_energy_scan(
     sums, totals, begin, end, cu_seqlens, time, HV, K: tl.constexpr, BK: tl.constexpr,
     BACK: tl.constexpr, BEGUN: tl.constexpr, ENDED: tl.constexpr,
 ):  # fmt: skip
-    """x <- exp(total) x + sum from chunk to chunk of a sequence, in blocks of 32; `sums` is overwritten by x before every
+    """x <- exp(total) x + sum from chunk to chunk of a sequence, in blocks of 128; `sums` is overwritten by x before every
     chunk. BACK: from the last chunk to the first, x after every chunk."""
     n, head = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BK + tl.arange(0, BK)
     from_chunk, chunks = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
     at_state = (n.to(tl.int64) * HV + head) * K + c
     x = tl.load(begin + at_state, c < K, 0.0).to(tl.float32) if BEGUN else tl.zeros((BK,), tl.float32)
-    i = tl.arange(0, 32)
-    for step in range(0, chunks, 32):
-        live = step + i < chunks
-        m = (from_chunk + chunks - 1 - step - i) if BACK else (from_chunk + step + i)
-        at = m.to(tl.int64) * HV + head
-        here = live[:, None] & (c < K)[None, :]
-        added = tl.load(sums + at[:, None] * K + c[None, :], here, 0.0)
-        total = tl.load(totals + at, live, 0.0)
-        after = tl.cumsum(total, 0)
-        earlier = i[:, None] > i[None, :]
-        before = tl.sum(tl.where(earlier, total[None, :], 0.0), 1)
-        weights = tl.where(earlier, tl.exp2(tl.where(earlier, before[:, None] - after[None, :], 0.0)), 0.0)
-        bad = is_bad(added)
-        starts = tl.exp2(before)[:, None] * x[None, :] + tl.dot(weights, zero_where(added, bad), input_precision="ieee")
-        spoiled = (tl.cumsum(bad.to(tl.int32), 0) - bad.to(tl.int32)) > 0
-        starts = tl.where(spoiled, float("nan"), starts)
-        tl.store(sums + at[:, None] * K + c[None, :], starts, here)
-        last = i == 31
-        x = tl.sum(tl.where(last[:, None], tl.exp2(total)[:, None] * starts + added, 0.0), 0)
+    first = (from_chunk + chunks - 1) if BACK else from_chunk
+    i = tl.arange(0, 128)
+    for step in range(0, chunks, 128):
+        here = (step + i < chunks)[:, None] & (c < K)[None, :]
+        row = ((first - step - i) if BACK else (first + step + i)).to(tl.int64) * HV + head
+        places = sums + row[:, None] * K + c[None, :]
+        added = tl.load(places, here, 0.0)
+        added = tl.where(is_bad(added), float("nan"), added)
+        total = tl.load(totals + row, step + i < chunks, 0.0)[:, None] + tl.zeros_like(added)
+        decay, sum = tl.associative_scan((total, added), 0, after_both)
+        after = tl.exp2(decay) * x[None, :] + sum
+        tl.debug_barrier()  # every sum has been read
+        next_place = places - HV * K if BACK else places + HV * K
+        tl.store(next_place, after, here & (i < 127)[:, None] & (step + i + 1 < chunks)[:, None])
+        tl.store(places, x[None, :] + tl.zeros_like(added), here & (i == 0)[:, None])
+        x = tl.sum(tl.where((i == 127)[:, None], after, 0.0), 0)
     if ENDED:
         tl.store(end + at_state, x, c < K)
 

@@ -43,9 +43,8 @@ class MemoryCall(DeltaRule):
         x = self.memory
         dprecond_g = dprecond_beta = center_grads = dA = None
         if self.precond:
-            energy = record_precondition_grads(self, saved, grads.write_key, grads.k, self.form(), add=True)
-            center_grads = energy.parameter
-            dprecond_g, dprecond_beta, dA = record_energy_grads(self, saved, energy, grads.k, True, dA_end, state_grads)
+            found = self.write_key_grads(saved, grads.write_key, grads.k, dA_end, state_grads)
+            center_grads, dprecond_g, dprecond_beta, dA = found
         g = x.g if self.decay == 1 else None
         dbeta, dg, dcenter = self.reduce_grads(saved, grads.gates, x.beta, g, center_grads)
         return KernelInputs(
@@ -53,6 +52,14 @@ class MemoryCall(DeltaRule):
             None if x.write_key is None else grads.write_key, None if x.S is None else grads.S, dprecond_g, dprecond_beta,
             dcenter, None if x.A is None else dA,
         )  # fmt: skip
+
+    def write_key_grads(
+        self, saved: SavedForBackward, dw: Any, dk: Any, dA_end: Any, state_grads: bool
+    ) -> tuple[Any, ...]:
+        """The gradients of the centre per chunk, of the preconditioner's gates and of the initial A, from that of the write keys.
+        What reaches the keys is added to dk."""
+        energy = record_precondition_grads(self, saved, dw, dk, self.form(), add=True)
+        return energy.parameter, *record_energy_grads(self, saved, energy, dk, True, dA_end, state_grads)
 
 
 class Memory(MemoryCall):
@@ -100,9 +107,19 @@ class Memory(MemoryCall):
     def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> KernelInputs:
         """The gradient of every input; those of q, k and the preconditioner's gates per value head."""
         do, dS_end, dA_end = output_grads
-        memory = OnePassKept(self.x, self.device, self.options, self.recorder) if takes_one_pass(self) else self
+        memory = self.one_pass() if takes_one_pass(self) else self
         grads = memory.memory_grads(saved, self.options[0], do, dS_end, state_grads)
         return self.input_grads(saved, grads, dA_end, state_grads)
+
+    def one_pass(self) -> OnePassKept:
+        return OnePassKept(self.x, self.device, self.options, self.recorder)
+
+    def write_key_grads(
+        self, saved: SavedForBackward, dw: Any, dk: Any, dA_end: Any, state_grads: bool
+    ) -> tuple[Any, ...]:
+        if takes_one_pass(self) and self.one_pass().makes_write_keys:
+            return self.one_pass().write_key_grads(saved, dw, dk, dA_end, state_grads)
+        return super().write_key_grads(saved, dw, dk, dA_end, state_grads)
 
 
 class PreconditionerInputs(

@@ -21,7 +21,12 @@ def prefetch_matrix(w, row, width, D: tl.constexpr, LINES: tl.constexpr):
     """Begin to bring rows of a matrix [width, D] into the GPU's cache. LINES: a power of two, at least the 128 bytes of a row."""
     STEP: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth
     column = tl.minimum(tl.arange(0, LINES) * STEP, D - 1)
-    at = w + tl.minimum(row, width - 1).to(tl.int64)[:, None] * D + column[None, :]
+    prefetch_lines(w + tl.minimum(row, width - 1).to(tl.int64)[:, None] * D + column[None, :])
+
+
+@triton.jit
+def prefetch_lines(at):
+    """Begin to bring the lines at these addresses into the GPU's cache, which all kernels share: what they hold may change."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; // $0", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
     )

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["TokenConvolution"]
+__all__ = ["FEW_ROWS", "Normed", "Product", "RowProducts", "TokenConvolution"]
+
+FEW_ROWS = 2  # of a linear map that need no tensor cores
 
 
 class TokenConvolution(NamedTuple):
@@ -19,3 +21,59 @@ class TokenConvolution(NamedTuple):
     bias: Tensor | None
     window: Tensor
     head: int | None
+
+
+class Product(NamedTuple):
+    """A linear map of rows x [..., D], with what follows it.
+
+    Attributes:
+        weight: W, [width, D].
+        kind: "plain" for x W^T + b, "add" for other + x W^T, "swiglu" for silu(x W^T) (x U^T), and in float32 "sigmoid" for
+            largest exp(other) sigmoid(x W^T + b) and "decay" for -exp(other) softplus(x W^T + b).
+        bias: b, [width], or None for none.
+        other: the residual [..., width], or numbers that serve equal groups of outputs; None for none, and for 0.
+        largest: see kind.
+        more: U, [width, D].
+    """
+
+    weight: Tensor
+    kind: str = "plain"
+    bias: Tensor | None = None
+    other: Tensor | None = None
+    largest: float = 1.0
+    more: Tensor | None = None
+
+
+class Normed(NamedTuple):
+    """x [..., D] as the RMSNorm of rows: of a residual stream and a branch (`fastweights.ops.residual_norm`), or of the heads of
+    an answer with their gate (`fastweights.ops.gated_rms_norm`).
+
+    Attributes:
+        weight: [width], or one number per channel [D / width, width].
+        branch: of the shape of x, or None for none.
+        gate, value, skip, activation, gate_first: of the gated norm; gate and value [..., D].
+        width: of a head; None for all D.
+    """
+
+    weight: Tensor
+    eps: float
+    branch: Tensor | None = None
+    gate: Tensor | None = None
+    value: Tensor | None = None
+    skip: Tensor | None = None
+    activation: str = "silu"
+    gate_first: bool = False
+    width: int | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the sum and the norm are results, too: those of a residual stream."""
+        return self.width is None
+
+
+class RowProducts(NamedTuple):
+    """The results [..., width] of several products; of a `Normed` input also the sum s, None without a branch, and the norm n."""
+
+    results: list[Tensor]
+    s: Tensor | None
+    n: Tensor | None

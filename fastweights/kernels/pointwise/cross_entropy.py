@@ -3,7 +3,7 @@ r"""Kernels of the cross-entropy of rows of logits z: each pass reads every numb
     forward     l = log sum_v exp(z_v), loss = l - z_target        a program has a row
     backward    g (exp(z - l) - [v = target])                      a program has a block of a row
 
-Rows whose target is the ignored one have no loss and no gradient.
+Rows whose target is the ignored one have no loss and no gradient. A target that is no class has the loss NaN.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def cross_entropy_forward(z, target, log_sums, losses, width, ignored, BV: tl.co
     log_sum = m + tl.log(total)
     wanted = tl.load(target + row)
     counts = wanted != ignored
-    chosen = tl.load(z + row * width + tl.where(counts, wanted, 0)).to(tl.float32)
+    is_class = (wanted >= 0) & (wanted < width)
+    chosen = tl.load(z + row * width + wanted, is_class, float("nan")).to(tl.float32)
     tl.store(log_sums + row, log_sum)
     tl.store(losses + row, tl.where(counts, log_sum - chosen, 0.0))
 

@@ -1,8 +1,8 @@
 r"""Kernels of a residual addition with the RMSNorm that reads it: each pass reads every row once.
 
-    s = x + b,    n = s r w,    r = 1 / sqrt(mean(s^2) + eps)
+    s = x + b,    n = s r (w + o),    r = 1 / sqrt(mean(s^2) + eps)
 
-The backward needs s alone. With dn the gradient of n times w, and ds that of s from elsewhere,
+The backward needs s alone. With dn the gradient of n times w + o, and ds that of s from elsewhere,
 
     dx = db = ds + r (dn - s r mean(dn s r)),    dw = sum over the rows of the gradient of n times s r
 
@@ -21,14 +21,14 @@ from ..common.overlap import wait_for_inputs
 from ..runtime.launch_plan import alignment, launch, make_rows_contiguous
 from .gated_norm import choose_tile, load_rows, normalize_rows
 
-VARYING = ["rows", "steps", "eps"]  # a single row gets no kernel of its own
+VARYING = ["rows", "steps", "eps", "offset"]  # a single row gets no kernel of its own
 FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # numbers of an input per thread
 ENOUGH_PROGRAMS = 1024
 
 
 @triton.jit(do_not_specialize=VARYING)
 def residual_norm_forward(
-    x, branch, weight, s, n, rows, stride_x, stride_branch, eps,
+    x, branch, weight, s, n, rows, stride_x, stride_branch, eps, offset,
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(OVERLAP)
@@ -36,7 +36,7 @@ def residual_norm_forward(
     here = (row < rows)[:, None] & (column < V)[None, :]
     at = row[:, None] * V + column[None, :]
     u = load_rows(x, row, stride_x, here, BV, ALIGN)
-    w = tl.load(weight + column, column < V, 0.0).to(tl.float32)[None, :]
+    w = tl.load(weight + column, column < V, 0.0).to(tl.float32)[None, :] + offset
     if branch is not None:
         u += load_rows(branch, row, stride_branch, here, BV, ALIGN)
         rounded = u.to(s.dtype.element_ty)
@@ -48,11 +48,11 @@ def residual_norm_forward(
 
 @triton.jit(do_not_specialize=VARYING)
 def residual_norm_backward(
-    ds, dn, s, weight, dx, dbranch, dw_sums, rows, steps, stride_ds, stride_dn, stride_s, eps,
+    ds, dn, s, weight, dx, dbranch, dw_sums, rows, steps, stride_ds, stride_dn, stride_s, eps, offset,
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     tile, column = tl.program_id(0), tl.arange(0, BV)
-    w = tl.load(weight + column, column < V, 0.0).to(tl.float32)[None, :]
+    w = tl.load(weight + column, column < V, 0.0).to(tl.float32)[None, :] + offset
     dw = tl.zeros((R, BV), tl.float32)
     for step in range(steps):
         row = (tile * steps + step).to(tl.int64) * R + tl.arange(0, R)
@@ -82,7 +82,7 @@ def row_stride(x: Tensor | None) -> int:
 
 
 def forward(
-    x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+    x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, offset: float, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor]:
     """s (None without a branch) and n in `dtype`; nothing is checked."""
     s = None if branch is None else x.new_empty(x.shape)
@@ -95,13 +95,13 @@ def forward(
         strides = flat.stride(0), row_stride(added)
         launch(
             residual_norm_forward, (-(-rows // tile),), flat, added, weight.contiguous(), s, n, rows, *strides, eps,
-            V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+            offset, V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
         )  # fmt: skip
     return s, n
 
 
 def backward(
-    ds: Tensor | None, dn: Tensor, s: Tensor, branch: Tensor | None, weight: Tensor, eps: float
+    ds: Tensor | None, dn: Tensor, s: Tensor, branch: Tensor | None, weight: Tensor, eps: float, offset: float
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Gradients of x, the branch (None without one) and weight."""
     dx = s.new_empty(s.shape)
@@ -118,6 +118,6 @@ def backward(
     strides = row_stride(sum_grad), norm_grad.stride(0), read.stride(0)
     launch(
         residual_norm_backward, (programs,), sum_grad, norm_grad, read, weight.contiguous(), dx, dbranch, dw, rows, steps,
-        *strides, eps, V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+        *strides, eps, offset, V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
     )  # fmt: skip
     return dx, dx if branch is not None and dbranch is None else dbranch, dw.sum(0).to(weight.dtype)

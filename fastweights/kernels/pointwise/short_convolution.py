@@ -11,6 +11,9 @@ share. The backward computes c again, also for W-1 places beyond its segment:
 
 and writes its sums for w and b per tile, [tiles, D, W], which are added up in a fixed order.
 
+The channels may lie in groups, as slices of a joint projection of heads do: channel c of group g stands g strides of a group and
+c numbers behind its token's first one.
+
 Segments of packed sequences are found without a table: sequence n, which starts at token a, owns the segments from
 floor(a / L) + n on, which no other sequence owns, and a program finds the n of its first segment by bisection.
 """
@@ -20,6 +23,8 @@ floor(a / L) + n on, which no other sequence owns, and a program finds the n of 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -33,12 +38,15 @@ from ..common.math import sigmoid
 from ..runtime.launch_plan import alignment, launch, make_rows_contiguous
 
 NOWHERE = tl.constexpr(1 << 30)
-VARYING = ["time", "count", "blocks", "steps", "eps"]  # a value of 1 gets no kernel of its own
+VARYING = ["time", "count", "blocks", "per_group", "steps", "eps"]  # a value of 1 gets no kernel of its own
 THREADS = 128
 ENOUGH_PROGRAMS = 512
-FORWARD_PLACES = 8  # per segment: as many rows as registers hold
-BACKWARD_PLACES = 32  # per segment
+FORWARD_PLACES = (8,)  # per segment: as many rows as registers hold
+BACKWARD_PLACES = range(32, 97, 4)  # per segment
 BACKWARD_STEP = {4: 4, 8: 1}  # rows loaded ahead, by the width of the filter
+FEW_REGISTERS = 128  # per thread at most, so that four programs share a multiprocessor
+AT_ONCE = 4 * 132  # programs of the backward that run at the same time on an H100 or H200
+BEFORE_FIRST = 10  # places that take as long as the start of a program
 
 
 @triton.jit
@@ -79,11 +87,20 @@ def find_segments(tile, edges, time, count, steps, LEAD: tl.constexpr, L, R: tl.
 
 
 @triton.jit
-def load_row(x, row, column, inside, place, length, window, n, channels, W: tl.constexpr, MAY_BE_WINDOW: tl.constexpr):
-    """e at a place of each segment [R, BD]; `row` is where place 0 stands in x, with the rows' stride."""
+def place_block(block, per_group, group_stride, HEAD: tl.constexpr):
+    """Where a block of channels begins in a token whose groups have `per_group` blocks each."""
+    return (block // per_group) * group_stride + (block % per_group) * HEAD
+
+
+@triton.jit
+def load_row(
+    x, row, x_column, column, inside, place, length, window, n, channels, W: tl.constexpr, MAY_BE_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """e at a place of each segment [R, BD]; `row` is where place 0 stands in x, with the rows' stride;
+    `x_column` where the channels stand there."""
     start, stride = row
     at = start + place.to(tl.int64) * stride
-    e = tl.load(x + at[:, None] + column[None, :], ((place >= 0) & (place < length))[:, None] & inside[None, :], 0.0)
+    e = tl.load(x + at[:, None] + x_column[None, :], ((place >= 0) & (place < length))[:, None] & inside[None, :], 0.0)
     if MAY_BE_WINDOW:
         at = (n * (W - 1) + place + W - 1).to(tl.int64) * channels
         before = (place < 0) & (place > -W)
@@ -113,24 +130,27 @@ def convolve(rows, i: tl.constexpr, taps, b, W: tl.constexpr):
 
 @triton.jit(do_not_specialize=VARYING)
 def forward_kernel(
-    x, weight, bias, window, edges, y, final, stride_b, stride_t, time, count, channels, blocks, steps, eps,
+    x, weight, bias, window, edges, y, final, stride_b, stride_t, stride_g, time, count, channels, blocks, per_group, steps, eps,
     HEAD: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, R: tl.constexpr, L: tl.constexpr, SILU: tl.constexpr,
     NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_WINDOW: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
     if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
         stride_b, stride_t = tl.multiple_of(stride_b, ALIGN), tl.multiple_of(stride_t, ALIGN)
-        channels = tl.multiple_of(channels, ALIGN)
+        stride_g, channels = tl.multiple_of(stride_g, ALIGN), tl.multiple_of(channels, ALIGN)
     block, tile = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     n, start, length, first = find_segments(tile, edges, time, count, steps, 0, L, R, PACKED)
     lane = tl.arange(0, BD)
     column = block * HEAD + lane
+    x_column = place_block(block, per_group, stride_g, HEAD) + lane
     inside = (lane < HEAD) & (column < channels)
     at = start.to(tl.int64) * stride_t if PACKED else n.to(tl.int64) * stride_b
     rows = ()
     for i in tl.static_range(L + W - 1):
         place = first + (i - (W - 1))
-        e = load_row(x, (at, stride_t), column, inside, place, length, window, n, channels, W, HAS_WINDOW and i < W - 1)
+        e = load_row(
+            x, (at, stride_t), x_column, column, inside, place, length, window, n, channels, W, HAS_WINDOW and i < W - 1
+        )
         rows = rows + (e,)
     taps, b = load_filter(weight, bias, column, inside, W, HAS_BIAS)
     for i in tl.static_range(L):
@@ -176,19 +196,22 @@ def last_rows(rows, W: tl.constexpr, dropped: tl.constexpr):
 
 
 @triton.jit
-def load_step(x, dy, x_row, dy_row, column, inside, place, stop, channels, n, W: tl.constexpr, U: tl.constexpr):
+def load_step(
+    x, dy, x_row, dy_row, x_column, column, inside, place, stop, channels, n, W: tl.constexpr, U: tl.constexpr
+):
     """The rows of x and dy at U places from `locate_rows` on."""
     rows, d_rows = (), ()
     for i in tl.static_range(U):
-        rows = rows + (load_row(x, x_row, column, inside, place + i, stop, x, n, channels, W, False),)
-        d_rows = d_rows + (load_row(dy, dy_row, column, inside, place + i, stop, dy, n, channels, W, False),)
+        rows = rows + (load_row(x, x_row, x_column, column, inside, place + i, stop, x, n, channels, W, False),)
+        d_rows = d_rows + (load_row(dy, dy_row, column, column, inside, place + i, stop, dy, n, channels, W, False),)
     return rows, d_rows
 
 
 @triton.jit(do_not_specialize=[*VARYING, "L"])
 def backward_kernel(
     x, weight, bias, window, edges, dy, dfinal, dx, dwindow, dw_sums, db_sums,
-    stride_b, stride_t, dy_stride_b, dy_stride_t, time, count, channels, blocks, steps, eps, L,
+    stride_b, stride_t, stride_g, dy_stride_b, dy_stride_t, dx_stride_b, dx_stride_t, dx_stride_g,
+    time, count, channels, blocks, per_group, steps, eps, L,
     HEAD: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, R: tl.constexpr, U: tl.constexpr, SILU: tl.constexpr,
     NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_WINDOW: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -197,27 +220,34 @@ def backward_kernel(
     if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
         stride_b, stride_t = tl.multiple_of(stride_b, ALIGN), tl.multiple_of(stride_t, ALIGN)
         dy_stride_b, dy_stride_t = tl.multiple_of(dy_stride_b, ALIGN), tl.multiple_of(dy_stride_t, ALIGN)
+        dx_stride_b, dx_stride_t = tl.multiple_of(dx_stride_b, ALIGN), tl.multiple_of(dx_stride_t, ALIGN)
+        stride_g, dx_stride_g = tl.multiple_of(stride_g, ALIGN), tl.multiple_of(dx_stride_g, ALIGN)
         channels = tl.multiple_of(channels, ALIGN)
     block, tile = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     n, start, length, first = find_segments(tile, edges, time, count, steps, W - 1, L, R, PACKED)
     lane = tl.arange(0, BD)
     column = block * HEAD + lane
+    x_column = place_block(block, per_group, stride_g, HEAD) + lane
+    dx_column = place_block(block, per_group, dx_stride_g, HEAD) + lane
     inside = (lane < HEAD) & (column < channels)
     x_row = (start.to(tl.int64) * stride_t if PACKED else n.to(tl.int64) * stride_b, stride_t)
     dy_row = (start.to(tl.int64) * dy_stride_t if PACKED else n.to(tl.int64) * dy_stride_b, dy_stride_t)
+    dx_start = start.to(tl.int64) * dx_stride_t if PACKED else n.to(tl.int64) * dx_stride_b
     stop = tl.minimum(length, first + (L + W - 1))
     taps, b = load_filter(weight, bias, column, inside, W, HAS_BIAS)
     before, early, dc_before, dw = (), (), (), ()
     for i in tl.static_range(W - 1):
         place = first + (i - (W - 1))
-        e = load_row(x, x_row, column, inside, place, stop, window, n, channels, W, HAS_WINDOW)
+        e = load_row(x, x_row, x_column, column, inside, place, stop, window, n, channels, W, HAS_WINDOW)
         before = before + (e,)
     for i in tl.static_range(W - 1):
-        e = load_row(x, x_row, column, inside, first + i, stop, window, n, channels, W, HAS_WINDOW)
-        d = load_row(dy, dy_row, column, inside, first + i, stop, dy, n, channels, W, False)
+        e = load_row(x, x_row, x_column, column, inside, first + i, stop, window, n, channels, W, HAS_WINDOW)
+        d = load_row(dy, dy_row, column, column, inside, first + i, stop, dy, n, channels, W, False)
         before = before + (e,)
         early = early + (d,)
-    next_x, next_dy = load_step(x, dy, x_row, dy_row, column, inside, first + (W - 1), stop, channels, n, W, U)
+    next_x, next_dy = load_step(
+        x, dy, x_row, dy_row, x_column, column, inside, first + (W - 1), stop, channels, n, W, U
+    )
     for i in tl.static_range(W - 1):
         c = convolve(before, i, taps, b, W)
         dc_before = dc_before + (convolution_gradient(early[i], c, eps, SILU, NORM),)
@@ -228,7 +258,7 @@ def backward_kernel(
     for step in range(0, L, U):
         rows, d_rows = x_before + next_x, next_dy
         next_x, next_dy = load_step(
-            x, dy, x_row, dy_row, column, inside, first + step + (W - 1 + U), stop, channels, n, W, U
+            x, dy, x_row, dy_row, x_column, column, inside, first + step + (W - 1 + U), stop, channels, n, W, U
         )
         dc_rows = dc_before
         for i in tl.static_range(U):
@@ -250,9 +280,9 @@ def backward_kernel(
                 at_kept = (n * (W - 1) + kept).to(tl.int64) * channels
                 added = (here & (kept >= 0))[:, None] & inside[None, :]
                 de += tl.load(dfinal + at_kept[:, None] + column[None, :], added, 0.0).to(tl.float32)
-            at_dx = (start + place).to(tl.int64) * channels
+            at_dx = dx_start + place.to(tl.int64) * dx_stride_t
             to_x = (here & (place >= 0))[:, None] & inside[None, :]
-            tl.store(dx + at_dx[:, None] + column[None, :], de.to(dx.dtype.element_ty), to_x)
+            tl.store(dx + at_dx[:, None] + dx_column[None, :], de.to(dx.dtype.element_ty), to_x)
             if HAS_WINDOW:
                 at_window = (n * (W - 1) + place + W - 1).to(tl.int64) * channels
                 to_window = (place < 0)[:, None] & inside[None, :]
@@ -266,20 +296,29 @@ def backward_kernel(
 
 
 class Tiling(NamedTuple):
-    """How one launch divides x [B, T, D]: tiles of `rows` segments of `places` each over blocks of `head` channels."""
+    """How one launch divides x [B, T, D] or [B, T, G, C]: tiles of `rows` segments of `places` each over blocks of `head`
+    channels."""
 
     tiles: int
     rows: int
     places: int
     blocks: int
+    per_group: int  # of the blocks
     head: int
     sequences: int
     steps: int  # of the bisection
     warps: int
 
+    @property
+    def duration(self) -> int:
+        """Of the launch, in places of a program: those that run at the same time end together."""
+        return -(-self.tiles * self.blocks // AT_ONCE) * (self.places + BEFORE_FIRST)
 
-def choose_tiling(x: Tensor, edges: Tensor | None, head: int | None, lead: int, places: int, row_bytes: int) -> Tiling:
-    """Segments of at most `places`; a thread holds row_bytes of a row, or more where a warp would not hold the row."""
+
+def choose_tiling(
+    x: Tensor, edges: Tensor | None, head: int | None, lead: int, places: Sequence[int], row_bytes: int
+) -> Tiling:
+    """Segments of at most one of `places`; a thread holds row_bytes of a row, or more where a warp would not hold the row."""
     return _choose_tiling(
         x.shape, x.element_size(), None if edges is None else len(edges) - 1, head, lead, places, row_bytes
     )
@@ -287,14 +326,23 @@ def choose_tiling(x: Tensor, edges: Tensor | None, head: int | None, lead: int, 
 
 @lru_cache(maxsize=256)
 def _choose_tiling(
+    shape: tuple[int, ...], item: int, packed: int | None, head: int | None, lead: int, places: Sequence[int],
+    row_bytes: int,
+) -> Tiling:  # fmt: skip
+    tilings = (_divide(shape, item, packed, head, lead, most, row_bytes) for most in places)
+    return min(tilings, key=lambda tiling: tiling.duration)
+
+
+def _divide(
     shape: tuple[int, ...], item: int, packed: int | None, head: int | None, lead: int, places: int, row_bytes: int
 ) -> Tiling:
-    batch, time, channels = shape
+    batch, time, within = *shape[:2], shape[-1]
+    channels = math.prod(shape[2:])
     count = batch if packed is None else packed
     longest = max((time if packed is None else -(-time // max(count, 1))) + lead, 1)
     places = min(places, padded(longest, 1))
     segments = batch * -(-longest // places) if packed is None else (time + count * lead) // places + count
-    head = head or min(padded(channels, 1), 128)
+    head = head or (min(padded(channels, 1), 128) if within == channels else math.gcd(within, 128))
     row = padded(head, 1) * item
     row_bytes = min(max(row_bytes, row // 32), 16)
     blocks = -(-channels // head)
@@ -302,7 +350,13 @@ def _choose_tiling(
     while rows > 1 and segments * blocks < ENOUGH_PROGRAMS * rows:
         rows //= 2
     warps = min(max(rows * row // (32 * row_bytes), 1), THREADS // 32)
-    return Tiling(-(-segments // rows), rows, places, blocks, head, count, max(count - 1, 0).bit_length(), warps)
+    steps = max(count - 1, 0).bit_length()
+    return Tiling(-(-segments // rows), rows, places, blocks, -(-within // head), head, count, steps, warps)
+
+
+def group_stride(x: Tensor) -> int:
+    """Of x [B, T, G, C]; 0 for x [B, T, D]."""
+    return x.stride(2) if x.ndim == 4 else 0
 
 
 def forward(
@@ -316,7 +370,7 @@ def forward(
     eps: float,
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
-    """y, and the last W-1 inputs [N, W-1, D] if `keep`; nothing is checked."""
+    """y of the shape of x [B, T, D] or [B, T, G, C], and the last W-1 inputs [N, W-1, D] if `keep`; nothing is checked."""
     x, weight = make_rows_contiguous(x), weight.contiguous()
     tiling = choose_tiling(x, edges, head, 0, FORWARD_PLACES, 16)
     channels, taps = weight.shape
@@ -324,10 +378,10 @@ def forward(
     final = x.new_empty(tiling.sequences, taps - 1, channels) if keep else x.new_empty(0)
     launch(
         forward_kernel, (tiling.tiles * tiling.blocks,), x, weight, bias, None if window is None else window.contiguous(),
-        edges, y, final, x.stride(0), x.stride(1), x.shape[1], tiling.sequences, channels, tiling.blocks, tiling.steps, eps,
-        W=taps, SILU=silu, NORM=head is not None, HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=keep,
-        PACKED=edges is not None, HEAD=tiling.head, BD=padded(tiling.head, 1), R=tiling.rows, L=tiling.places,
-        ALIGN=alignment(*x.stride()[:2], channels), num_warps=tiling.warps,
+        edges, y, final, *x.stride()[:2], group_stride(x), x.shape[1], tiling.sequences, channels, tiling.blocks,
+        tiling.per_group, tiling.steps, eps, W=taps, SILU=silu, NORM=head is not None, HAS_BIAS=bias is not None,
+        HAS_WINDOW=window is not None, KEEP=keep, PACKED=edges is not None, HEAD=tiling.head, BD=padded(tiling.head, 1),
+        R=tiling.rows, L=tiling.places, ALIGN=alignment(*x.stride()[:2], group_stride(x), channels), num_warps=tiling.warps,
     )  # fmt: skip
     return y, final
 
@@ -343,24 +397,29 @@ def backward(
     silu: bool,
     head: int | None,
     eps: float,
+    dx: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, weight, bias and window (None where these are)."""
+    """Gradients of x, weight, bias and window (None where these are). That of x is written into dx, where it is given."""
+    dy = dy.flatten(2) if dy.ndim == 4 else dy
     x, dy, weight = make_rows_contiguous(x), make_rows_contiguous(dy), weight.contiguous()
     channels, taps = weight.shape
     tiling = choose_tiling(x, edges, head, taps - 1, BACKWARD_PLACES, 8)
     step = min(BACKWARD_STEP[4 if taps <= 4 else 8], tiling.places)
-    dx = x.new_empty(x.shape)
+    suffices = taps <= 4 and x.element_size() == 2 and tiling.head <= 128  # others would spill
+    registers = FEW_REGISTERS if suffices else None
+    dx = x.new_empty(x.shape) if dx is None else dx
     window = None if window is None else window.contiguous()
     dwindow = None if window is None else torch.empty_like(window)
     dw = torch.empty((tiling.tiles, *weight.shape), device=x.device, dtype=torch.float32)
     db = None if bias is None else torch.empty((tiling.tiles, channels), device=x.device, dtype=torch.float32)
+    strides = *x.stride()[:2], group_stride(x), *dy.stride()[:2], *dx.stride()[:2], group_stride(dx)
     launch(
         backward_kernel, (tiling.tiles * tiling.blocks,), x, weight, bias, window, edges, dy,
-        None if dfinal is None else dfinal.contiguous(), dx, dwindow, dw, db, x.stride(0), x.stride(1), dy.stride(0),
-        dy.stride(1), x.shape[1], tiling.sequences, channels, tiling.blocks, tiling.steps, eps, tiling.places, W=taps,
-        SILU=silu, NORM=head is not None, HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=dfinal is not None,
+        None if dfinal is None else dfinal.contiguous(), dx, dwindow, dw, db, *strides, x.shape[1], tiling.sequences, channels,
+        tiling.blocks, tiling.per_group, tiling.steps, eps, tiling.places, W=taps, SILU=silu, NORM=head is not None,
+        HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=dfinal is not None,
         PACKED=edges is not None, HEAD=tiling.head, BD=padded(tiling.head, 1), R=tiling.rows, U=step,
-        ALIGN=alignment(*x.stride()[:2], *dy.stride()[:2], channels), num_warps=tiling.warps,
+        ALIGN=alignment(*strides, channels), num_warps=tiling.warps, maxnreg=registers,
     )  # fmt: skip
     dbias = None if bias is None or db is None else db.sum(0).to(bias.dtype)
     return dx, dw.sum(0).to(weight.dtype), dbias, dwindow

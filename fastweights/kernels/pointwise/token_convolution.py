@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import sigmoid
-from ..common.overlap import wait_for_inputs
+from ..common.overlap import prefetch_lines, wait_for_inputs
 from ..common.packing import pool_row
 from ..runtime.launch_plan import launch, make_rows_contiguous
 from . import TokenConvolution
@@ -33,12 +33,17 @@ CHANNELS = 128  # of a program, where there are no heads
 def convolve(
     x, weight, bias, window, new_window, y, other_weight, other_bias, other_y, row, block, stride, channels, eps,
     rows, P, step,
-    HEAD: tl.constexpr, W: tl.constexpr, BD: tl.constexpr, NORM: tl.constexpr, SILU: tl.constexpr,
+    HEAD: tl.constexpr, W: tl.constexpr, BD: tl.constexpr, NORM: tl.constexpr, SILU: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """other_weight: of a second convolution with the same input and window, None where there is none."""
     lane = tl.arange(0, BD)
     channel = block * HEAD + lane
     inside = (lane < HEAD) & (channel < channels)
+    taps = load_taps(weight, channel, inside, W)
+    if OVERLAP and rows is None:
+        for j in tl.static_range(W - 1):
+            prefetch_lines(window + (row * (W - 1) + j) * channels + tl.minimum(channel, channels - 1))
+    wait_for_inputs(OVERLAP)
     if rows is None:
         at, held = row * (W - 1) * channels + channel, inside
     else:
@@ -49,22 +54,28 @@ def convolve(
     for j in tl.static_range(W - 1):
         places = places + (tl.load(window + at + j * channels, held, 0.0),)
     places = places + (new,)
-    store_answer(places, weight, bias, y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
+    store_answer(places, taps, bias, y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
     if other_weight is not None:
-        store_answer(places, other_weight, other_bias, other_y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
+        taps = load_taps(other_weight, channel, inside, W)
+        store_answer(places, taps, other_bias, other_y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
     tl.debug_barrier()  # the place that one thread writes is one that another may still have to read
     for j in tl.static_range(W - 1):
         tl.store(new_window + at + j * channels, places[j + 1], held)
 
 
 @triton.jit
-def store_answer(
-    places, weight, bias, y, row, channel, inside, channels, eps,
-    W: tl.constexpr, BD: tl.constexpr, NORM: tl.constexpr, SILU: tl.constexpr,
-):  # fmt: skip
+def load_taps(weight, channel, inside, W: tl.constexpr):
     taps = ()
     for j in tl.static_range(W):
         taps = taps + (tl.load(weight + channel * W + j, inside, 0.0).to(tl.float32),)
+    return taps
+
+
+@triton.jit
+def store_answer(
+    places, taps, bias, y, row, channel, inside, channels, eps,
+    W: tl.constexpr, BD: tl.constexpr, NORM: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
     c = tl.load(bias + channel, inside, 0.0).to(tl.float32) if bias is not None else tl.zeros((BD,), tl.float32)
     for j in tl.static_range(W):
         c += places[j].to(tl.float32) * taps[j]
@@ -85,30 +96,29 @@ def token_convolution(
 ):  # fmt: skip
     """rows: of the sequences in pools of P windows, which lie step_i numbers apart; a negative one is none. SHARED: the second
     convolution has the input and window of the first one, and no blocks of its own."""
-    wait_for_inputs(OVERLAP)
     blocks = blocks_0 + blocks_1 + blocks_2
     row, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     if SHARED:
         convolve(
             x_0, weight_0, bias_0, window_0, new_0, y_0, weight_1, bias_1, y_1, row, block, stride_0, channels_0, eps, rows, P,
-            step_0, HEAD_0, W, BD, NORM_0, SILU,
+            step_0, HEAD_0, W, BD, NORM_0, SILU, OVERLAP,
         )  # fmt: skip
     elif block < blocks_0:
         convolve(
             x_0, weight_0, bias_0, window_0, new_0, y_0, None, None, None, row, block, stride_0, channels_0, eps, rows, P,
-            step_0, HEAD_0, W, BD, NORM_0, SILU,
+            step_0, HEAD_0, W, BD, NORM_0, SILU, OVERLAP,
         )  # fmt: skip
     elif x_1 is not None:
         block -= blocks_0
         if block < blocks_1:
             convolve(
                 x_1, weight_1, bias_1, window_1, new_1, y_1, None, None, None, row, block, stride_1, channels_1, eps, rows, P,
-                step_1, HEAD_1, W, BD, NORM_1, SILU,
+                step_1, HEAD_1, W, BD, NORM_1, SILU, OVERLAP,
             )  # fmt: skip
         elif x_2 is not None:
             convolve(
                 x_2, weight_2, bias_2, window_2, new_2, y_2, None, None, None, row, block - blocks_1, stride_2, channels_2, eps,
-                rows, P, step_2, HEAD_2, W, BD, NORM_2, SILU,
+                rows, P, step_2, HEAD_2, W, BD, NORM_2, SILU, OVERLAP,
             )  # fmt: skip
 
 

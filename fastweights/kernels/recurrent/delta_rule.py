@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..common.delta_rule.steps import erase_and_write, outputs_of_tokens, unroll_lengths, unroll_steps
 from ..common.math import to_float_or_nan
-from ..common.overlap import wait_for_inputs
+from ..common.overlap import prefetch_lines, wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import (
@@ -101,9 +101,14 @@ def decode_delta_rule(
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`; w: write keys; pg, pb: the preconditioner's g and beta; A: one row per
     sequence, new_A: with strides, which may be a pool."""
+    channel = tl.arange(0, BK)
+    if OVERLAP and state_indices is None and not VALUE_FIRST:
+        tile, _, n, head, _, _ = program_head(state_indices, P, HV, (V + BV - 1) // BV)
+        row = tl.minimum(channel, K - 1) * V + tile * BV
+        prefetch_lines(S + n.to(tl.int64) * S_step + head * S_head + row)
     wait_for_inputs(OVERLAP)
     tile, place, n, head, index, held = program_head(state_indices, P, HV, (V + BV - 1) // BV)
-    channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
+    column = tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
 
     at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, channel, column, K, V, VALUE_FIRST)

@@ -22,6 +22,8 @@ from ...checks import (
     error_prefix,
 )
 from ...kinds import checked
+from ...layers.blocks import in_block
+from ...layers.choice import MixerChoice
 from ...layers.memory_layer import MemoryLayer
 from ...layers.projections import OutputProjection, ShortConvolution
 from ...layers.registry import mixer_spec
@@ -91,7 +93,8 @@ def memory_entry(to: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if issubclass(layer, MemoryLayer) and layer.needs_activation:
         del first["activation"]
     gate = next((spec.options.get(one.name, one.default) for one in known if one.name == "output_gate"), None)
-    return {"name": to, **first, **({"output_gate": "sigmoid"} if gate else {}), **options}
+    published = in_block(MixerChoice(to, options, to), "published", heads=1).options  # hybrids were measured with these
+    return {"name": to, **published, **first, **({"output_gate": "sigmoid"} if gate else {}), **options}
 
 
 @checked
@@ -109,7 +112,8 @@ def linearize(
 
     A memory begins with the attention's projections, norms and rotation of q and k, and with its output projection. Short
     convolutions are left out, or begin as the identity with `conv_size`. An output gate begins at 0.5, which the norm in front of
-    it makes up for. Decays, gains and preconditioners begin as in a new layer.
+    it makes up for. Decays and the skip begin as their authors have them (`long_memory="own"`), gains and preconditioners as in a
+    new layer.
 
     Args:
         teacher: a causal language model of transformers, of a type in `FAMILIES`. It is left as it is.

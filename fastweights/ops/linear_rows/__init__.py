@@ -1,14 +1,17 @@
-"""Linear maps of a few rows, such as those of decoding, in one launch with the function that follows."""
+"""Linear maps of a few rows, such as those of decoding, in one launch with what stands around them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ...kernels.availability import takes_kernels
+from ...kernels.pointwise import Normed, Product, RowProducts
 from ..framework.few_tokens import needs_gradient
 
-__all__ = ["linear_rows", "takes_linear_rows"]
+__all__ = ["Normed", "Product", "RowProducts", "linear_rows", "multiply_rows", "takes_linear_rows"]
 
 MOST_ROWS = 64
 
@@ -34,12 +37,21 @@ def linear_rows(
     r"""One result [..., width] per matrix, or one in all for "swiglu", for x [..., D] that `takes_linear_rows` allows.
 
     Args:
-        weights: matrices [width, D]: up to three of kind "plain", two of kind "swiglu", one of the others.
-        kind: "plain" for x W^T + b of every matrix, "add" for other + x W^T, "swiglu" for silu(x W_0^T) (x W_1^T), and in float32
-            "sigmoid" for largest sigmoid(x W^T + b) and "decay" for -exp(other) softplus(x W^T + b).
-        bias: [width], of a single matrix.
-        other: the residual [..., width], or numbers that serve equal groups of outputs.
+        weights: matrices [width, D]: any number of kind "plain", two of kind "swiglu", one of the others.
+        kind, bias, other, largest: as in `Product`. The bias is that of a single matrix.
     """
-    from ...kernels.pointwise.linear_rows import linear_rows
+    if kind == "swiglu":
+        return multiply_rows(x, [Product(weights[0], kind, more=weights[1])]).results
+    return multiply_rows(x, [Product(weight, kind, bias, other, largest) for weight in weights]).results
 
-    return linear_rows(x, weights, kind, bias, other, largest)
+
+def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None = None) -> RowProducts:
+    r"""Several products of x [..., D] that `takes_linear_rows` allows, each of its own kind; one of kind "swiglu" alone. With
+    `normed` x is a residual stream, and the products are those of its norm."""
+    from ...kernels.pointwise.linear_rows import MOST_PRODUCTS, multiply_rows
+
+    first = multiply_rows(x, products[:MOST_PRODUCTS], normed)
+    results = first.results
+    for place in range(MOST_PRODUCTS, len(products), MOST_PRODUCTS):
+        results += multiply_rows(x if first.n is None else first.n, products[place : place + MOST_PRODUCTS]).results
+    return first._replace(results=results)

@@ -85,8 +85,8 @@ class Settings:
         length: tokens in a sequence; None takes the task's own length for the number of pairs.
         vocab_size: number of different tokens; tasks of vectors have none.
         block: what every mixer has around its rule, a key of `fastweights.layers.BLOCKS`: "published" for the options of its
-            layer, "matched" for the same convolutions, gates and first windows in all. Options of a mixer go before those of
-            the block.
+            layer with the decays that papers draw, "matched" for the same convolutions, gates and first windows in all. Options
+            of a mixer go before those of the block.
         width: size of the residual stream (hidden_size of the model).
         heads: heads of every mixer; must divide `width`.
         layers: number of blocks (mixer and MLP).

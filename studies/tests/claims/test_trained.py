@@ -201,7 +201,7 @@ def test_text_that_would_be_read_twice_is_refused(tmp_path, monkeypatch):
         measure = trained.language_models("C0", [MixerChoice("gdn", {}, "one")], **{**settings, "max_steps": steps})
         with pytest.raises(Unmeasured, match=r"reads its text [12]\.\d times") if steps > once else nullcontext():
             measure(Conditions(seeds=(0,), folder=tmp_path))
-    assert [run.max_steps for run in runs] == [once]
+    assert [run.max_steps for run in runs] == [once] and runs[0].model["mixer"]["long_memory"] == "own"  # as published
     assert vars(runs[0].corpus).keys() == {field.name for field in dataclasses.fields(small.corpus)}  # no list of files
 
 

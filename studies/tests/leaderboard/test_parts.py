@@ -18,6 +18,7 @@ from fastweights_studies.leaderboard import (
     run_part,
     table_of,
 )
+from fastweights_studies.leaderboard.language import match_models, plan_run
 from fastweights_studies.leaderboard.sizes import LanguageSize
 from fastweights_studies.record import read_rows, select, write_rows
 
@@ -298,6 +299,13 @@ def test_a_mixer_is_known_by_its_options_and_label(tmp_path, here):
 def test_file_names_of_labels():
     assert file_name("gdn") == "gdn" and file_name("a/b") != file_name("a b") and "/" not in file_name("a/b")
     assert run_recall_parts is rate_search.run_recall_parts
+
+
+def test_language_models_are_in_their_published_block(tmp_path):
+    size = SMALL.language
+    mixer = match_models(size).of(MixerChoice("palimpsa-d"))
+    run = plan_run(size, request(tmp_path), mixer, 1e-3, 0)
+    assert run.model["mixer"]["long_memory"] == "own" and run.model["mixer"]["skip_init"] == 1.0
 
 
 def test_language_models_and_needles(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import io
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from fastweights.data.text import TextTokenizer
+from fastweights.files import CHECKSUMS, write_checksums
 from fastweights.training.checkpoints import SaveError
 from fastweights.training.language import (
     NonFiniteLoss,
@@ -252,3 +254,21 @@ def test_a_loss_that_is_not_finite(make_run, monkeypatch, whole_log, what):
     assert names(run) == ["checkpoint-3"]
     train_language(run)
     assert log(run) == whole_log
+
+
+@pytest.mark.parametrize("preset", ["gdn-340m", "palimpsa-d-170m"])
+def test_a_training_of_a_preset_from_before_it_named_its_first_values_continues(make_run, preset):
+    model = {"preset": preset, "hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2}
+    whole, cut = make_run("whole", model=model), make_run("cut", model=model)
+    train_language(whole)
+    assert train_language(cut, stop_at=3) is None
+    checkpoint = Path(cut.output, "checkpoints/checkpoint-3")
+    saved = json.loads((checkpoint / "config.json").read_text())
+    for name in ("long_memory", "skip_init"):
+        if saved["mixer"].get(name) in ("own", 1.0):
+            del saved["mixer"][name]
+    (checkpoint / "config.json").write_text(json.dumps(saved))
+    (checkpoint / CHECKSUMS).unlink()
+    write_checksums(checkpoint)
+    train_language(cut)
+    assert losses(cut) == losses(whole)

@@ -111,8 +111,8 @@ def test_mixers_with_options_and_labels_keep_the_options_of_a_preset(tmp_path):
     gka, small, wide = load_run(file).models()
     assert [run.output for run in (gka, small)] == ["runs/a/gka", "runs/a/small"]
     assert wide.label == "gdn:expand_v=2" and wide.output.startswith("runs/a/gdn_expand_v=2-")
-    assert gka.model["mixer"] == {"name": "gka", "gate_bias": True, "conv_init": "normal"}
-    assert small.model["mixer"] == {"name": "gdn", "conv_init": "normal", "conv_size": 3}
+    assert gka.model["mixer"] == {"name": "gka", "gate_bias": True, "conv_init": "normal", "long_memory": "own"}
+    assert small.model["mixer"] == {"name": "gdn", "conv_init": "normal", "long_memory": "own", "conv_size": 3}
     for run in (gka, small, wide):
         layer = build_model(run, model_config(run)).model.layers[0].mixer
         assert layer.qkv.q_conv.weight.std().item() == pytest.approx(0.02, rel=0.2)

@@ -10,8 +10,11 @@ from .passes import (
     copy_factors,
     copy_rows,
     find_segment,
+    largest_row_sum,
     load_state,
     product_layout,
+    row_places,
+    segments_needed,
     store_rows,
     through_segments,
 )
@@ -98,18 +101,20 @@ def place_segment(segments, cu_seqlens, segment, time, length):
 
 @gluon.jit
 def end_of_segment(
-    begin, added, transition, cu_seqlens, segment, sequence, head, part, time, length,
+    begin, added, transition, norms, cu_seqlens, segment, sequence, head, part, time, length,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
-    STARTED: gl.constexpr, CUT: gl.constexpr,
+    STARTED: gl.constexpr, NORMS: gl.constexpr,
 ):  # fmt: skip
-    """The gradient [columns, keys] of the state after a segment: of that after its sequence, taken back through all segments
-    behind it."""
+    """The gradient [columns, keys] of the state after a segment: of that after its sequence, taken back through the segments
+    behind it, see `segments_needed`."""
     S = load_state(begin, sequence * HV + head, part, K, V, BV, STARTED)
-    if CUT:
+    if NORMS:
         number, count = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
-        end = number + count - 1
-        at = end.to(gl.int64) * HV + head
-        S = through_segments(S, added, transition, at, -HV, end - segment, part, K, V, TYPE, DELTA, True)
+        later = number + count - 1 - segment
+        needed = segments_needed(norms, (segment + 1) * HV + head, HV, later, NORMS)
+        S = gl.where(needed < later, 0.0 * S, S)
+        at = (segment + needed).to(gl.int64) * HV + head
+        S = through_segments(S, added, transition, at, -HV, needed, part, K, V, TYPE, DELTA, True)
     return S
 
 
@@ -141,12 +146,13 @@ def chunk_before(q, k, made, do, RECORDS: gl.constexpr, KEY_ROW: gl.constexpr, V
 
 @gluon.jit(do_not_specialize=["time", "length"])
 def summarize_back(
-    q, k, w, made, do, added, segments, cu_seqlens, time, length, scale,
+    q, k, w, made, do, transition, added, norms, segments, cu_seqlens, time, length, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     RECORD: gl.constexpr, STAGES: gl.constexpr, DELTA: gl.constexpr, CHANNEL: gl.constexpr,
 ):  # fmt: skip
     """What a segment adds to the gradient of the state before it, transposed, into `added` [P, HV, V, K]: from its last chunk to
-    the first, where the gradient of the state behind it is 0. w: write keys, None where k writes. made: see `solve_chunks`."""
+    the first, where the gradient of the state behind it is 0. norms [P, HV, parts]: see `segments_needed`. w: write keys,
+    None where k writes. made: see `solve_chunks`; transition: see `summarize_chunks`."""
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = k.dtype.element_ty
     KEYS: gl.constexpr = product_layout(WARPS, K)
@@ -251,5 +257,13 @@ def summarize_back(
     async_copy.wait_group(0)
     c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
     d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
-    at = added + (segment.to(gl.int64) * HV + head) * (K * V)
-    gl.store(at + c[:, None] * K + d[None, :], S)
+    number = segment.to(gl.int64) * HV + head
+    gl.store(added + number * (K * V) + c[:, None] * K + d[None, :], S)
+    norm = 0.0 * largest_row_sum(S)
+    if part == 0:
+        if DELTA:
+            _, places = row_places(K, K, K)
+            norm += largest_row_sum(gl.load(transition + number * (K * K) + places).to(gl.float32))
+        else:
+            norm += gl.load(transition + number)
+    gl.store(norms + number * PARTS + part, norm)

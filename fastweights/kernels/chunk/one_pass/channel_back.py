@@ -89,10 +89,10 @@ def copy_written(u, us, first, head, c, live, HV: gl.constexpr, V: gl.constexpr)
 
 @gluon.jit(do_not_specialize=["time", "length", "stride"])
 def channel_gradients_back(
-    q, k, w, v, made, do, u, h, begin, added, transition, dS, dq, dk, dw, dv, dg, gate_grads, z, dP, dh,
+    q, k, w, v, made, do, u, h, begin, added, transition, norms, dS, dq, dk, dw, dv, dg, gate_grads, z, dP, dh,
     segments, cu_seqlens, time, length, stride, scale,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr,
-    CUT: gl.constexpr,
+    NORMS: gl.constexpr,
 ):  # fmt: skip
     """As `gradients_back`, with q, k and w [BT, HV, K] as they decay, q scaled too. dg [BT, HV, K] holds G, and takes the
     gradient of the log decays. gate_grads [2, 2, BT, HV]: of beta from each half of the channels, `stride` from one to the
@@ -119,8 +119,8 @@ def channel_gradients_back(
     if (tokens == 0) & (earlier != 0):
         return
     S = end_of_segment(
-        begin, added, transition, cu_seqlens, segment, sequence, head, 0, time, length,
-        HV, K, V, V, TYPE, True, STARTED, CUT,
+        begin, added, transition, norms, cu_seqlens, segment, sequence, head, 0, time, length,
+        HV, K, V, V, TYPE, True, STARTED, NORMS,
     )  # fmt: skip
     chunks = (tokens + 63) // 64
     TALL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)

@@ -10,6 +10,7 @@ from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgrou
 from .back import end_of_segment, place_segment
 from .passes import (
     T_PLACE,
+    add,
     copy_factors,
     copy_rows,
     product_layout,
@@ -17,7 +18,6 @@ from .passes import (
     state_addresses,
     unknown_zero,
 )
-from .write_keys import add
 
 
 @gluon.constexpr_function
@@ -99,15 +99,15 @@ def copy_late(
 
 @gluon.jit(do_not_specialize=["time", "length", "stride"])
 def gradients_back(
-    q, k, w, v, made, do, u, h, begin, added, transition, dS, dq, dk, dw, dv, gate_grads, segments, cu_seqlens,
+    q, k, w, v, made, do, u, h, begin, added, transition, norms, dS, dq, dk, dw, dv, gate_grads, segments, cu_seqlens,
     time, length, stride, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
-    DELTA: gl.constexpr, DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr, CUT: gl.constexpr,
+    DELTA: gl.constexpr, DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr, NORMS: gl.constexpr,
 ):  # fmt: skip
     """From the last chunk of a segment to the first: dq, dk, dv of the value heads [BT, HV, K or V], and the gradients of beta
     and of the log decays, `stride` apart in gate_grads [2, BT, HV]. w: write keys, and dw their gradient, None where k writes and
     dk holds both. Without DELTA, for linear attention, u is v, and there is no z and no beta. made: see `solve_chunks`; h: see
-    `states_again`. begin: the gradient of the states after the sequences, dS of those before; added, transition: see
+    `states_again`. begin: the gradient of the states after the sequences, dS of those before; added, transition, norms: see
     `end_of_segment`. Each of two warpgroups has half of the values of dS^T [values, keys], and half of the channels of dq, dk and
     dw."""
     TYPE: gl.constexpr = k.dtype.element_ty
@@ -131,8 +131,8 @@ def gradients_back(
     if (tokens == 0) & (earlier != 0):
         return
     S = end_of_segment(
-        begin, added, transition, cu_seqlens, segment, sequence, head, 0, time, length,
-        HV, K, V, V, TYPE, DELTA, STARTED, CUT,
+        begin, added, transition, norms, cu_seqlens, segment, sequence, head, 0, time, length,
+        HV, K, V, V, TYPE, DELTA, STARTED, NORMS,
     )  # fmt: skip
     chunks = (tokens + 63) // 64
     TALL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)

@@ -13,7 +13,7 @@ from ...common.delta_rule.sizes import SavedForBackward, segment_length
 from ...common.packing import CHUNK
 from ...runtime.gluon import runs_gluon
 from ...runtime.workspace import TensorSpec
-from ..key_energy import gate_groups
+from ..key_energy import gate_groups, record_scan
 
 RECORD = CHUNK * CHUNK + 8 * CHUNK  # numbers of P and of four per token, in float32, in the record of a chunk
 
@@ -71,6 +71,11 @@ def stages(tile: PassTile, w: Any, reads: bool = False) -> int:
     return tile.stages if w is None or (reads and tile is HALF) else 2
 
 
+def count_norms(norms: TensorSpec | None) -> int:
+    """How many numbers a segment has, see `segments_needed`."""
+    return 0 if norms is None else int(norms.shape[2])
+
+
 class OnePass(DeltaRule):
     """A forward that keeps nothing for a backward."""
 
@@ -88,6 +93,10 @@ class OnePass(DeltaRule):
     def makes_write_keys(self) -> bool:
         """Whether `solve_chunks` preconditions the keys. Of float16 inputs the preconditioner computes in tf32."""
         return self.precond and self.dtype == torch.bfloat16
+
+    @property
+    def squash_numbers(self) -> tuple[float, float]:
+        return log2(self.options[1]), self.options[2]
 
     def write_keys(self, saved: SavedForBackward) -> Any:
         """None where the keys write."""
@@ -130,36 +139,37 @@ class OnePass(DeltaRule):
         x, HV, scale, made = self.memory, self.HV, self.options[0], saved.records
         solved = self.empty(self.M, HV, CHUNK, CHUNK) if self.delta else None
         place = self.place(saved)
+        lasting = self.floats(self.M, HV) if self.cut and self.decay == 1 and not self.writes else None
         tokens, decayed = Tokens(x.q, x.k, self.write_keys(saved)), self.decayed()
         gates: tuple[Any, ...] = (None, None, None, None)
         numbers = 0.0, 0.0
         if self.makes_write_keys:
-            gates = saved.key_energy, x.precond_g, x.precond_beta, x.center
-            numbers = log2(self.options[1]), self.options[2]
+            gates, numbers = (saved.key_energy, x.precond_g, x.precond_beta, x.center), self.squash_numbers
         self.launch(
-            solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, *decayed, saved.chunk_table, self.T, scale,
-            *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
+            solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, lasting, *decayed, saved.chunk_table, self.T,
+            scale, *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
             DECAY=self.decay, KEPT=self.keeps, num_warps=4, maxnreg=self.solve_registers(),
         )  # fmt: skip
         if self.decay == 2:
             tokens = decayed
         sizes = {**self.heads(tokens), "DECAY": self.decay}
-        added = transition = None
+        added = transition = norms = None
         if self.cut:
-            added = self.floats(self.P, HV, self.V, self.K)
+            columns = self.V + self.K * self.delta
+            added, norms = self.floats(self.P, HV, self.V, self.K), self.floats(self.P, HV, columns // HALF.BV)
             transition = saved.transitions
             if transition is None:
                 transition = self.empty(self.P, HV, self.K, self.K) if self.delta else self.floats(self.P, HV)
-            columns = self.V + self.K * self.delta
             self.launch(
-                summarize_chunks, (columns // HALF.BV * self.P, HV), *tokens[1:], x.v, made, solved, added, transition, *place,
-                **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens.w), LAST=saved.transitions is not None, num_warps=HALF.BV // 16,
+                summarize_chunks, (columns // HALF.BV * self.P, HV), *tokens[1:], x.v, made, solved, lasting, added, transition,
+                norms, *place, **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens.w), LAST=saved.transitions is not None,
+                num_warps=HALF.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
         self.launch(
-            read_chunks, (self.V // tile.BV * self.P, HV), *tokens, x.v, made, solved, x.S, added, transition, o, S_end,
-            saved.u, saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
-            ENDED=S_end is not None, CUT=bool(self.cut), STAGES=stages(tile, tokens.w, True), num_warps=tile.BV // 16,
+            read_chunks, (self.V // tile.BV * self.P, HV), *tokens, x.v, made, solved, x.S, added, transition, norms, o,
+            S_end, saved.u, saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
+            ENDED=S_end is not None, NORMS=count_norms(norms), STAGES=stages(tile, tokens.w, True), num_warps=tile.BV // 16,
         )  # fmt: skip
 
 
@@ -186,17 +196,39 @@ class OnePassKept(OnePass):
             return self.channel_grads(saved, scale, do, dS_end, state_grads)
         x, HV, w, u = self.memory, self.HV, self.write_keys(saved), self.memory.v if saved.u is None else saved.u
         h = self.states_again(saved, x.k if w is None else w, u)
-        added = self.summaries_back(saved, Tokens(x.q, x.k, w), scale, do) if self.cut else None
+        added, norms = self.summaries_back(saved, Tokens(x.q, x.k, w), scale, do)
         dq, dk, dv = (self.token_tensor(HV, self.K) for _ in range(3))
         dw = None if w is None else self.token_tensor(HV, self.K)
         dS, gates = self.state(self.N) if state_grads else None, self.floats(1, 2, *self.rows, HV)
         self.launch(
             gradients_back, (self.P, HV), x.q, x.k, w, x.v, saved.records, do, u, h, dS_end, added,
-            saved.transitions if self.cut else None, dS, dq, dk, dw, dv, gates, *self.place(saved), prod(gates.shape[2:]), scale,
-            HEADS_W=self.group(w), DECAY=self.decay == 1, STARTED=dS_end is not None, ENDED=dS is not None, CUT=bool(self.cut),
-            num_warps=8,
+            saved.transitions if self.cut else None, norms, dS, dq, dk, dw, dv, gates, *self.place(saved), prod(gates.shape[2:]),
+            scale, HEADS_W=self.group(w), DECAY=self.decay == 1, STARTED=dS_end is not None, ENDED=dS is not None,
+            NORMS=count_norms(norms), num_warps=8,
         )  # fmt: skip
         return MemoryGrads(dq, dk, dv, dw, None, dS, gates)
+
+    def write_key_grads(
+        self, saved: SavedForBackward, dw: Any, dk: Any, dA_end: Any, state_grads: bool
+    ) -> tuple[Any, ...]:
+        """As `MemoryCall.write_key_grads`."""
+        from .write_keys_back import sum_write_key_grads, write_key_grads  # need Gluon
+
+        x, M, HV = self.memory, self.M, self.HV
+        sums, totals, dcenter = self.floats(M, HV, self.K), self.floats(M, HV), self.floats(M, HV)
+        place, gates = (saved.chunk_table, self.T, *self.squash_numbers), (x.precond_g, x.precond_beta, x.center)
+        self.launch(
+            sum_write_key_grads, (M, HV), x.k, dw, saved.key_energy, *gates, sums, totals, dcenter, *place, **gate_groups(self),
+            num_warps=8, maxnreg=80,
+        )  # fmt: skip
+        dA = self.floats(self.N, HV, self.K) if state_grads else None
+        record_scan(self, sums, totals, dA_end, dA, back=True)
+        dg, dbeta = (self.token_tensor(HV, dtype=torch.float32) for _ in range(2))
+        self.launch(
+            write_key_grads, (M, HV), x.k, dw, dk, saved.key_energy, sums, *gates, dg, dbeta, *place, **gate_groups(self),
+            num_warps=8, maxnreg=128,
+        )  # fmt: skip
+        return dcenter, dg, dbeta, dA
 
     def states_again(self, saved: SavedForBackward, w: Any, u: Any) -> TensorSpec:
         """The states at the chunks' starts."""
@@ -211,18 +243,21 @@ class OnePassKept(OnePass):
         )  # fmt: skip
         return h
 
-    def summaries_back(self, saved: SavedForBackward, tokens: Tokens, scale: float, do: Any) -> TensorSpec:
-        """What segments add to the gradient of the state before them, transposed."""
+    def summaries_back(self, saved: SavedForBackward, tokens: Tokens, scale: float, do: Any) -> tuple[Any, Any]:
+        """What segments add to the gradient of the state before them, transposed, and their norms; nothing where there is one."""
         from .back import summarize_back  # needs Gluon
 
-        added = self.floats(self.P, self.HV, self.V, self.K)
+        if not self.cut:
+            return None, None
         # The first segments have nothing to do.
         tile = HALF if 2 * (self.P - self.N) * self.HV <= PROGRAMS else WHOLE
+        added, norms = self.floats(self.P, self.HV, self.V, self.K), self.floats(self.P, self.HV, self.V // tile.BV)
         self.launch(
-            summarize_back, (self.V // tile.BV * self.P, self.HV), *tokens, saved.records, do, added, *self.place(saved), scale,
-            **self.heads(tokens), BV=tile.BV, CHANNEL=self.decay == 2, STAGES=stages(tile, tokens.w), num_warps=tile.BV // 16,
+            summarize_back, (self.V // tile.BV * self.P, self.HV), *tokens, saved.records, do, saved.transitions, added,
+            norms, *self.place(saved), scale, **self.heads(tokens), BV=tile.BV, CHANNEL=self.decay == 2,
+            STAGES=stages(tile, tokens.w), num_warps=tile.BV // 16,
         )  # fmt: skip
-        return added
+        return added, norms
 
     def channel_grads(
         self, saved: SavedForBackward, scale: float, do: Any, dS_end: Any, state_grads: bool
@@ -238,7 +273,7 @@ class OnePassKept(OnePass):
             HEADS_W=self.group(w), HEADS_G=self.group(x.g), num_warps=4, maxnreg=SOLVE_REGISTERS,
         )  # fmt: skip
         h = self.states_again(saved, tokens.w, saved.u)
-        added = self.summaries_back(saved, tokens, 1.0, do) if self.cut else None
+        added, norms = self.summaries_back(saved, tokens, 1.0, do)
         dq, dk = self.token_tensor(HV, K), self.token_tensor(HV, K)
         dw = self.token_tensor(HV, K) if self.writes else None
         dv, z, dP = self.token_tensor(HV, V), self.token_tensor(HV, V), self.token_tensor(HV, CHUNK)
@@ -247,8 +282,8 @@ class OnePassKept(OnePass):
         stride = prod(gates.shape[1:])
         self.launch(
             channel_gradients_back, (self.P, HV), *tokens, x.v, saved.records, do, saved.u, h, dS_end, added,
-            saved.transitions if self.cut else None, dS, dq, dk, dw, dv, dg, gates, z, dP, dh, *self.place(saved), stride, scale,
-            STARTED=dS_end is not None, ENDED=dS is not None, CUT=bool(self.cut), num_warps=8,
+            saved.transitions if self.cut else None, norms, dS, dq, dk, dw, dv, dg, gates, z, dP, dh, *self.place(saved), stride,
+            scale, STARTED=dS_end is not None, ENDED=dS is not None, NORMS=count_norms(norms), num_warps=8,
         )  # fmt: skip
         self.launch(
             strong_gradients_channel, (-(-2 * PROGRAMS // HV), HV), x.q, x.k, w, x.v, x.beta, x.g, last_gate, saved.u, z, do, dP,

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from ...common.math import LN2, clamp_decay
 from ...runtime.gluon import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .passes import product_layout, row_places
+from .passes import add, product_layout, row_places
 
 LARGEST = gl.constexpr(1e38)  # for a square
-
-
-@gluon.jit
-def add(a, b):
-    return a + b
 
 
 @gluon.jit
@@ -28,6 +23,29 @@ def zero_bad(x):
 
 
 @gluon.jit
+def load_gates(lines, precond_g, precond_beta, count, HV: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr):
+    """The summed log decay (base 2) and the gain of a chunk's tokens into lines [128], as if bad ones were 0. What comes back, by
+    token, is NaN where one is bad, else 0."""
+    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
+    t = gl.arange(0, 64, LINE)
+    gain = gl.load(precond_beta + t * (HV // HEADS_PB), t < count, 0.0).to(gl.float32)
+    decay = clamp_decay(gl.load(precond_g + t * (HV // HEADS_PG), t < count, 0.0))
+    lines.slice(0, 64).store(gl.associative_scan(zero_bad(decay), 0, add))
+    lines.slice(64, 64).store(zero_bad(gain))
+    return 0.0 * (gain + decay)
+
+
+@gluon.jit
+def pair_decays(lines, SQUARE: gl.constexpr):
+    """exp(G_i - G_j) of tokens j < i [64, 64], else 0."""
+    ROW: gl.constexpr = gl.SliceLayout(1, SQUARE)
+    COLUMN: gl.constexpr = gl.SliceLayout(0, SQUARE)
+    earlier = gl.arange(0, 64, ROW)[:, None] > gl.arange(0, 64, COLUMN)[None, :]
+    gap = lines.slice(0, 64).load(ROW)[:, None] - lines.slice(0, 64).load(COLUMN)[None, :]
+    return gl.where(earlier, approximate(gl.where(earlier, gap, 0.0), "ex2"), 0.0)
+
+
+@gluon.jit
 def precondition_keys(
     ws, ks, gram, precond_g, precond_beta, center, w, count, power, eps,
     HV: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
@@ -39,23 +57,12 @@ def precondition_keys(
     SQUARE: gl.constexpr = product_layout(4, 64)
     ROW: gl.constexpr = gl.SliceLayout(1, SQUARE)
     COLUMN: gl.constexpr = gl.SliceLayout(0, SQUARE)
-    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
-    t = gl.arange(0, 64, LINE)
-    gain = gl.load(precond_beta + t * (HV // HEADS_PB), t < count, 0.0).to(gl.float32)
-    decay = clamp_decay(gl.load(precond_g + t * (HV // HEADS_PG), t < count, 0.0))
-    bad = 0.0 * (gain + decay)
     lines = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    lines.slice(0, 64).store(gl.associative_scan(zero_bad(decay), 0, add))
-    lines.slice(64, 64).store(zero_bad(gain))
-    upto = lines.slice(0, 64).load(ROW)
-    own = lines.slice(64, 64).load(ROW)
-    i = gl.arange(0, 64, ROW)
-    j = gl.arange(0, 64, COLUMN)
-    earlier = i[:, None] > j[None, :]
-    weights = approximate(gl.where(earlier, upto[:, None] - lines.slice(0, 64).load(COLUMN)[None, :], 0.0), "ex2")
-    weights = gl.where(earlier, weights * lines.slice(64, 64).load(COLUMN)[None, :], 0.0)
+    bad = load_gates(lines, precond_g, precond_beta, count, HV, HEADS_PG, HEADS_PB)
+    weights = pair_decays(lines, SQUARE) * lines.slice(64, 64).load(COLUMN)[None, :]
     left = gl.convert_layout(weights.to(TYPE), gl.DotOperandLayout(0, SQUARE, 2))
-    since = approximate(upto, "ex2")
+    since = approximate(lines.slice(0, 64).load(ROW), "ex2")
+    own = lines.slice(64, 64).load(ROW)
     middle = gl.load(center)
     energy = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
     zeros = gl.zeros([64, 64], gl.float32, SQUARE)
@@ -66,7 +73,7 @@ def precondition_keys(
         fence_async_shared()
         gl.thread_barrier()
         A = warpgroup_mma(left, energy, zeros, use_acc=False, is_async=True)
-        begin = gl.load(gram + part * 64 + j)
+        begin = gl.load(gram + part * 64 + gl.arange(0, 64, COLUMN))
         A, left = warpgroup_mma_wait(0, deps=[A, left])
         A = own[:, None] * square + (since[:, None] * begin[None, :] + A)
         r = approximate(A + eps, "lg2") * LN2 - middle

@@ -14,7 +14,7 @@ import torch
 
 from fastweights.data.text import TextTokenizer, pytorch_source
 from fastweights.files import file_name
-from fastweights.layers import MixerChoice
+from fastweights.layers import MixerChoice, in_block
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.results import LanguageResult, RecallResult, still_falling
 from fastweights.results.experiment import best_results
@@ -209,7 +209,7 @@ def language_models(claim: str, choices: Sequence[MixerChoice], **settings: Any)
     """Trains one language model per mixer and seed, several at the same time: `LANGUAGE_NUMBERS`, the held-out loss in nats per
     token at the end and by context length; NaN for a training whose loss was no longer finite. With log_every=1 also how
     gradients spike: quantiles of their norms over the median. The seed sets first weights and the order of the data. Text is read
-    once at most: where there is too little of it, nothing is measured."""
+    once at most: where there is too little of it, nothing is measured. Layers are in their published block."""
 
     def measure(conditions: Conditions) -> Measurement:
         try:
@@ -226,7 +226,9 @@ def language_models(claim: str, choices: Sequence[MixerChoice], **settings: Any)
         for choice in choices:
             for seed in conditions.seeds:
                 folder = conditions.folder / claim / f"{choice.label.replace(' ', '-')}-seed{seed}"
-                model = {**settings.get("model", {}), "mixer": choice.entry}
+                sizes = settings.get("model", {})
+                published = in_block(choice, "published", sizes.get("num_heads", 1))
+                model = {**sizes, "mixer": published.entry}
                 own = {"model": model, "output": str(folder), "seed": seed}
                 runs[choice.label, seed] = LanguageRun(**{**settings, **own, "precision": "bf16" if cuda else "no"})
         passes = passes_over_text(next(iter(runs.values())))

@@ -12,6 +12,7 @@ import torch
 
 from fastweights.data.text import TextTokenizer
 from fastweights.files import file_name
+from fastweights.layers import in_block
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.results import LanguageResult
 from fastweights.results.language import load_result
@@ -218,9 +219,10 @@ def plan_run(size: LanguageSize, request: Request, mixer: Matched, rate: float, 
     from fastweights.training.language import LanguageRun
 
     name = f"lr{rate!r}-seed{seed}"
+    published = in_block(mixer.choice, "published", size.model["num_heads"])  # like the tasks without a block
     return LanguageRun(
         **size.training,
-        model={**size.model, "mixer": mixer.choice.entry, "intermediate_size": mixer.intermediate_size},
+        model={**size.model, "mixer": published.entry, "intermediate_size": mixer.intermediate_size},
         tokenizer=TextTokenizer(vocab_size=size.vocabulary),
         corpus=size.text(),
         learning_rate=rate,

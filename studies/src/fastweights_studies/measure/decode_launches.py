@@ -1,9 +1,9 @@
 """How many kernels a decoding step of every mixer launches. They are recorded in place of being run, so no GPU is needed.
 
     python -m fastweights_studies.measure.decode_launches
-        one token of a layer, as captured steps of generate() read it
+        one token of a block, a mixer and an MLP with their norms, as captured steps of generate() read it
     python -m fastweights_studies.measure.decode_launches --pool
-        in a pool of states, as vLLM reads it
+        of a mixer alone, in a pool of states, as vLLM reads it
     python -m fastweights_studies.measure.decode_launches --mixers pla
         with the names of the kernels
 
@@ -27,11 +27,13 @@ from torch.utils._pytree import tree_leaves
 
 from fastweights.kernels.runtime import launch_plan
 from fastweights.layers import MIXERS, LayerCache, Mixer, build_mixer
+from fastweights.models import FastWeightsConfig
+from fastweights.models.modeling import FastWeightsBlock
 from fastweights.ops.framework import few_tokens
 from fastweights.serving.vllm.pool import Layout, PooledMixer
 from fastweights_studies.measure.without_gpu import tensors_as_on_gpu
 
-WIDTH, HEADS, SEQUENCES, PROMPT = 128, 2, 4, 3  # the sizes do not matter
+WIDTH, HEADS, SEQUENCES, PROMPT = 128, 2, 2, 3  # the sizes do not matter
 WAITS = ("_local_scalar_dense", "nonzero")
 
 
@@ -80,14 +82,15 @@ def recorded() -> Iterator[list[str]]:
 
 
 @torch.no_grad()
-def of_a_step(mixer: Mixer, x_N1D: Tensor) -> list[str]:
+def of_a_step(layer: Mixer | FastWeightsBlock, x_N1D: Tensor) -> list[str]:
     """What a token more launches."""
+    mixer: Any = layer if isinstance(layer, Mixer) else layer.mixer
     cache = LayerCache()
-    mixer(x_N1D.expand(-1, PROMPT, -1), cache)
+    layer(x_N1D.expand(-1, PROMPT, -1), cache)
     fixed = mixer.fixed_cache(cache, 8)
     with recorded() as names, few_tokens.overwriting_states():
         step = LayerCache(dict(fixed.memory), dict(fixed.context))
-        mixer(x_N1D, step)
+        layer(x_N1D, step)
         fixed.keep(step)
     return names
 
@@ -102,11 +105,15 @@ def of_a_step_in_a_pool(mixer: Mixer, x_N1D: Tensor) -> list[str]:
     return names
 
 
-def count(name: str, pool: bool) -> list[str]:
+def count(name: str, where: str) -> list[str]:
+    """where: "block", or of a mixer alone "layer" or "pool"."""
     torch.manual_seed(0)
-    mixer = build_mixer(name, hidden_size=WIDTH, num_heads=HEADS).to(torch.bfloat16).eval()
     x_N1D = torch.randn(SEQUENCES, 1, WIDTH, dtype=torch.bfloat16)
-    return (of_a_step_in_a_pool if pool else of_a_step)(mixer, x_N1D)
+    if where == "block":
+        config = FastWeightsConfig(mixer=name, hidden_size=WIDTH, num_heads=HEADS, num_hidden_layers=1, vocab_size=8)
+        return of_a_step(FastWeightsBlock(config, 0).to(torch.bfloat16).eval(), x_N1D)
+    mixer = build_mixer(name, hidden_size=WIDTH, num_heads=HEADS).to(torch.bfloat16).eval()
+    return (of_a_step_in_a_pool if where == "pool" else of_a_step)(mixer, x_N1D)
 
 
 def main() -> None:
@@ -118,7 +125,7 @@ def main() -> None:
     for name in asked:
         if arguments.pool and name in ("softmax", "vla-softmax"):  # their memory grows, so it lies in no pool
             continue
-        names = count(name, arguments.pool)
+        names = count(name, "pool" if arguments.pool else "block")
         print(f"{name:20s} {len(names):4d}" + (f"  {' '.join(names)}" if arguments.mixers else ""), flush=True)
 
 

@@ -1,5 +1,5 @@
-"""Recall of 4 pairs at the defaults of `fastweights recall` by every mixer, with other first values by mamba2 and palimpsa-m, and
-with other sizes by attention.
+"""Recall of 4 pairs at the defaults of `fastweights recall --block published` by every mixer, with other first values by mamba2
+and palimpsa-m, and with other sizes by attention.
 
     python -m fastweights_studies.measure.first_values
 

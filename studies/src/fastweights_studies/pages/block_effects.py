@@ -15,7 +15,7 @@ from fastweights_studies.pages.results import read_measured
 from fastweights_studies.paired import Difference
 from fastweights_studies.record import Row
 
-__all__ = ["measured"]
+__all__ = ["measured", "sentence"]
 
 DEVICE = "NVIDIA H200"  # whose size the page speaks of
 # What is changed, by the effect.
@@ -29,11 +29,31 @@ CHANGES: Mapping[str, str] = {
 
 
 def measured(results: Path) -> str:
-    rows = [row for row in read_measured("block-effects", TASK, results) if row.origin.device == DEVICE]
+    rows = _rows(results)
     found = differences(rows)
     lines = [[CHANGES[name], *_cells(rows, name), _say(found[name])] for name in found]
     head = ["changed", "before", "after", "difference, 95% interval of the family"]
     return f"{table(head, lines)}\n{describe_origins(rows, lambda row: None)}\n"
+
+
+def sentence(results: Path) -> str:
+    """What the README says of them. The effects that it names are decided."""
+    rows = _rows(results)
+    found = differences(rows)
+    decided = ("softmax-convolution", "palimpsa-d-skip", "palimpsa-d-gate")
+    assert not any(found[name].tied for name in decided)
+    (softmax, convolved), (skipped, plain), (_, ungated) = (_cells(rows, name) for name in decided)
+    return (
+        "What surrounds a rule can decide more than the rule. In a short training softmax attention recalls "
+        f"{softmax} of 32 pairs, and {convolved} with the convolution that the memories have; `palimpsa-d` recalls {skipped} of "
+        f"16 pairs, {plain} without its skip connection and {ungated} without its output gate ({found[decided[0]].seeds} seeds, "
+        "[intervals](docs/layers.md#what-the-block-around-a-rule-does-to-recall)). So `fastweights recall` compares rules in one "
+        "block."
+    )
+
+
+def _rows(results: Path) -> list[Row]:
+    return [row for row in read_measured("block-effects", TASK, results) if row.origin.device == DEVICE]
 
 
 def _cells(rows: Sequence[Row], name: str) -> list[str]:
@@ -41,6 +61,5 @@ def _cells(rows: Sequence[Row], name: str) -> list[str]:
 
 
 def _say(difference: Difference) -> str:
-    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]" + (
-        ", a tie" if difference.tied else ""
-    )
+    tie = f", a tie; {difference.visible:.2f} could have been seen" if difference.tied else ""
+    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]{tie}"

@@ -69,13 +69,15 @@ FAIRNESS = """\
   In the others the rate is chosen by the test sequences that are reported, which favours no mixer but flatters all.
 - **The block around a rule** decides more than the rule. In `recall` all have the same: short convolutions of four tokens with
   SiLU on q, k and v, no output gate, no skip connection, and first windows that rise over the heads from 16 to 4,096 tokens.
-  `recall-published` has the blocks of the layers, and `recall-blocks` changes one part of the matched block: it adds an output
-  gate or a skip connection, takes the convolutions away, or leaves the first windows to the layer, which may draw them at random.
+  `recall-published` has the layers as published, as all parts without a block, and `recall-blocks` changes one part of the
+  matched block: it adds an output gate or a skip connection, takes the convolutions away, or leaves the first windows to the
+  layer, which may draw them at random.
   What a layer has no option for stays as it is, as the norm of softmax attention, which has none.
 - **Recall of mixed pairs** trains on all numbers of pairs in turn. Its number is the mean accuracy over them. Rows of the result
   file have each, and the steps to an accuracy of 90%. One seed gives all models the same data, and the same first weights in all
   modules that they share.
-- **Options are the defaults of the layers**, which may not be the best. In [another regression](own-least-squares.md) `rls`
+- **Options are those of the layers as published**, with the first values that they had by default when they were measured
+  ([which](layers.md#first-values)). They may not be the best. In [another regression](own-least-squares.md) `rls`
   predicts better with a ridge of 0.1 than with its default of 1: clearly at a small size, at a larger one with equal variances of
   the inputs alone. With unequal ones the difference there is inside the spread.
 - **Columns of language compare mixers, not contexts.** The column of a context is the mean over that many first tokens of the

@@ -18,17 +18,14 @@ import torch
 from fastweights.data import TASKS
 from fastweights.layers import MIXERS, build_mixer, probe
 from fastweights.results import RecallSummary, load_results, summarize
-from fastweights_studies.leaderboard import PARTS as BOARDS
-from fastweights_studies.leaderboard import part_rows
 from fastweights_studies.measure import ops_cpu
 from fastweights_studies.measure.models import FLA, Model, Step, read_steps
-from fastweights_studies.measure.scaling import share_of_one_gpu
 from fastweights_studies.pages import block_effects, linearization, scaling
 from fastweights_studies.pages.evidence import recall_defaults, speed
 from fastweights_studies.pages.rendering import Page, list_item, replace_part, share, table
 from fastweights_studies.pages.results import read_measured, value_of
 from fastweights_studies.places import RESULTS, ROOT
-from fastweights_studies.record import Plain, Row, select
+from fastweights_studies.record import Row, select
 
 README, LAYERS, TASK_PAGE = ROOT / "README.md", ROOT / "docs" / "layers.md", ROOT / "docs" / "tasks.md"
 CPU, RULES = ROOT / "docs" / "cpu.md", ROOT / "docs" / "rules.md"
@@ -44,8 +41,6 @@ COMPARED = {
     "`vla`": Model(mixer="vla"),
     "`palimpsa-d`": Model(mixer="palimpsa-d"),
 }
-# Mixers of the README's sentence on recall.
-RECALLED = ("linear", "deltanet", "pgdn", "rls", "gdn", "mesa", "gka", "vla", "kda", "mamba2")
 H200 = "NVIDIA H200"
 
 
@@ -129,8 +124,8 @@ def decay(name: str) -> str:
 
 
 def measured(results: Path) -> str:
-    """What the README says of speed, and of recall at equal state."""
-    return "".join([decoding(results), trainings(results), recall_at_equal_state(results)])
+    """What the README says of speed, and of the block around a rule."""
+    return "".join([decoding(results), trainings(results), list_item(block_effects.sentence(results))])
 
 
 def decoding(results: Path) -> str:
@@ -177,7 +172,6 @@ def times_faster(model: str, phase: str, fla: bool, results: Path) -> float:
 
 def trainings(results: Path) -> str:
     steps = read_steps(on_device(read_measured("training-steps", "training_step", results), H200))
-    scaled = on_device(read_measured("scaling", "scaling", results), H200)
 
     def find(model: Model) -> tuple[Step, Step]:
         """The step of a model, and that of its base in the same run."""
@@ -194,66 +188,26 @@ def trainings(results: Path) -> str:
         """As `fastweights train` runs it on one GPU."""
         return model.run(compiled="blocks", replayed=True)
 
-    size: dict[str, Plain] = {"preset": "gdn-340m", "gpus": 4, "batch": 8, "length": 2048}
-    copied, sharded = (share(needed(share_of_one_gpu(scaled, {**size, "way": way}))) for way in ("DDP", "FSDP2"))
-
-    gdn = Model(mixer="gdn")
     replayed_gdn = statistics.median(ms(find(trained(model))[1]) for model in COMPARED.values())
-    _, eager = find(gdn.run(compiled=None, replayed=True))
     first, *others, last = (f"{ratio(trained(model))} with {shown}" for shown, model in COMPARED.items())
     first = first.replace(" with", " times as long with")
-    gated = Model(mixer="gdn", options={"output_gate": "silu"})
-    ours, theirs = find(trained(gated))
-    our_eager, their_eager = find(gated)
-    assert theirs.model.library == FLA == their_eager.model.library
+    ours, theirs = find(trained(Model(mixer="gdn", options={"output_gate": "silu"})))
+    assert theirs.model.library == FLA
     alone, beside = (times_faster("qwen3_next", "training_step", fla, results) for fla in (False, True))
-    palimpsa, hybrid = (
-        (Model(preset=f"palimpsa-d-{size}") for size in ("760m", "170m")),
-        Model(preset="gka-hybrid-2.8b"),
-    )
-    large, small = map(ratio, palimpsa)
     return "".join(
         map(
             list_item,
             [
                 f"A training step with 24 layers takes {replayed_gdn:.0f} ms with `gdn`, compiled by blocks and replayed as a "
-                "CUDA graph, as in `fastweights train` on one GPU; a step of `fastweights train` also reads packed documents and "
-                f"clips gradients ([how](docs/train.md#what-a-step-does)). Called eagerly it takes {ms(eager):.0f} ms. Compiled "
-                f"and replayed, it takes {', '.join([first, *others])} and {last}.",
-                f"Four H200 train the 340M preset of `gdn`. Each GPU processes {copied} of the tokens per second of one GPU "
-                f"alone with DDP and {sharded} with FSDP2 ([how](docs/train.md#on-several-gpus)).",
-                f"With an output gate, compiled by blocks and replayed, `gdn` takes {ms(ours):.0f} ms, where "
-                f"flash-linear-attention's model of that size takes {ms(theirs):.0f} compiled and replayed in the same way. "
-                f"Called eagerly, in another run, it takes {ms(our_eager):.0f} ms and theirs {ms(their_eager):.0f}.",
-                f"A training step of Palimpsa's 760M model takes {large} times as long as that of the same model with simple "
-                f"gated linear attention, and {small} times at 170M. A step of the 2.8B hybrid of softmax attention and Gated "
-                f"KalmaNet takes {ratio(hybrid)} times as long as that of the same hybrid with `gdn`.",
+                f"CUDA graph ([what `fastweights train` does beside](docs/train.md#what-a-step-does)), and {first}, "
+                f"{', '.join(others)} and {last}.",
+                f"With an output gate, run in the same way, `gdn` takes {ms(ours):.0f} ms, and flash-linear-attention's model of "
+                f"that size {ms(theirs):.0f}.",
                 f"Four layers of Qwen3-Next's widths train {alone:.1f} times as fast after `accelerate()` as with transformers "
                 f"alone, on an H200, and {beside:.1f} times as fast as with flash-linear-attention installed, on an H100 "
                 "([docs/transformers.md](docs/transformers.md)).",
             ],
         )
-    )
-
-
-def recall_at_equal_state(results: Path) -> str:
-    """The best mixer of one column of the leaderboard, and some others."""
-    column = "shuffled, 32 pairs, heads of 16"
-    part = BOARDS["mqar"]
-    rows = part_rows(part, "full", results / "leaderboard", results)
-    entries = {entry.label: entry for entry in part.entries(rows) if entry.column == column}
-    means = {name: entry.mean for name, entry in entries.items()}
-    first = max(means, key=means.__getitem__)
-    others = sorted((name for name in RECALLED if name != first), key=means.__getitem__, reverse=True)
-    shown = ", ".join(f"{means[name]:.3f} with `{name}`" for name in others)
-    steps, seeds = entries[first].count("steps"), max(len(entry.values) for entry in entries.values())
-    guessing, gpu = entries["softmax"].run["chance"], entries[first].origins[0].device.split()[1]
-    return list_item(
-        f"Recall of 32 shuffled pairs, with states of the size that linear attention has with two heads of 16 channels, after "
-        f"{steps:,} steps on an {gpu} and with {'one seed' if seeds == 1 else f'at most {seeds} seeds'}: {means[first]:.3f} with "
-        f"`{first}`, the best of {len(entries)}, {shown}. Guessing "
-        f"has {guessing:.3f}. The [leaderboard](docs/leaderboard.md) has other tasks and sizes, and marks those that were still "
-        "learning."
     )
 
 
@@ -316,12 +270,12 @@ def interval(symbol: str, limits: Any) -> str:
 
 
 def describe_change(row: Row) -> str:
-    """What a row of first values changes beside a skip of 1, or that it is the default."""
+    """What a row of first values changes beside a skip of 1."""
     default, options = recall_defaults(), dict(row.options)
     if row.column["initializer_range"] != default["initializer_range"]:
         return f"first weights of {row.column['initializer_range']:g}"
     if options == {"skip_init": 0.0}:
-        return "D = 0 (the default)"
+        return "D = 0"
     if options.get("conv_init") == "normal":
         return "filters normal"
     for attribute, symbol in (("rates", "A"), ("steps", "dt")):

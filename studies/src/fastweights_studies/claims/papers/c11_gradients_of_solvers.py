@@ -28,7 +28,13 @@ def find_gradients(seed: int, device: str, layers: int, solver: str, tokens: Ten
             hidden_size=256,
             num_hidden_layers=layers,
             num_heads=2,
-            mixer={"name": "gka", "solver": name, "iterations": ITERATIONS, "backend": "torch"},
+            mixer={
+                "name": "gka",
+                "solver": name,
+                "iterations": ITERATIONS,
+                "backend": "torch",
+                "long_memory": "own",
+            },
         )
         model = FastWeightsForCausalLM(config)
         model.to(device)  # type: ignore[arg-type]  # transformers' wrapper hides self

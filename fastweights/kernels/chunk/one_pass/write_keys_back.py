@@ -1,0 +1,193 @@
+"""The gradients of the preconditioner's write keys, in Gluon for Hopper GPUs: `precondition_grads` and `key_energy_backward` of
+this family, of which the second finds again what the first found of a chunk, in the place of reading it.
+
+64 channels at a time. Each of two warpgroups has half of the columns of a product, whose operands all come from shared memory."""
+
+from __future__ import annotations
+
+from ...common.math import LN2
+from ...common.packing import program_chunk
+from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .gradients_back import load_sums, row_sums, token_layout
+from .passes import add, copy_rows, row_places
+from .write_keys import LARGEST, approximate, load_gates, pair_decays
+
+
+@gluon.jit
+def tiles(TYPE: gl.constexpr, COUNT: gl.constexpr):
+    return gl.allocate_shared_memory(TYPE, [COUNT, 64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
+
+
+@gluon.jit
+def copy_parts(buffers, x, live, STRIDE: gl.constexpr):
+    """Begin to copy rows, 64 channels into each buffer."""
+    PARTS: gl.constexpr = buffers.shape[0]
+    for part in gl.static_range(PARTS):
+        copy_rows(buffers.index(part), x + part * 64, live, STRIDE, True)
+
+
+@gluon.jit
+def own_part(x):
+    """Of x [64, 64] the sums over what a thread has of a row [64, 2, 4]."""
+    return gl.sum(gl.sum(x.reshape([64, 2, 4, 4, 2]), 4), 2)
+
+
+@gluon.jit
+def find_gates(
+    lines, weighted, precond_g, precond_beta, first, head, count,
+    HV: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr, SQUARE: gl.constexpr,
+):  # fmt: skip
+    """Gates into lines, see `load_gates`, and exp(G_i - G_j) beta_j into `weighted`. exp(G_i - G_j) comes back."""
+    precond_g += first * (HV // HEADS_PG) + head // HEADS_PG
+    precond_beta += first * (HV // HEADS_PB) + head // HEADS_PB
+    load_gates(lines, precond_g, precond_beta, count, HV, HEADS_PG, HEADS_PB)
+    pairs = pair_decays(lines, SQUARE)
+    weighted.store((pairs * lines.slice(64, 64).load(gl.SliceLayout(0, SQUARE))[None, :]).to(weighted.dtype))
+    return pairs
+
+
+@gluon.jit
+def squash_back(keys, grad, energy, weighted, lines, begin, middle, power, eps, SQUARE: gl.constexpr):
+    """Of 64 channels, from the gradient of write keys: what reaches the keys directly, A, and the centre. k^2 goes into energy.
+    begin: A at the chunk's start."""
+    ROW: gl.constexpr = gl.SliceLayout(1, SQUARE)
+    square = gl.minimum(keys * keys, LARGEST)
+    energy.store(square.to(energy.dtype))
+    fence_async_shared()
+    gl.thread_barrier()
+    A = warpgroup_mma(weighted, energy, gl.zeros([64, 64], gl.float32, SQUARE), use_acc=False, is_async=True)
+    since = approximate(lines.slice(0, 64).load(ROW), "ex2")
+    square = lines.slice(64, 64).load(ROW)[:, None] * square + since[:, None] * begin[None, :] + eps
+    A = warpgroup_mma_wait(0, deps=[A]) + square
+    r = approximate(A, "lg2") * LN2 - middle
+    closeness = approximate(1.0 + gl.abs(r), "rcp")
+    direct = approximate(-power * r * closeness, "ex2") * grad
+    grad_r = (-power * LN2) * (closeness * closeness) * direct * keys
+    return direct, grad_r * approximate(A, "rcp"), -grad_r
+
+
+@gluon.jit(do_not_specialize=["time"])
+def sum_write_key_grads(
+    k, dw, gram, precond_g, precond_beta, center, sums, totals, dcenter, chunks, time, power, eps,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
+):  # fmt: skip
+    """One chunk of one head: what the gradient of its write keys dw [BT, HV, K] gives to A at its start (sums [M, HV, K]) and to
+    the centre (dcenter [M, HV]), and its log decay (totals [M, HV]). gram [M, HV, K]: A at the chunks' starts."""
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
+    TYPE: gl.constexpr = k.dtype.element_ty
+    SQUARE: gl.constexpr = token_layout(64)
+    ks, dws, weighted, energy = (
+        tiles(TYPE, K // 64),
+        tiles(TYPE, K // 64),
+        tiles(TYPE, 1).index(0),
+        tiles(TYPE, 1).index(0),
+    )
+    lines = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    copy_parts(ks, k + (first * H + head // (HV // H)) * K, count, H * K)
+    copy_parts(dws, dw + (first * HV + head) * K, count, HV * K)
+    async_copy.commit_group()
+    find_gates(lines, weighted, precond_g, precond_beta, first, head, count, HV, HEADS_PG, HEADS_PB, SQUARE)
+    number = m.to(gl.int64) * HV + head
+    c = gl.arange(0, 64, gl.SliceLayout(0, SQUARE))
+    gram += number * K + c
+    sums += number * K + c
+    middle = gl.load(center + head)
+    grad_center = own_part(gl.zeros([64, 64], gl.float32, SQUARE))
+    async_copy.wait_group(0)
+    for part in range(K // 64):
+        begin = gl.load(gram + part * 64)
+        keys, grad = ks.index(part).load(SQUARE).to(gl.float32), dws.index(part).load(SQUARE).to(gl.float32)
+        _, grad_A, given = squash_back(keys, grad, energy, weighted, lines, begin, middle, power, eps, SQUARE)
+        since = approximate(lines.slice(0, 64).load(gl.SliceLayout(1, SQUARE)), "ex2")
+        gl.store(sums + part * 64, gl.sum(since[:, None] * grad_A, 0))
+        grad_center += own_part(given)
+        gl.thread_barrier()
+    gl.store(dcenter + number, gl.sum(row_sums(grad_center), 0))
+    gl.store(totals + number, gl.sum(lines.slice(63, 1).load(gl.BlockedLayout([1], [32], [8], [0])), 0))
+
+
+@gluon.jit(do_not_specialize=["time"])
+def write_key_grads(
+    k, dw, dk, gram, after, precond_g, precond_beta, center, dg, dbeta, chunks, time, power, eps,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
+):  # fmt: skip
+    """One chunk of one head: what the gradient of its write keys dw gives to the keys, added to dk [BT, HV, K], and to the
+    preconditioner's gates (dg, dbeta [BT, HV]), by way of A too. after [M, HV, K]: the gradient of A at the chunks' ends. As in
+    `key_energy_backward`, a token's decay acts on pairs of an earlier token and itself or a later one, and pairs that lie on one
+    side of it cancel."""
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
+    TYPE: gl.constexpr = k.dtype.element_ty
+    SQUARE: gl.constexpr = token_layout(64)
+    ROW: gl.constexpr = gl.SliceLayout(1, SQUARE)
+    COLUMN: gl.constexpr = gl.SliceLayout(0, SQUARE)
+    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [8], [0])
+    ks, dws, dks = tiles(TYPE, K // 64), tiles(TYPE, K // 64), tiles(TYPE, K // 64)
+    weighted, plain, energy, grads = (
+        tiles(TYPE, 1).index(0), tiles(TYPE, 1).index(0), tiles(TYPE, 1).index(0), tiles(TYPE, 1).index(0)
+    )  # fmt: skip
+    lines = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    found = gl.allocate_shared_memory(gl.float32, [3, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    dw += (first * HV + head) * K
+    dk += (first * HV + head) * K
+    copy_parts(ks, k + (first * H + head // (HV // H)) * K, count, H * K)
+    copy_parts(dws, dw, count, HV * K)
+    copy_parts(dks, dk, count, HV * K)
+    async_copy.commit_group()
+    pairs = find_gates(lines, weighted, precond_g, precond_beta, first, head, count, HV, HEADS_PG, HEADS_PB, SQUARE)
+    plain.store(pairs.to(TYPE))
+    upto, gains = lines.slice(0, 64), lines.slice(64, 64)
+    number = m.to(gl.int64) * HV + head
+    c = gl.arange(0, 64, COLUMN)
+    gram += number * K + c
+    after += number * K + c
+    middle = gl.load(center + head)
+    zeros = gl.zeros([64, 64], gl.float32, SQUARE)
+    met = zeros
+    from_start = own_part(zeros)
+    to_end, grad_gain = from_start, from_start
+    OWN: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, from_start.type.layout))
+    across = gl.zeros([64], gl.float32, COLUMN)
+    async_copy.wait_group(0)
+    for part in range(K // 64):
+        begin, end = gl.load(gram + part * 64), gl.load(after + part * 64)
+        keys, grad = ks.index(part).load(SQUARE).to(gl.float32), dws.index(part).load(SQUARE).to(gl.float32)
+        direct, grad_A, _ = squash_back(keys, grad, energy, weighted, lines, begin, middle, power, eps, SQUARE)
+        dk_part = dks.index(part)
+        dk_part.store((dk_part.load(SQUARE).to(gl.float32) + direct).to(TYPE))
+        grads.store(grad_A.to(TYPE))
+        fence_async_shared()
+        gl.thread_barrier()
+        met = warpgroup_mma(grads, energy.permute((1, 0)), met, is_async=True)
+        given = warpgroup_mma(plain.permute((1, 0)), grads, zeros, use_acc=False, is_async=True)
+        square = gl.minimum(keys * keys, LARGEST)
+        until = approximate(upto.slice(63, 1).load(ROW) - upto.load(ROW), "ex2")
+        across += begin * end
+        from_start += own_part(grad_A * begin[None, :])
+        to_end += own_part(square * end[None, :])
+        met, given = warpgroup_mma_wait(0, deps=[met, given])
+        given += grad_A + until[:, None] * end[None, :]
+        grad_gain += own_part(given * square)
+        given *= 2.0 * keys * gains.load(ROW)[:, None]
+        dk_part.store((dk_part.load(SQUARE).to(gl.float32) + given).to(TYPE))
+        gl.thread_barrier()
+    for part in gl.static_range(K // 64):
+        row, at = row_places(HV * K, 64, 64)
+        gl.store(dk + part * 64 + at, dks.index(part).load(at.type.layout), (row < count)[:, None])
+    met *= pair_decays(lines, SQUARE) * gains.load(COLUMN)[None, :]
+    to_end *= (approximate(upto.slice(63, 1).load(OWN) - upto.load(OWN), "ex2") * gains.load(OWN))[:, None, None]
+    from_start *= approximate(upto.load(OWN), "ex2")[:, None, None]
+    found.index(0).store(row_sums(grad_gain))
+    found.index(1).store(row_sums(from_start + own_part(met) - to_end))
+    found.index(2).slice(0, 64).store(gl.sum(met, 0))
+    t = gl.arange(0, 64, LINE)
+    at_gate = first * HV + head + t * HV
+    gl.store(dbeta + at_gate, load_sums(found.index(0), LINE), t < count)
+    grad_decay = load_sums(found.index(1), LINE) - found.index(2).slice(0, 64).load(LINE)
+    last = approximate(upto.slice(63, 1).load(LINE), "ex2") * gl.sum(across, 0) + gl.sum(row_sums(to_end), 0)
+    grad_decay += gl.where(t == count - 1, last, 0.0)
+    summed = gl.associative_scan(gl.where(t < count, grad_decay, 0.0), 0, add, reverse=True)
+    gl.store(dg + at_gate, summed, t < count)
