@@ -50,7 +50,10 @@ WARP_BYTES = 512  # that the lanes of a warp load at once
 MOST_BLOCKS = 32  # of so many bytes of weights, which a warp keeps in registers
 FEW_WARPS = 4
 OUTPUTS, WARPS, MOST_STAGES = 32, 4, 4  # of a program, for more rows
-NARROW = 2048  # outputs of a launch that take smaller programs, half of this size
+NARROW, NARROW_ROWS = (
+    2048,
+    32,
+)  # a launch of at most so many outputs has programs of half of them and of so many rows at most
 INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a number: float32 needs more registers
 LINE = 128  # bytes of a line of the GPU's cache
 SHARED = 96 * 1024  # bytes of shared memory, which every GPU from Ampere on has
@@ -192,7 +195,7 @@ def linear_rows_kernel(
             if KINDS[0] == "swiglu":
                 prefetch_matrix(more, output, width, D, LINES)
         wait_for_inputs(OVERLAP)
-        row = tl.arange(0, BM)[:, None]
+        row = tl.program_id(1) * BM + tl.arange(0, BM)[:, None]
         x_rows = x + row.to(tl.int64) * stride_x
         z, u = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
         if KINDS[0] == "swiglu":
@@ -231,7 +234,7 @@ def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None 
     tall = padded(rows, 1) if few else max(16, padded(rows, 1))
     tile, warps = (FEW_WARPS, FEW_WARPS) if few else (OUTPUTS, WARPS)
     if not few and sum(len(product.weight) for product in products) <= NARROW:
-        tile //= 2
+        tile, tall = tile // 2, min(tall, NARROW_ROWS)
     for weight, kind, bias, other, largest, _ in products:
         width = len(weight)
         y = x.new_empty(*x.shape[:-1], width, dtype=torch.float32 if kind in ("sigmoid", "decay") else x.dtype)
@@ -243,10 +246,11 @@ def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None 
         programs += -(-width // tile)
     inputs = lanes if few else INPUTS[x.element_size()]
     # bytes; one stage less than there are is loaded ahead
-    step_bytes = 2 * (tall + OUTPUTS) * inputs * x.element_size()
+    step_bytes = 2 * (tall + tile) * inputs * x.element_size()
+    grid = programs, 1 if few else -(-rows // tall)
     if rows and programs:
         launch(
-            linear_rows_kernel, (programs,), flat, *given, None if normed is None else contiguous(normed.skip),
+            linear_rows_kernel, grid, flat, *given, None if normed is None else contiguous(normed.skip),
             None if normed is None else contiguous(normed.weight), s, n, contiguous(products[0].more), rows, flat.stride(0),
             *[0 if one is None else one.stride(0) for one in given], 0.0 if normed is None else normed.eps,
             *arguments, *NO_PRODUCT * (MOST_PRODUCTS - len(products)),

@@ -27,6 +27,7 @@ from . import TokenConvolution
 
 MOST_PARTS = 3
 CHANNELS = 128  # of a program, where there are no heads
+FETCHED = tl.constexpr(512)  # programs at most whose windows are fetched ahead; those of more displace other things
 
 
 @triton.jit
@@ -40,7 +41,7 @@ def convolve(
     channel = block * HEAD + lane
     inside = (lane < HEAD) & (channel < channels)
     taps = load_taps(weight, channel, inside, W)
-    if OVERLAP and rows is None:
+    if OVERLAP and rows is None and tl.num_programs(0) <= FETCHED:
         for j in tl.static_range(W - 1):
             prefetch_lines(window + (row * (W - 1) + j) * channels + tl.minimum(channel, channels - 1))
     wait_for_inputs(OVERLAP)

@@ -35,6 +35,7 @@ from .launching import (
 # Columns of a program's tile and its warps, by the key channels (rounded up to a power of two): rows of 128 bytes, at most 64
 # numbers of the state per thread.
 CHOICES = {64: (32, 1), 128: (32, 2), 256: (32, 4)}
+FETCHED = tl.constexpr(512)  # programs at most whose states are fetched ahead; those of more displace other things
 
 
 def decode(call: RecurrentCall) -> Tensor:
@@ -102,7 +103,7 @@ def decode_delta_rule(
     """x, x_token, x_head, X_GROUP: see `strides`; w: write keys; pg, pb: the preconditioner's g and beta; A: one row per
     sequence, new_A: with strides, which may be a pool."""
     channel = tl.arange(0, BK)
-    if OVERLAP and state_indices is None and not VALUE_FIRST:
+    if OVERLAP and state_indices is None and not VALUE_FIRST and tl.num_programs(0) <= FETCHED:
         tile, _, n, head, _, _ = program_head(state_indices, P, HV, (V + BV - 1) // BV)
         row = tl.minimum(channel, K - 1) * V + tile * BV
         prefetch_lines(S + n.to(tl.int64) * S_step + head * S_head + row)
