@@ -1,4 +1,5 @@
-"""First weights and answers of the presets stay as they were when `pinned_presets.json` was written, whatever the layers' defaults
+"""First weights and answers of the presets stay as they were when `pinned_presets.json` was written, whatever the
+layers' defaults
 are. Run as a module, this writes the file anew; do so only for a preset that is new:
 
     python -m tests.models.test_pinned_presets

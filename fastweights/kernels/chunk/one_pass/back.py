@@ -108,11 +108,13 @@ def end_of_segment(
     """The gradient [columns, keys] of the state after a segment: of that after its sequence, taken back through the segments
     behind it, see `segments_needed`."""
     S = load_state(begin, sequence * HV + head, part, K, V, BV, STARTED)
-    if NORMS:
+    if added is not None:
         number, count = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
         later = number + count - 1 - segment
-        needed = segments_needed(norms, (segment + 1) * HV + head, HV, later, NORMS)
-        S = gl.where(needed < later, 0.0 * S, S)
+        needed = later
+        if norms is not None:
+            needed = segments_needed(norms, (segment + 1) * HV + head, HV, later, NORMS)
+            S = gl.where(needed < later, 0.0 * S, S)
         at = (segment + needed).to(gl.int64) * HV + head
         S = through_segments(S, added, transition, at, -HV, needed, part, K, V, TYPE, DELTA, True)
     return S
@@ -259,11 +261,12 @@ def summarize_back(
     d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
     number = segment.to(gl.int64) * HV + head
     gl.store(added + number * (K * V) + c[:, None] * K + d[None, :], S)
-    norm = 0.0 * largest_row_sum(S)
-    if part == 0:
-        if DELTA:
-            _, places = row_places(K, K, K)
-            norm += largest_row_sum(gl.load(transition + number * (K * K) + places).to(gl.float32))
-        else:
-            norm += gl.load(transition + number)
-    gl.store(norms + number * PARTS + part, norm)
+    if norms is not None:
+        norm = 0.0 * largest_row_sum(S)
+        if part == 0:
+            if DELTA:
+                _, places = row_places(K, K, K)
+                norm += largest_row_sum(gl.load(transition + number * (K * K) + places).to(gl.float32))
+            else:
+                norm += gl.load(transition + number)
+        gl.store(norms + number * PARTS + part, norm)

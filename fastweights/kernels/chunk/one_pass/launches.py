@@ -31,6 +31,8 @@ WHOLE = PassTile(128, 3)
 HALF = PassTile(64, 3)
 PROGRAMS = 132  # of 128 columns, that keep an H100 or H200 busy
 SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
+SUM_REGISTERS, GRADIENT_REGISTERS = 80, 128  # three and two programs of 8 warps, for the gradients of write keys
+MANY_SEGMENTS = 8  # of a row, from which on it pays to find out how many a state needs; at 4 it costs 2 us per launch
 
 
 class Tokens(NamedTuple):
@@ -127,6 +129,11 @@ class OnePass(DeltaRule):
             self.record_tables(saved)
         return saved
 
+    def norms(self, parts: int) -> TensorSpec | None:
+        """Places for what `segments_needed` reads."""
+        many = self.decay and -(-self.T // self.segment_tokens) >= MANY_SEGMENTS
+        return self.floats(self.P, self.HV, parts) if many else None
+
     def place(self, saved: SavedForBackward) -> tuple[Any, Any, int, int]:
         """Where segments lie."""
         return saved.segment_table if self.packed else None, self.memory.cu_seqlens, self.T, self.segment_tokens
@@ -139,15 +146,14 @@ class OnePass(DeltaRule):
         x, HV, scale, made = self.memory, self.HV, self.options[0], saved.records
         solved = self.empty(self.M, HV, CHUNK, CHUNK) if self.delta else None
         place = self.place(saved)
-        lasting = self.floats(self.M, HV) if self.cut and self.decay == 1 and not self.writes else None
         tokens, decayed = Tokens(x.q, x.k, self.write_keys(saved)), self.decayed()
         gates: tuple[Any, ...] = (None, None, None, None)
         numbers = 0.0, 0.0
         if self.makes_write_keys:
             gates, numbers = (saved.key_energy, x.precond_g, x.precond_beta, x.center), self.squash_numbers
         self.launch(
-            solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, lasting, *decayed, saved.chunk_table, self.T,
-            scale, *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
+            solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, *decayed, saved.chunk_table, self.T, scale,
+            *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
             DECAY=self.decay, KEPT=self.keeps, num_warps=4, maxnreg=self.solve_registers(),
         )  # fmt: skip
         if self.decay == 2:
@@ -156,12 +162,12 @@ class OnePass(DeltaRule):
         added = transition = norms = None
         if self.cut:
             columns = self.V + self.K * self.delta
-            added, norms = self.floats(self.P, HV, self.V, self.K), self.floats(self.P, HV, columns // HALF.BV)
+            added, norms = self.floats(self.P, HV, self.V, self.K), self.norms(columns // HALF.BV)
             transition = saved.transitions
             if transition is None:
                 transition = self.empty(self.P, HV, self.K, self.K) if self.delta else self.floats(self.P, HV)
             self.launch(
-                summarize_chunks, (columns // HALF.BV * self.P, HV), *tokens[1:], x.v, made, solved, lasting, added, transition,
+                summarize_chunks, (columns // HALF.BV * self.P, HV), *tokens[1:], x.v, made, solved, added, transition,
                 norms, *place, **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens.w), LAST=saved.transitions is not None,
                 num_warps=HALF.BV // 16,
             )  # fmt: skip
@@ -219,14 +225,14 @@ class OnePassKept(OnePass):
         place, gates = (saved.chunk_table, self.T, *self.squash_numbers), (x.precond_g, x.precond_beta, x.center)
         self.launch(
             sum_write_key_grads, (M, HV), x.k, dw, saved.key_energy, *gates, sums, totals, dcenter, *place, **gate_groups(self),
-            num_warps=8, maxnreg=80,
+            num_warps=8, maxnreg=SUM_REGISTERS,
         )  # fmt: skip
         dA = self.floats(self.N, HV, self.K) if state_grads else None
         record_scan(self, sums, totals, dA_end, dA, back=True)
         dg, dbeta = (self.token_tensor(HV, dtype=torch.float32) for _ in range(2))
         self.launch(
             write_key_grads, (M, HV), x.k, dw, dk, saved.key_energy, sums, *gates, dg, dbeta, *place, **gate_groups(self),
-            num_warps=8, maxnreg=128,
+            num_warps=8, maxnreg=GRADIENT_REGISTERS,
         )  # fmt: skip
         return dcenter, dg, dbeta, dA
 
@@ -251,7 +257,7 @@ class OnePassKept(OnePass):
             return None, None
         # The first segments have nothing to do.
         tile = HALF if 2 * (self.P - self.N) * self.HV <= PROGRAMS else WHOLE
-        added, norms = self.floats(self.P, self.HV, self.V, self.K), self.floats(self.P, self.HV, self.V // tile.BV)
+        added, norms = self.floats(self.P, self.HV, self.V, self.K), self.norms(self.V // tile.BV)
         self.launch(
             summarize_back, (self.V // tile.BV * self.P, self.HV), *tokens, saved.records, do, saved.transitions, added,
             norms, *self.place(saved), scale, **self.heads(tokens), BV=tile.BV, CHANNEL=self.decay == 2,

@@ -335,14 +335,14 @@ def largest_row_sum(x):
 
 @gluon.jit(noinline=True)
 def segments_needed(norms, near, step, count, NORMS: gl.constexpr):
-    """Of `count` segments between a state and the start of its sequence, or its gradient and the end, how many it is found
-    from; or of a segment's chunks. What lies behind so many that less than 2^-126 comes through them, below float32's normal
-    numbers, adds nothing. All, where one has a bad number or they are more than 256.
+    """Of `count` segments between a state and the start of its sequence, or its gradient and the end, how many it is found from.
+    What lies behind so many that less than 2^-126 comes through them, below float32's normal numbers, adds nothing. All, where
+    one has a bad number or they are more than 128.
 
-    norms: how many times larger a segment makes the absolute sum of a row of a state at most, in NORMS parts. Those of the
-    nearest segment lie at number `near`, of the next `step` further. Apart, as within a pass it would cost the loop registers."""
-    MOST: gl.constexpr = 256
-    i = gl.arange(0, MOST, gl.BlockedLayout([8], [32], [gl.num_warps()], [0]))
+    norms: how many times larger each makes the absolute sum of a row of a state at most, in NORMS parts. Those of the nearest lie
+    at number `near`, of the next `step` further. Apart, as within a pass it would cost the loop registers."""
+    MOST: gl.constexpr = 128
+    i = gl.arange(0, MOST, gl.BlockedLayout([4], [32], [gl.num_warps()], [0]))
     norms += (near + i.to(gl.int64) * step) * NORMS
     norm = 0.0
     for part in gl.static_range(NORMS):
@@ -406,12 +406,14 @@ def start_of_segment(
     """The state [columns, keys] that a segment starts from: that of its sequence, taken through the segments before, see
     `segments_needed`."""
     S = load_state(begin, sequence * HV + head, part, K, V, BV, STARTED)
-    if NORMS:
+    if added is not None:
         if cu_seqlens is not None:
             number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
             earlier = segment - number
-        needed = segments_needed(norms, (segment - 1) * HV + head, -HV, earlier, NORMS)
-        S = gl.where(needed < earlier, 0.0 * S, S)
+        needed = earlier
+        if norms is not None:
+            needed = segments_needed(norms, (segment - 1) * HV + head, -HV, earlier, NORMS)
+            S = gl.where(needed < earlier, 0.0 * S, S)
         at = (segment - needed).to(gl.int64) * HV + head
         S = through_segments(S, added, transition, at, HV, needed, part, K, V, TYPE, DELTA, False)
     return S
@@ -425,8 +427,8 @@ def read_chunks(
     NORMS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The outputs of a segment. begin, end: the state before and after every sequence [N, HV, K, V]; added, transition and norms:
-    what `summarize_chunks` left of the segments, where there are several (NORMS), of `length` tokens. For a backward u
-    [BT, HV, V] and the states that the segments start from [P, HV, K, V] are written too, None otherwise."""
+    what `summarize_chunks` left of the segments, of `length` tokens, None where there is one. For a backward u [BT, HV, V] and
+    the states that the segments start from [P, HV, K, V] are written too, None otherwise."""
     TYPE: gl.constexpr = q.dtype.element_ty
     PARTS: gl.constexpr = V // BV
     part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
@@ -468,28 +470,15 @@ def read_chunks(
             gl.store(state_addresses(end, sequence * HV + head, part, K, V, BV), S)
 
 
-@gluon.jit
-def find_bad(x, rows, STRIDE: gl.constexpr, WIDTH: gl.constexpr):
-    """By column, NaN where one of so many rows has a NaN or an infinity, else 0."""
-    row, at = row_places(STRIDE, 256, WIDTH)
-    found = gl.zeros([WIDTH], gl.float32, gl.SliceLayout(0, at.type.layout))
-    for n in range((rows + 255) // 256):
-        tile = gl.load(x + at, (row < rows - n * 256)[:, None], 0.0)
-        found += gl.sum(0.0 * tile.to(gl.float32), 0)
-        x += 256 * STRIDE
-    return found
-
-
 @gluon.jit(do_not_specialize=["time", "length"])
 def summarize_chunks(
-    k, w, v, made, solved, lasting, added, transition, norms, segments, cu_seqlens, time, length,
+    k, w, v, made, solved, added, transition, norms, segments, cu_seqlens, time, length,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     RECORD: gl.constexpr, DELTA: gl.constexpr, DECAY: gl.constexpr, STAGES: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     """What a segment does to a state, S -> T S + R: R, transposed, into `added` [P, HV, V, K], T into `transition`
     [P, HV, K, K], or without DELTA, where it is one decay, [P, HV]; norms [P, HV, parts]: see `segments_needed`. Of the last
-    segment of a sequence nobody reads R, and T only with LAST, in a backward. With lasting, see `solve_chunks`, chunks that add
-    nothing to the state at the end are left out, and where there are any T is 0; bad values in them are looked for."""
+    segment of a sequence nobody reads R, and T only with LAST, in a backward."""
     KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
     VALUES: gl.constexpr = V // BV
     PARTS: gl.constexpr = VALUES + (K // BV if DELTA else 0)
@@ -501,21 +490,11 @@ def summarize_chunks(
     if is_last & ((is_value & DELTA) | (not LAST)):
         return
     column = gl.where(is_value, part, part - VALUES) * BV
-    skipped = 0
-    if lasting is not None:
-        chunks = (tokens + 63) // 64
-        skipped = chunks - segments_needed(lasting, (m + chunks - 1) * HV + head, -HV, chunks, 1)
-        bad = find_bad(v + (first * HV + head) * V + column, gl.where(is_value, skipped * 64, 0), HV * V, BV)
-        first += skipped * 64
-        m += skipped
-        tokens = gl.where(is_value | (skipped == 0), tokens - skipped * 64, 0)
     at_key = (first * H + head // (HV // H)) * K
     at_value = (first * HV + head) * V + gl.where(is_value, column, 0)
     c = column + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
     d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
-    S = gl.where((c[:, None] == d[None, :]) & (part >= VALUES) & (skipped == 0), 1.0, 0.0)
-    if lasting is not None:
-        S += gl.convert_layout(bad, gl.SliceLayout(1, KEYS))[:, None]
+    S = gl.where((c[:, None] == d[None, :]) & (part >= VALUES), 1.0, 0.0)
     made += (m * HV + head) * RECORD
     if DELTA:
         solved += (m * HV + head) * 4096
@@ -526,15 +505,18 @@ def summarize_chunks(
         H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, False, STAGES, False,
     )  # fmt: skip
     number = segment.to(gl.int64) * HV + head
-    norm = largest_row_sum(S)
+    norm = 0.0
+    if norms is not None:
+        norm = largest_row_sum(S)
     if is_value:
         gl.store(added + number * (K * V) + c[:, None] * K + d[None, :], S)
         norm *= 0.0
         if not DELTA:  # noqa: SIM102 (one is known when compiling)
             if part == 0:
-                decay = gl.where(skipped > 0, 0.0, gl.max(through, 0))
+                decay = gl.max(through, 0)
                 gl.store(transition + number, decay)
                 norm += decay
     else:
         gl.store(transition + number * (K * K) + d[None, :] * K + c[:, None], S.to(transition.dtype.element_ty))
-    gl.store(norms + number * PARTS + part, norm)
+    if norms is not None:
+        gl.store(norms + number * PARTS + part, norm)

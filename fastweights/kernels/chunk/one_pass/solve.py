@@ -144,17 +144,16 @@ def store_square(staged, x, at):
 
 @gluon.jit(do_not_specialize=["time"])
 def solve_chunks(
-    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, solved, lasting, qg, kg, wg, chunks, time, scale, power, eps,
+    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, solved, qg, kg, wg, chunks, time, scale, power, eps,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
     HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
     DELTA: gl.constexpr, DECAY: gl.constexpr, KEPT: gl.constexpr,
 ):  # fmt: skip
     """One chunk of one head: its record in `made` [M, HV, RECORD], of P, four numbers per token, and with KEPT, for a backward,
-    T; and T diag(beta) in `solved` [M, HV, 64, 64]. Without DELTA there is no T. lasting [M, HV]: how many times larger the
-    chunk makes a state at most, where keys write, as a token does by 1 or |1 - beta k^2|; None where that is not known. w: write
-    keys, None where k writes. gram [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w
-    [BT, HV, K] are written. With a decay per channel, DECAY 2, exp(G_C) takes the place of the two decays, `strong` that of the
-    first summed decay, and qg, kg and wg [BT, HV, K] are written, see `decay_channels`."""
+    T; and T diag(beta) in `solved` [M, HV, 64, 64]. Without DELTA there is no T. w: write keys, None where k writes. gram
+    [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w [BT, HV, K] are written. With a
+    decay per channel, DECAY 2, exp(G_C) takes the place of the two decays, `strong` that of the first summed decay, and qg, kg
+    and wg [BT, HV, K] are written, see `decay_channels`."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -224,16 +223,10 @@ def solve_chunks(
         e = gl.arange(0, 16, gl.SliceLayout(0, norms.type.layout))
         f = gl.arange(0, 64, gl.SliceLayout(1, norms.type.layout)) % 16
         norms = gl.sum(gl.where(f[:, None] == e[None, :], norms, 0.0), 1)
-        norms = gl.convert_layout(norms, LINE)
-        decay += 0.0 * (norms + gain)
+        decay += 0.0 * (gl.convert_layout(norms, LINE) + gain)
     else:
         scores = warpgroup_mma_wait(0, deps=[scores])
     decay = gl.associative_scan(decay, 0, add)
-    if lasting is not None:
-        last = gl.sum(gl.where(t == 63, decay, 0.0), 0)
-        if DELTA:
-            last += gl.sum(gl.log2(gl.maximum(gl.abs(1.0 - gain * norms), 1.0)), 0)
-        gl.store(lasting + m.to(gl.int64) * HV + head, gl.exp2(last))
     gates = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     summed = gates.slice(0, 64)
     gains = gates.slice(64, 64)
