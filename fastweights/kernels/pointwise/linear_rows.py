@@ -284,7 +284,7 @@ def fits_blocks(normed: Normed, channels: int, lanes: int) -> bool:
 def normalize(x: Tensor, normed: Normed) -> tuple[Tensor | None, Tensor]:
     """The sum and the norm by a launch of their own."""
     if normed.is_kept:
-        return residual_norm.forward(x, normed.branch, normed.weight, normed.eps, x.dtype)
+        return residual_norm.forward(x, normed.branch, normed.weight, normed.eps, 0.0, x.dtype)
     gate, value = (None if y is None else y.unflatten(-1, (-1, normed.width)) for y in (normed.gate, normed.value))
     n = gated_norm.forward(
         x.unflatten(-1, (-1, normed.width)), normed.weight, gate, value, normed.skip, normed.activation, normed.eps,
