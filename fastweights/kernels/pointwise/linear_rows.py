@@ -50,10 +50,8 @@ WARP_BYTES = 512  # that the lanes of a warp load at once
 MOST_BLOCKS = 32  # of so many bytes of weights, which a warp keeps in registers
 FEW_WARPS = 4
 OUTPUTS, WARPS, MOST_STAGES = 32, 4, 4  # of a program, for more rows
-NARROW, NARROW_ROWS = (
-    2048,
-    32,
-)  # a launch of at most so many outputs has programs of half of them and of so many rows at most
+NARROW = 2048  # A launch of at most so many outputs has programs of half as many,
+NARROW_ROWS = 32  # and of at most so many rows.
 INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a number: float32 needs more registers
 LINE = 128  # bytes of a line of the GPU's cache
 SHARED = 96 * 1024  # bytes of shared memory, which every GPU from Ampere on has
@@ -148,12 +146,8 @@ def linear_rows_kernel(
             skip_blocks = load_repeated(skip, D // V, V, D, BN, BK)
         wait_for_inputs(OVERLAP)
         writes = (program == 0) & (tl.arange(0, BN) == 0)[:, None]
-        streams, branches, gates, values = (
-            (),
-            (),
-            (),
-            (),
-        )  # all are read before anything is written: their latencies overlap
+        # All are read before anything is written: their latencies overlap.
+        streams, branches, gates, values = (), (), (), ()
         for r in tl.static_range(BM):
             exists, at = (same + r) < rows, same.to(tl.int64) + r
             streams = streams + (load_blocks(x, at * stride_x, exists, D, BK),)
