@@ -318,7 +318,7 @@ class PalimpsaM(PosteriorLayer):
             cache.update(memory, {"vkq": conv_state})
         o = (o_BTGV if self.skip is None else self.skip(o_BTGV, v_BTGV)).flatten(2)
         backend, given = choose_layer_backend(backend), None if gate is None else z
-        if self.norm.span == 1 and joins_norm(o, self.norm, self.out_proj, given, backend=backend):
+        if joins_norm(o, self.norm, self.out_proj, given, backend=backend) and self.norm.span == 1:
             return multiply_rows(o, [self.out_proj.product()], self.norm.of_rows(given, gate or "silu")).results[0]
         return self.out_proj(self.norm(o, given, gate or "silu", backend))
 

@@ -47,6 +47,7 @@ SPILLED = {
     "chunk_sums": 192,  # on sm_80: the tiles are those of Hopper
     "direction_gradients": 64,
     "solve_chunk": 960,
+    "backward_kernel": 16,  # of the convolution, outside of its loop
     "rotate_into_ring": 32,  # no spill: cosines of large angles work on an array
     "decode_systems": 64,
     "system_gradients": 960,

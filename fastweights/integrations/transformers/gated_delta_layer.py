@@ -16,6 +16,7 @@ from ...checks import LARGEST_HEAD
 from ...kernels.availability import takes_kernels
 from ...ops.short_convolution import WIDEST
 from ...ops.short_convolution.joint import convolve_slices, cut
+from ...private_huggingface import is_placed
 from ..foreign_calls import call_delta_rule, packed_lengths
 from .functions import ACTIVATIONS
 from .pointwise import runs_eagerly
@@ -74,7 +75,7 @@ def begins(layer: Any, hidden_states: Tensor, options: dict[str, Any]) -> bool:
         runs_eagerly(hidden_states, weight)
         and takes_kernels("auto", hidden_states)
         and hidden_states.shape[1] > 1
-        and getattr(layer.conv1d, "_hf_hook", None) is None  # of accelerate, which the original calls
+        and not is_placed(layer.conv1d)  # the original calls hooks of accelerate
         and ACTIVATIONS.get(layer.activation) == "silu"
         and weight.shape[-1] <= WIDEST
         and (cache is None or not goes_on(cache, layer.layer_idx))

@@ -405,7 +405,8 @@ def backward(
     channels, taps = weight.shape
     tiling = choose_tiling(x, edges, head, taps - 1, BACKWARD_PLACES, 8)
     step = min(BACKWARD_STEP[4 if taps <= 4 else 8], tiling.places)
-    suffices = taps <= 4 and x.element_size() == 2 and tiling.head <= 128  # others would spill
+    is_plain = bias is None and window is None and dfinal is None  # others would spill, within the loop too
+    suffices = is_plain and taps <= 4 and x.element_size() == 2 and tiling.head <= 128
     registers = FEW_REGISTERS if suffices else None
     dx = x.new_empty(x.shape) if dx is None else dx
     window = None if window is None else window.contiguous()

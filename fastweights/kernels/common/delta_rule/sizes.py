@@ -86,7 +86,7 @@ def tiles(K: int, V: int, dtype: torch.dtype, delta: bool, large: bool = True, f
             "chunk_gradients_channel": Tile(32, 32, 4, 2) if large else Tile(16, 32, 4, 2),
             "chunk_gradients_channel_halves": Tile(32, 32, 8, 1) if large else Tile(16, 32, 8, 1),
             "precondition": Tile(energy, 16, 4, 1),
-            "precondition_grads": Tile(energy, 16, 4, 1, 168 if large else None),
+            "precondition_grads": Tile(energy, 16, 4, 1),
             "key_energy_backward": Tile(energy if K > 64 else 32, 16, 4, 1),
         }
     else:
