@@ -29,6 +29,10 @@ from tests.kernels.cases import DEVICE
 LAYERS = {} if EARLIER else {
     "qwen3_next": ("convolve_slices", 1), "qwen3_5": ("convolve_slices", 1), "kimi_linear": ("short_convolution", 3),
 }  # fmt: skip
+# One of each kind of layer; the others, which are like the first, are slow tests.
+FEW_LAYERS = [
+    name if name in ("qwen3_next", "kimi_linear") else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS
+]
 
 
 @pytest.fixture(autouse=True)
@@ -209,7 +213,7 @@ X = torch.randn(2, 10, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.parametrize("family", FEW_LAYERS)
 def test_layers(family: str, padded: bool, calls: dict[str, int]) -> None:
     """With values of half as many channels as keys have, in as many heads, and padding; with twice as many heads as usual."""
     layer = memory_layer(family, **(NARROW if padded and family != "kimi_linear" else {}))
@@ -224,7 +228,7 @@ def test_layers(family: str, padded: bool, calls: dict[str, int]) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.parametrize("family", FEW_LAYERS)
 def test_packed_sequences(family: str, calls: dict[str, int]) -> None:
     layer, lengths = memory_layer(family), [4, 1, 5]
     wanted = torch.cat([layer(x) for x in X[:1].split(lengths, 1)], 1)
@@ -237,7 +241,7 @@ def test_packed_sequences(family: str, calls: dict[str, int]) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.parametrize("family", FEW_LAYERS)
 @pytest.mark.parametrize("length", [2, 9])
 def test_a_prompt_and_what_follows(family: str, length: int, calls: dict[str, int]) -> None:
     """The first part of a sequence fills the cache; later ones go on with it by transformers' own code."""
