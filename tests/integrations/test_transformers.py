@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -21,12 +21,6 @@ from tests.kernels.cases import DEVICE
 LENGTHS = (70, 1, 29)
 TWO = ("qwen3_next", "kimi_linear")  # one of each rule
 TOKENS = 1 + torch.arange(2 * 70).view(2, 70) * 11 % 47
-
-
-@pytest.fixture(autouse=True)
-def originals_return() -> Iterator[None]:
-    yield
-    restore()
 
 
 @pytest.fixture

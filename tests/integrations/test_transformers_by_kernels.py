@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
@@ -33,12 +33,6 @@ LAYERS = {} if EARLIER else {
 FEW_LAYERS = [
     name if name in ("qwen3_next", "kimi_linear") else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS
 ]
-
-
-@pytest.fixture(autouse=True)
-def originals_return() -> Iterator[None]:
-    yield
-    restore()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ...kernels.availability import takes_kernels
 from ...ops.short_convolution import WIDEST
 from ...ops.short_convolution.joint import convolve_slices, cut
 from ...private_huggingface import is_placed
-from ..foreign_calls import call_delta_rule, packed_lengths
+from ..foreign_calls import EPS, call_delta_rule, packed_lengths
 from .functions import ACTIVATIONS
 from .pointwise import runs_eagerly
 
@@ -38,7 +38,7 @@ def run_gated_delta_layer(
     widths = layer.key_dim // joint.shape[2], layer.key_dim // joint.shape[2], per_group
     taps = layer.conv1d.weight.squeeze(1)
     heads = layer.head_k_dim, layer.head_k_dim, 0
-    *qkv, rest = convolve_slices(joint, taps, layer.conv1d.bias, heads, widths, cu_seqlens)
+    *qkv, rest = convolve_slices(joint, taps, layer.conv1d.bias, heads, widths, EPS, cu_seqlens)
     q, k, v = (
         x.reshape(batch, time, -1, width)
         for x, width in zip(qkv, (layer.head_k_dim, layer.head_k_dim, layer.head_v_dim))

@@ -6,6 +6,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# Programs of a launch up to which each fetches what it updates before the wait. Those of more would displace each other's lines.
+FETCHED = tl.constexpr(512)
+
 
 @triton.jit
 def wait_for_inputs(OVERLAP: tl.constexpr):

@@ -20,14 +20,13 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import sigmoid
-from ..common.overlap import prefetch_lines, wait_for_inputs
+from ..common.overlap import FETCHED, prefetch_lines, wait_for_inputs
 from ..common.packing import pool_row
 from ..runtime.launch_plan import launch, make_rows_contiguous
 from . import TokenConvolution
 
 MOST_PARTS = 3
 CHANNELS = 128  # of a program, where there are no heads
-FETCHED = tl.constexpr(512)  # programs at most whose windows are fetched ahead; those of more displace other things
 
 
 @triton.jit

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..common.delta_rule.steps import erase_and_write, outputs_of_tokens, unroll_lengths, unroll_steps
 from ..common.math import to_float_or_nan
-from ..common.overlap import prefetch_lines, wait_for_inputs
+from ..common.overlap import FETCHED, prefetch_lines, wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import (
@@ -35,7 +35,6 @@ from .launching import (
 # Columns of a program's tile and its warps, by the key channels (rounded up to a power of two): rows of 128 bytes, at most 64
 # numbers of the state per thread.
 CHOICES = {64: (32, 1), 128: (32, 2), 256: (32, 4)}
-FETCHED = tl.constexpr(512)  # programs at most whose states are fetched ahead; those of more displace other things
 
 
 def decode(call: RecurrentCall) -> Tensor:

@@ -12,11 +12,12 @@ from torch.autograd.function import once_differentiable
 
 from ..framework.node import load_module
 
-__all__ = ["convolve_slices"]
+__all__ = ["convolve_slices", "cut"]
 
 
 def convolve_slices(
-    joint: Tensor, weight: Tensor, bias: Tensor | None, heads: Sequence[int], widths: Sequence[int], cu_seqlens: Tensor | None
+    joint: Tensor, weight: Tensor, bias: Tensor | None, heads: Sequence[int], widths: Sequence[int], eps: float,
+    cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Three convolutions of a group's first channels, with SiLU, and what the group has besides; by the kernels, nothing is
     checked.
@@ -26,29 +27,27 @@ def convolve_slices(
         weight, bias: [D, W] and [D] of the queries of all groups, then of the keys, then of the values.
         heads: by slice, the width of a head that is scaled to length 1, 0 for none.
         widths: by slice, its channels per group.
+        eps: added to the squared length of a head.
 
     Returns:
         By slice [B, T, G, its width], and the rest of joint as a view.
     """
-    return _Slices.apply(joint, weight, bias, cu_seqlens, heads, widths)
-
-
-EPS = 1e-6
+    return _Slices.apply(joint, weight, bias, cu_seqlens, heads, widths, eps)
 
 
 class _Slices(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, joint: Tensor, weight: Tensor, bias: Tensor | None, edges: Tensor | None, heads: Sequence[int],
-        widths: Sequence[int],
+        widths: Sequence[int], eps: float,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        ctx.heads, ctx.widths = heads, widths
+        ctx.heads, ctx.widths, ctx.eps = heads, widths, eps
         ctx.save_for_backward(joint, weight, bias, edges)
         *slices, rest = cut(joint.detach(), widths)
         filters = zip(*(cut_rows(x, joint.shape[2], widths) for x in (weight, bias)))
         forward = load_module("pointwise.short_convolution").forward
         outputs = [
-            forward(x, *taps, None, edges, True, head or None, EPS, False)[0]
+            forward(x, *taps, None, edges, True, head or None, eps, False)[0]
             for x, taps, head in zip(slices, filters, heads)
         ]
         return *outputs, rest
@@ -64,11 +63,11 @@ class _Slices(torch.autograd.Function):
         filters = zip(*(cut_rows(x, joint.shape[2], ctx.widths) for x in (weight, bias)))
         backward = load_module("pointwise.short_convolution").backward
         found = [
-            backward(dy, None, x, *taps, None, edges, True, head or None, EPS, dx)
+            backward(dy, None, x, *taps, None, edges, True, head or None, ctx.eps, dx)
             for dy, x, taps, head, dx in zip(output_grads, slices, filters, ctx.heads, into)
         ]
         _, dweights, dbiases, _ = zip(*found)
-        return gradient, torch.cat(dweights), None if bias is None else torch.cat(dbiases), None, None, None
+        return gradient, torch.cat(dweights), None if bias is None else torch.cat(dbiases), None, None, None, None
 
 
 def cut(joint: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
