@@ -33,6 +33,7 @@ def test_a_dry_run_says_what_and_writes_nothing(folder, capsys, command, words):
     "command",
     [
         "leaderboard rules --mixers softmax",
+        "leaderboard tracking --column pairs",
         "inspect model --measures nothing",
         "inspect model --every 0",
         "inspect model --output text.txt",

@@ -177,6 +177,26 @@ def test_a_plan_counts_the_steps_that_are_missing(tmp_path, here):
     assert (len(full.seeds_of("gdn")), len(full.seeds_of("vla")), len(full.main)) == (5, 2, 12)
 
 
+def test_chosen_columns_alone_are_trained(tmp_path, here):
+    chosen = request(tmp_path, "linear", columns=(COLUMN,))
+    one = replace(TOY.task("recall"), columns=({"task": "mqar", "head_dim": 4, "block": "matched"},))
+    two = replace(one, columns=(*one.columns, *TOY.task("recall").columns))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SIZES, "small", replace(TOY, tasks={**TOY.tasks, "recall": two}))
+        assert plan_part(PARTS["recall"], request(tmp_path, "linear"))["steps, at most"] == 2 * 3 * 4
+        plan = plan_part(PARTS["recall"], chosen)
+        assert (plan["steps, at most"], plan["trainings per mixer, at most"]) == (3 * 4, 3)
+        run_part(PARTS["recall"], chosen)
+        assert {column for column, _ in read_entries("recall", tmp_path)} == {COLUMN}
+        here.clear()
+        run_part(PARTS["recall"], request(tmp_path, "linear", columns=("heads of 4", "mqar-")))
+        assert {run.task for run in here} == {"mqar"}  # the other column has its rows
+    with pytest.raises(ValueError, match="columns must be texts in titles of recall, got 'heads of 7'; it has mqar"):
+        PARTS["recall"].check_columns(request(tmp_path, "linear", columns=("heads of 7",)))
+    with pytest.raises(ValueError, match="columns must be left out for rules"):
+        PARTS["rules"].check_columns(request(tmp_path, "gdn", columns=("a",)))
+
+
 def test_a_command_stops_after_its_minutes(signals_arrive):
     with pytest.raises(Stopped) as stopped, StopSignals(), stopping_after(0.002):
         time.sleep(20)

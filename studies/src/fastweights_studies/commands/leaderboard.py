@@ -54,6 +54,15 @@ def leaderboard(
     seeds: Annotated[
         list[str] | None, typer.Option(metavar="N,...", help="Seeds; those of the size if not given.")
     ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="TEXT",
+            help="Train in the columns with this text in their title alone, such as 'heads of 32'; may be repeated. "
+            "Others keep the results that they have.",
+        ),
+    ] = None,
     output: Annotated[
         Path, typer.Option(parser=output_path, metavar="FOLDER", help="Folder for results and trainings.")
     ] = Path("runs/leaderboard"),
@@ -107,9 +116,12 @@ def leaderboard(
         for choice in choices:
             check_backend(choice.name, choice.options, device)
         request = Request(
-            mixers=choices, size=size, device=device, output=output, seeds=given, workers=workers,
-            imports=tuple(imports or ()), reporter=RunsProgress(Console(stderr=True, quiet=quiet)),
+            mixers=choices, size=size, device=device, output=output, seeds=given,
+            columns=tuple(columns) if columns else None, workers=workers, imports=tuple(imports or ()),
+            reporter=RunsProgress(Console(stderr=True, quiet=quiet)),
         )  # fmt: skip
+        for part in chosen:
+            part.check_columns(request)
         with claim_boards("--output", chosen, request):
             if dry_run:
                 show_plan({"part": [plan_part(part, request) for part in chosen]})

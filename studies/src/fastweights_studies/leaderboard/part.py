@@ -100,6 +100,15 @@ class Part(ABC):
         """Delete what the output folder of a request has of its mixers, rows and trainings; the whole file where another setting
         was measured."""
 
+    def check_columns(self, request: Request) -> None:
+        """Refuse columns that the part does not have.
+
+        Raises:
+            ValueError: the request chooses columns, and the part measures all of its own together or has none with such a title.
+        """
+        if request.columns is not None:
+            raise ValueError(f"columns must be left out for {self.name}, which measures all its columns together")
+
     def participants(self, mixers: Sequence[MixerChoice]) -> list[str]:
         """The labels of what is measured where these mixers take part.
 

@@ -27,6 +27,7 @@ class Request:
         device: torch device.
         output: folder of the boards, one file per part; trainings lie in it and continue from there.
         seeds: in place of the declared ones.
+        columns: texts; a part that trains on tasks runs the columns with one of them in their titles. None runs all.
         workers: processes; None for as many as `usual_workers` says.
         imports: modules that register mixers, for the processes.
 
@@ -39,6 +40,7 @@ class Request:
     device: str
     output: Path
     seeds: tuple[int, ...] | None = None
+    columns: tuple[str, ...] | None = None
     workers: int | None = None
     imports: tuple[str, ...] = ()
     reporter: Reporter = field(default_factory=Silent)

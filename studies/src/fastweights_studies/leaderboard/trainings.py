@@ -53,12 +53,28 @@ class TaskPart(BoardPart):
     def cost(self, size: str) -> str:
         return SIZES[size].cost.get(self.name, "not estimated")
 
+    def check_columns(self, request: Request) -> None:
+        self._columns(request)
+
+    def _columns(self, request: Request) -> list[Column]:
+        """The columns that a request runs."""
+        columns = self.setting(request.size)
+        titles = [self.name_column(column.parameters) for column in columns]
+        for text in request.columns or ():
+            if not any(text in title for title in titles):
+                raise ValueError(
+                    f"columns must be texts in titles of {self.name}, got {text!r}; it has {'; '.join(titles)}"
+                )
+        if request.columns is None:
+            return columns
+        return [column for column, title in zip(columns, titles) if any(text in title for text in request.columns)]
+
     def trainings(self, request: Request) -> int:
         task = SIZES[request.size].task(self.name)
-        return len(task.columns) * task.trainings(request.seeds or task.seeds)
+        return len(self._columns(request)) * task.trainings(request.seeds or task.seeds)
 
     def planned_steps(self, request: Request) -> dict[str, int]:
-        task, columns = SIZES[request.size].task(self.name), self.setting(request.size)
+        task, columns = SIZES[request.size].task(self.name), self._columns(request)
         there = {(entry.column, entry.label): entry for entry in self._counted(request)}
         steps = {}
         for choice in request.mixers:
@@ -73,7 +89,8 @@ class TaskPart(BoardPart):
         return self.entries(self.counted(self.board(request).rows, request.size))
 
     def run(self, request: Request) -> Path:
-        """Train every mixer of the request in every column: the first seed at all learning rates, the others at its best one.
+        """Train every mixer of the request in the columns that it asks for: the first seed at all learning rates, the others at
+        its best one.
 
         A run that has ended is never trained again, nor a mixer of whose seeds the board has rows in a column. The board has the
         mixers whose seeds have all ended.
@@ -81,7 +98,7 @@ class TaskPart(BoardPart):
         size, board = SIZES[request.size].task(self.name), self.board(request)
         there = {(entry.column, entry.label): entry for entry in self._counted(request)}
         entries = {}
-        for column in self.setting(request.size):
+        for column in self._columns(request):
             title = self.name_column(column.parameters)
             for choice in request.mixers:
                 entry, seeds = there.get((title, choice.label)), request.seeds or size.seeds_of(choice.name)
