@@ -149,10 +149,11 @@ class TimedStreamer(TextStreamer):
         self.times += [time.perf_counter()] * (value.numel() if self.times else 1)
 
     def speed(self) -> str:
-        """How many tokens came, and how many per second after those that came first, with which the prompt was read."""
+        """How many tokens came, the time to the first, in which the prompt was read, and how many per second after it."""
         tokens = len(self.times) - 1
         came = "1 token" if tokens == 1 else f"{tokens} tokens"
-        later = tokens - self.times.count(self.times[min(tokens, 1)])
-        if later < 1:
+        if tokens < 1:
             return came
-        return f"{came}, {later / (self.times[-1] - self.times[1]):,.1f} per second after the first"
+        came += f", the first after {1e3 * (self.times[1] - self.times[0]):,.0f} ms"
+        later = tokens - self.times.count(self.times[1])
+        return came if later < 1 else f"{came}, then {later / (self.times[-1] - self.times[1]):,.1f} per second"

@@ -33,7 +33,7 @@ def test_the_continuation_alone_is_printed_and_its_speed_beside(run, folder, cap
     assert generate(run / folder, "The import", "--max-new-tokens", "12", "--greedy") == 0
     printed = capsys.readouterr()
     assert printed.out == f"{WANTED}\n"
-    assert re.fullmatch(r"12 tokens, [\d,]+\.\d per second after the first\n", printed.err)
+    assert re.fullmatch(r"12 tokens, the first after [\d,]+ ms, then [\d,]+\.\d per second\n", printed.err)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_the_device_is_the_gpu_where_there_is_one(run, monkeypatch, has_gpu, opt
     assert devices == [wanted]
 
 
-def test_a_single_token_has_no_speed(run, capsys):
+def test_a_single_token_has_no_rate(run, capsys):
     assert generate(run, "The import", "--max-new-tokens", "1", "--greedy") == 0
-    assert capsys.readouterr().err == "1 token\n"
+    assert re.fullmatch(r"1 token, the first after [\d,]+ ms\n", capsys.readouterr().err)
 
 
 def test_the_prompt_may_come_from_standard_input(run, capsys, monkeypatch):

@@ -71,7 +71,7 @@ def test_the_speed_counts_every_token_of_a_draft(monkeypatch):
     for put in (torch.ones(1, 5), torch.ones(1, 2), torch.ones(1, 6)):
         streamer.put(put.long())
     monkeypatch.undo()
-    assert streamer.speed() == "8 tokens, 3.0 per second after the first"
+    assert streamer.speed() == "8 tokens, the first after 1,000 ms, then 3.0 per second"
 
 
 def test_it_stops_at_the_end_of_text():
