@@ -13,14 +13,16 @@ from ..common.call import Specs, make_rule, padded
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
+from ..runtime.gluon import runs_gluon
 from ..runtime.workspace import TensorSpec
 from .gradients import sum_chunks, system_gradients
 from .gram import gram_sums, gram_sums_back, scan_states
 from .order import stride_between_roots
-from .solve import solve_chunk
+from .solve import prepare_systems, solve_chunk
 
 SCAN_BLOCK = 1024  # numbers of a state that one program takes from chunk to chunk
 SCAN_AHEAD = 4  # chunks that it loads at once
+PREPARE = {"BK": 64, "num_warps": 8, "num_stages": 1, "maxnreg": 128}  # two programs per multiprocessor
 TYPICAL_RIDGE = 0.02  # over |H|_F, where a constant ridge leaves that open
 
 
@@ -42,11 +44,15 @@ class Options(NamedTuple):
 
 
 class Saved(
-    namedtuple("Saved", "x x_rest y y_rest writes units outsides norms G starts transitions chunk_table segment_table")
+    namedtuple(
+        "Saved",
+        "x x_rest y y_rest writes units outsides norms keys weights factors G starts transitions chunk_table segment_table",
+    )
 ):
     """The solutions x and, with a mix, what the memory is asked, y, [BT, HV, K], in 16 bits as sums of two tensors each; beta k
     or None; H at the chunks' starts over its norm [M, HV, K, K], in float16 unless the inputs are float32, the norm [M, HV], and
-    |H_t|_F [BT, HV]; of the memory's linear attention the decays, the states at the segments' starts and the tables."""
+    |H_t|_F [BT, HV]; what `prepare_systems` leaves, None where nothing takes it; of the memory's linear attention the decays, the
+    states at the segments' starts and the tables."""
 
     @property
     def asked(self) -> tuple[Any, Any]:
@@ -82,6 +88,23 @@ class Ridge(DeltaRule):
         """So many matrices [HV, K, K]."""
         return self.empty(count, self.HV, self.K, self.K, dtype=dtype)
 
+    @property
+    def by_chebyshev(self) -> bool:
+        return bool(self.options.solver == "chebyshev")
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether `prepare_systems` and `solve_systems` take the place of `solve_chunk`."""
+        has_sizes = self.K in (64, 128) and self.dtype in (torch.bfloat16, torch.float16)
+        return self.by_chebyshev and has_sizes and runs_gluon(self.device)
+
+    def prepared(self) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:
+        """Places for what `prepare_systems` leaves."""
+        if not self.is_prepared:
+            return None, None, None
+        keys, weights = (self.empty(self.M, self.HV, CHUNK, n, dtype=torch.float16) for n in (self.K, CHUNK))
+        return keys, weights, self.floats(self.M, self.HV, 2, CHUNK)
+
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
         HV, kept, x = self.HV, self.placeholders(), self.x
         solved, (y, y_rest) = self.two_tensors(), (None, None) if x.mix is None else self.two_tensors()
@@ -90,6 +113,7 @@ class Ridge(DeltaRule):
             self.gram(self.M, torch.float32 if self.dtype == torch.float32 else torch.float16),
             self.floats(self.M, HV),
             self.token_tensor(HV, dtype=torch.float32) if self.adaptive else None,
+            *self.prepared(),
         )
         memory = kept.G, kept.starts, kept.transitions, kept.chunk_table, kept.segment_table
         states = (self.gram(self.N), self.state(self.N)) if final else (None, None)
@@ -113,6 +137,11 @@ class Ridge(DeltaRule):
             self.HV, **self.columns,
         )  # fmt: skip
         self.scan(saved, x.H, states, H_end, back=False)
+        if self.is_prepared:
+            self.launch(
+                prepare_systems, (self.M, self.HV), x.k, x.beta, saved.G, states, saved.units, saved.outsides, saved.norms,
+                saved.keys, saved.weights, saved.factors, saved.chunk_table, self.T, self.HV, **PREPARE,
+            )  # fmt: skip
         self.solve(saved, states=states)
         self.record_outputs(chunks, kept, 1.0, o, U_end)
         return (o, H_end, U_end), saved
@@ -130,13 +159,21 @@ class Ridge(DeltaRule):
     ) -> None:  # fmt: skip
         """The solutions, from H at the chunks' starts; with dy, the gradient of what the memory is asked, the adjoint ones."""
         x, options = self.x, self.options
-        by_chebyshev = options.solver == "chebyshev"
         lowest = options.ridge if self.adaptive else TYPICAL_RIDGE
-        stride = stride_between_roots(options.iterations + 1, lowest) if by_chebyshev else 0
+        stride = stride_between_roots(options.iterations + 1, lowest) if self.by_chebyshev else 0
+        if self.is_prepared:
+            from .solve_systems import solve_systems  # needs Gluon
+
+            self.launch(
+                solve_systems, (self.M, self.HV), x.q, x.mix, saved.units, saved.keys, saved.weights, saved.factors, dy, saved.x,
+                saved.x_rest, e, saved.y, saved.y_rest, slope, dq, dmix, saved.chunk_table, self.T, options.scale,
+                options.ridge, options.iterations, stride, HV=self.HV, BACK=dy is not None, num_warps=4,
+            )  # fmt: skip
+            return
         self.launch(
             solve_chunk, (self.M, self.HV), x.q, x.k, x.beta, saved.G, x.mix, x.ridge, states, saved.units, saved.outsides,
             saved.norms, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope, dq, dmix, saved.chunk_table, self.T,
-            options.scale, options.ridge, options.iterations, stride, self.HV, CHEBYSHEV=by_chebyshev, BACK=dy is not None,
+            options.scale, options.ridge, options.iterations, stride, self.HV, CHEBYSHEV=self.by_chebyshev, BACK=dy is not None,
             num_warps=4, num_stages=1,
         )  # fmt: skip
 

@@ -102,6 +102,49 @@ def conjugate_gradient(
     return x
 
 
+@triton.jit
+def unit_keys(keys, bad, unit, WORK: tl.constexpr):
+    """Keys over a power of two each, so that they are about of length 1; 0 where they are bad."""
+    return (zero_where(keys, bad[:, None]).to(tl.float32) * (1.0 / unit)[:, None]).to(WORK)
+
+
+@triton.jit
+def weigh_systems(keys, gain, energies, decay, outside, PRECISION: tl.constexpr):
+    """Of the systems of a chunk in units in which 16-bit operands serve, keys of about length 1, H of Frobenius norm 1, rows of
+    norm 1: the weights of the keys in every row [64, 64], what a row keeps of H, and the norms |H_t|_F of before [64]. energies:
+    k^T H k; outside: the norm of H."""
+    i = tl.arange(0, 64)
+    lower = i[:, None] >= i[None, :]
+    reach = decay + tl.maximum(tl.associative_scan(exponent(gain) - decay, 0, larger), exponent(outside))
+    # Log of the largest weight of a row, about; `largest` is at most that weight in units of the row.
+    largest = tl.exp2(tl.minimum(reach + 120.0, 0.0))
+    reach = tl.maximum(reach, -120.0)
+    weights = tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0) - reach[:, None]) * gain[None, :]
+    weights = tl.where(lower, weights, 0.0)
+    kept = tl.exp2(decay - reach) * outside
+    overlaps = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
+    inside = tl.dot(weights.to(keys.dtype), (overlaps * overlaps).to(keys.dtype), input_precision=PRECISION)
+    inside += (2 * kept)[:, None] * energies[None, :]
+    norm = tl.sqrt(tl.maximum(kept * kept + tl.sum(inside * weights, 1), SMALLEST))
+    # Not below the norm of each of its terms, also where their products underflow: keys are at least 1 long.
+    norm = tl.maximum(norm, largest)
+    weights = (weights * (1.0 / norm)[:, None]).to(keys.dtype)
+    return weights, kept / norm, tl.maximum(norm * tl.exp2(reach), 1e-15)
+
+
+@triton.jit
+def key_units(keys, beta, first, live, head, HV, PK: tl.constexpr, HEADS_BETA: tl.constexpr):
+    """The power of two that every key is divided by, its gain then, and whether it is bad [64]."""
+    unit = row_sizes(keys.to(tl.float32), PK)
+    bad = is_bad(unit)
+    unit = zero_where(unit, bad)
+    is_zero = unit == 0.0
+    unit = power_of_two(unit)
+    # A key of zero writes nothing: its gain must not stand beside those of keys that strong decay has left small.
+    gain = zero_where(load_gain(beta, first, live, head, HV, HEADS_BETA) * unit * unit, is_zero)
+    return unit, gain, bad
+
+
 @triton.jit(do_not_specialize=["time", "iterations", "stride"])
 def solve_chunk(
     q, k, beta, gate, mix, diagonal, states, units, outsides, norms, dy, x_high, x_rest, e, y_high, y_rest, slope, dq, dmix,
@@ -118,49 +161,25 @@ def solve_chunk(
         return
     i, live = live_tokens(count)
     c = tl.arange(0, PK)
-    lower = i[:, None] >= i[None, :]
     decay, _ = decay_factors(gate, first, count, head, HV)
     at_row = first * HV + head + i * HV
-
-    # The system in units in which 16-bit operands serve: keys of about length 1, H of Frobenius norm 1, rows of norm 1.
-    at_H = (m.to(tl.int64) * HV + head) * K * K + c[:, None] * K + c[None, :]
+    number = m.to(tl.int64) * HV + head
+    at_H = number * (K * K) + c[:, None] * K + c[None, :]
     inside_H = (c < K)[:, None] & (c < K)[None, :]
     if BACK:
         H = tl.load(units + at_H, inside_H, 0.0)
-        outside = tl.load(outsides + m * HV + head)
+        outside = tl.load(outsides + number)
     else:
         H = tl.load(states + at_H, inside_H, 0.0)
         outside = tl.sqrt(tl.sum(H * H))
         H = (H * (1.0 / tl.where(outside == 0.0, 1.0, outside))).to(WORK)
         tl.store(units + at_H, H, inside_H)
-        tl.store(outsides + m * HV + head, outside)
+        tl.store(outsides + number, outside)
     keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
-    unit = row_sizes(keys.to(tl.float32), PK)
-    bad = is_bad(unit)
-    unit = zero_where(unit, bad)
-    is_zero = unit == 0.0
-    unit = power_of_two(unit)
-    keys = (zero_where(keys, bad[:, None]).to(tl.float32) * (1.0 / unit)[:, None]).to(WORK)
-    # A key of zero writes nothing: its gain must not stand beside those of keys that strong decay has left small.
-    gain = zero_where(load_gain(beta, first, live, head, HV, HEADS_BETA) * unit * unit, is_zero)
-    reach = decay + tl.maximum(tl.associative_scan(exponent(gain) - decay, 0, larger), exponent(outside))
-    # Log of the largest weight of a row, about; `largest` is at most that weight in units of the row.
-    largest = tl.exp2(tl.minimum(reach + 120.0, 0.0))
-    reach = tl.maximum(reach, -120.0)
-    weights = tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0) - reach[:, None]) * gain[None, :]
-    weights = tl.where(lower, weights, 0.0)
-    kept = tl.exp2(decay - reach) * outside
-    overlaps = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
+    unit, gain, bad = key_units(keys, beta, first, live, head, HV, PK, HEADS_BETA)
+    keys = unit_keys(keys, bad, unit, WORK)
     energies = tl.sum(tl.dot(keys, H, input_precision=PRECISION) * keys.to(tl.float32), 1)
-    inside = tl.dot(weights.to(WORK), (overlaps * overlaps).to(WORK), input_precision=PRECISION)
-    inside += (2 * kept)[:, None] * energies[None, :]
-    norm = tl.sqrt(tl.maximum(kept * kept + tl.sum(inside * weights, 1), SMALLEST))
-    norm = tl.maximum(
-        norm, largest
-    )  # of each of its terms, also where their products underflow: keys are at least 1 long
-    weights = (weights * (1.0 / norm)[:, None]).to(WORK)
-    kept /= norm
-    norm = tl.maximum(norm * tl.exp2(reach), 1e-15)
+    weights, kept, norm = weigh_systems(keys, gain, energies, decay, outside, PRECISION)
     if ADAPTIVE:  # noqa: SIM108 (one is known when compiling)
         level = tl.maximum(ridge * norm, SMALLEST_RIDGE)
     else:
@@ -215,3 +234,44 @@ def solve_chunk(
             queries = load_rows(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
             y = queries + alpha.to(tl.float32)[:, None] * (x - queries)
             store_in_two(y, y_high + at, None if y_rest is None else y_rest + at, here)
+
+
+@triton.jit(do_not_specialize=["time"])
+def prepare_systems(
+    k, beta, gate, states, units, outsides, norms, keys, weights, factors, chunks, time, HV,
+    K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What `solve_systems` takes of a chunk, in float16: keys [M, HV, 64, K] and weights [M, HV, 64, 64], see `weigh_systems`; in
+    float32 factors [M, HV, 2, 64]: what rows keep of H, and their norms, NaN from a bad key on. states, units, outsides,
+    norms: see `solve_chunk`. H is read twice, by BK columns, as registers for all of it would leave room for one program."""
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
+    i, live = live_tokens(count)
+    c = tl.arange(0, PK)
+    number = m.to(tl.int64) * HV + head
+    at_H = number * (K * K) + c[:, None] * K + tl.arange(0, BK)[None, :]
+    squares = tl.zeros((PK, BK), tl.float32)
+    for k0 in range(0, K, BK):
+        H = tl.load(states + at_H + k0)
+        squares += H * H
+    outside = tl.sqrt(tl.sum(squares))
+    whole = load_rows(k, first, live, head, HV, c, K, HEADS_K)
+    unit, gain, bad = key_units(whole, beta, first, live, head, HV, PK, HEADS_BETA)
+    whole = unit_keys(whole, bad, unit, tl.float16)
+    tl.store(keys + number * (64 * K) + i[:, None] * K + c[None, :], whole)
+    energies = tl.zeros((64,), tl.float32)
+    for k0 in range(0, K, BK):
+        H = tl.load(states + at_H + k0) * (1.0 / tl.where(outside == 0.0, 1.0, outside))
+        tl.store(units + at_H + k0, H.to(tl.float16))
+        some = unit_keys(load_rows(k, first, live, head, HV, k0 + tl.arange(0, BK), K, HEADS_K), bad, unit, tl.float16)
+        energies += tl.sum(tl.dot(whole, H.to(tl.float16), input_precision=PRECISION) * some.to(tl.float32), 1)
+    decay, _ = decay_factors(gate, first, count, head, HV)
+    weight, kept, norm = weigh_systems(whole, gain, energies, decay, outside, PRECISION)
+    tl.store(outsides + number, outside)
+    if norms is not None:
+        tl.store(norms + first * HV + head + i * HV, norm, live)
+    tl.store(weights + number * 4096 + i[:, None] * 64 + i[None, :], weight)
+    tl.store(factors + number * 128 + i, kept)
+    tl.store(factors + number * 128 + 64 + i, tl.where(any_so_far(bad), float("nan"), norm))

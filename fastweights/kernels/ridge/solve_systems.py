@@ -1,0 +1,150 @@
+"""Chebyshev iterations for all tokens of a chunk, in Gluon for Hopper GPUs, from what `prepare_systems` left.
+
+A step has three products, X K^T, (z X) H and (M b X K^T) K. While the first one runs, the sum onto which the others add is found;
+while the second runs, the result of the first becomes the operand of the third. So two programs of a multiprocessor keep its
+tensor cores busy, and the keys, H and what is copied ahead are all that is in shared memory."""
+
+from __future__ import annotations
+
+from ..common.hopper_tiles import copy_rows, product_layout, row_places
+from ..common.math import infinite_to_nan
+from ..common.packing import program_chunk
+from ..runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .chunk import cast_in_range
+from .solve import SMALLEST_RIDGE, chebyshev_root, power_of_two
+
+
+@gluon.jit
+def load_numbers(x, at, live, LAYOUT: gl.constexpr):
+    """[64, columns] in float32, 0 from row `live` on."""
+    i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    return gl.load(x + at, (i < live)[:, None], 0.0).to(gl.float32)
+
+
+@gluon.jit
+def store_tokens(staged, x, to, live, STRIDE: gl.constexpr):
+    """Write rows of x, those before `live`, by way of shared memory; what 16 bits round off comes back."""
+    high = cast_in_range(x, to)
+    row, at = row_places(STRIDE, staged.shape[0], staged.shape[1])
+    staged.store(high)
+    gl.thread_barrier()
+    gl.store(to + at, staged.load(at.type.layout), (row < live)[:, None])
+    gl.thread_barrier()
+    return x - high.to(gl.float32)
+
+
+@gluon.jit
+def iterate(
+    b, size, keys, H, weights, kept, low, iterations, stride, SQUARE: gl.constexpr,
+):  # fmt: skip
+    """See `chebyshev` in solve.py. b [64, K] and weights [64, 64] in float16; size, kept, low [64]; keys, H in shared memory."""
+    WIDE: gl.constexpr = b.type.layout
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, WIDE, 2)
+    LEFT_K: gl.constexpr = gl.DotOperandLayout(0, SQUARE, 2)
+    WORK: gl.constexpr = gl.float16
+    count = iterations + 1
+    turn = 0
+    x = (size / (low + chebyshev_root(turn, count)))[:, None] * b.to(gl.float32)
+    none = gl.zeros([64, 64], gl.float32, SQUARE)
+    kept = kept.to(WORK)
+    for _ in range(iterations):
+        turn = (turn + stride) % count
+        step = 1.0 / (low + chebyshev_root(turn, count))
+        now = x.to(WORK) * (-step).to(WORK)[:, None]
+        left = gl.convert_layout(now, LEFT_K)
+        inner = warpgroup_mma(left, keys.permute((1, 0)), none, use_acc=False, is_async=True)
+        held = gl.convert_layout(now * kept[:, None], LEFT)
+        # A product in 16 bits is not moved out of the loop, where b in float32 would fill registers.
+        x = (1.0 - step * low)[:, None] * x + (b * (step * size).to(WORK)[:, None]).to(gl.float32)
+        x = warpgroup_mma(held, H.permute((1, 0)), x, is_async=True)
+        inner, left = warpgroup_mma_wait(1, deps=[inner, left])
+        inner = gl.convert_layout(inner.to(WORK) * weights, LEFT)
+        x = warpgroup_mma(inner, keys, x, is_async=True)
+        x, held, inner = warpgroup_mma_wait(0, deps=[x, held, inner])
+    return x
+
+
+@gluon.jit(do_not_specialize=["time", "iterations", "stride"])
+def solve_systems(
+    q, mix, units, keys, weights, factors, dy, x_high, x_rest, e, y_high, y_rest, slope, dq, dmix, chunks, time, scale, ridge,
+    iterations, stride,
+    HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr, HEADS_MIX: gl.constexpr, ADAPTIVE: gl.constexpr,
+    BACK: gl.constexpr,
+):  # fmt: skip
+    """x and y [BT, HV, K], each the sum of two tensors; BACK: e from dy. keys, weights, factors: see `prepare_systems`; units:
+    H at the chunk's start over its norm; slope [BT, HV]: w."""
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
+    TYPE: gl.constexpr = q.dtype.element_ty
+    WORK: gl.constexpr = gl.float16
+    WIDE: gl.constexpr = product_layout(4, K)
+    SQUARE: gl.constexpr = product_layout(4, 64)
+    ROW: gl.constexpr = gl.SliceLayout(1, WIDE)
+    TALL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
+    qs = gl.allocate_shared_memory(TYPE, [64, K], TALL)
+    ks = gl.allocate_shared_memory(WORK, [64, K], gl.NVMMASharedLayout.get_default_for([64, K], WORK))
+    Hs = gl.allocate_shared_memory(WORK, [K, K], gl.NVMMASharedLayout.get_default_for([K, K], WORK))
+    number = m.to(gl.int64) * HV + head
+    Q_ROW: gl.constexpr = HV // HEADS_K * K
+    copy_rows(qs, q + (first * (HV // HEADS_K) + head // HEADS_K) * K, count, Q_ROW, True)
+    copy_rows(ks, keys + number * (64 * K), 64, K, False)
+    copy_rows(Hs, units + number * (K * K), K, K, False)
+    async_copy.commit_group()
+
+    i = gl.arange(0, 64, ROW)
+    c = gl.arange(0, K, gl.SliceLayout(0, WIDE))
+    at = i[:, None] * (HV * K) + c[None, :]
+    token = first * HV + head
+    kept = gl.load(factors + number * 128 + i)
+    norm = gl.load(factors + number * 128 + 64 + i)
+    if ADAPTIVE:  # noqa: SIM108 (one is known when compiling)
+        low = gl.maximum(ridge * norm, SMALLEST_RIDGE) / norm
+    else:
+        low = ridge / norm
+    row = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
+    column = gl.arange(0, 64, gl.SliceLayout(0, SQUARE))
+    weight = gl.load(weights + number * 4096 + row[:, None] * 64 + column[None, :])
+    if mix is not None:
+        alpha = gl.load(mix + first * (HV // HEADS_MIX) + head // HEADS_MIX + i * (HV // HEADS_MIX), i < count, 0.0)
+        alpha = alpha.to(gl.float32)[:, None]
+    if BACK:
+        b = load_numbers(dy + token * K, at, count, WIDE)
+        if mix is not None:
+            b *= alpha
+    async_copy.wait_group(0)
+    gl.thread_barrier()
+    if not BACK:
+        b = qs.load(WIDE).to(gl.float32) * scale
+    size = power_of_two(gl.sum(gl.abs(b), 1) * K**-0.5)
+    b = (b * (1.0 / size)[:, None]).to(WORK)
+    # So that the solution has at most about the size 1, and a step along it fits float16, for any ridge.
+    begin = low * gl.minimum(1.0, 64.0 * (low + chebyshev_root(0, iterations + 1)))
+    x = iterate(b, begin, ks, Hs, weight, kept, low, iterations, stride, SQUARE)
+    x = infinite_to_nan(x * (size / (begin * norm))[:, None])
+
+    gl.thread_barrier()  # no warp reads the keys any more
+    staged = ks._reinterpret(TYPE, [64, K], TALL)
+    if BACK:
+        store_tokens(staged, x, e + token * K, count, HV * K)
+        if slope is not None or mix is not None:
+            answers = load_numbers(x_high + token * K, at, count, WIDE) + load_numbers(
+                x_rest + token * K, at, count, WIDE
+            )
+        if slope is not None:
+            along = gl.sum(x * answers, 1)
+            w = gl.where(ridge * norm > SMALLEST_RIDGE, 2 * ridge * along / norm, 0.0)
+            gl.store(slope + token + i * HV, w, i < count)
+        if mix is not None:
+            down = load_numbers(dy + token * K, at, count, WIDE)
+            given = gl.sum(down * (answers - qs.load(WIDE).to(gl.float32) * scale), 1)
+            gl.store(dmix + token + i * HV, given.to(dmix.dtype.element_ty), i < count)
+            x += (1 - alpha) * down
+        store_tokens(staged, x * scale, dq + token * K, count, HV * K)
+    else:
+        rest = store_tokens(staged, x, x_high + token * K, count, HV * K)
+        store_tokens(staged, rest, x_rest + token * K, count, HV * K)
+        if y_high is not None:
+            queries = qs.load(WIDE).to(gl.float32) * scale
+            rest = store_tokens(staged, queries + alpha * (x - queries), y_high + token * K, count, HV * K)
+            store_tokens(staged, rest, y_rest + token * K, count, HV * K)
