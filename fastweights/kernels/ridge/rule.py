@@ -136,7 +136,7 @@ class Ridge(DeltaRule):
             gram_sums, (self.tiles * self.M, self.HV), x.k, x.beta, saved.G, states, saved.writes, saved.chunk_table, self.T,
             self.HV, **self.columns,
         )  # fmt: skip
-        self.scan(saved, x.H, states, H_end, back=False)
+        self.scan(saved, x.H, states, states, H_end, back=False)
         if self.is_prepared:
             self.launch(
                 prepare_systems, (self.M, self.HV), x.k, x.beta, saved.G, states, saved.units, saved.outsides, saved.norms,
@@ -146,16 +146,17 @@ class Ridge(DeltaRule):
         self.record_outputs(chunks, kept, 1.0, o, U_end)
         return (o, H_end, U_end), saved
 
-    def scan(self, saved: Saved, begin: Any, states: TensorSpec, end: Any, back: bool) -> None:
-        """Turn what every chunk adds, `states`, into H at the chunks' starts (back: into its gradient at their ends)."""
+    def scan(self, saved: Saved, begin: Any, sums: TensorSpec, states: TensorSpec, end: Any, back: bool) -> None:
+        """Turn what every chunk adds into H at the chunks' starts, `states` (back: into its gradient at their ends)."""
         self.launch(
-            scan_states, (self.N, self.HV, -(-self.K * self.K // SCAN_BLOCK)), begin, states, saved.G, end, self.x.cu_seqlens,
+            scan_states, (self.N, self.HV, -(-self.K * self.K // SCAN_BLOCK)), begin, sums, states, saved.G, end,
+            self.x.cu_seqlens,
             self.T, self.HV, BLOCK=SCAN_BLOCK, AHEAD=SCAN_AHEAD, BACK=back, num_warps=4,
         )  # fmt: skip
 
     def solve(
-        self, saved: Saved, states: Any = None, dy: Any = None, e: Any = None, slope: Any = None, dq: Any = None,
-        dmix: Any = None,
+        self, saved: Saved, states: Any = None, dy: Any = None, e: Any = None, slope: Any = None, crossed: Any = None,
+        dq: Any = None, dmix: Any = None,
     ) -> None:  # fmt: skip
         """The solutions, from H at the chunks' starts; with dy, the gradient of what the memory is asked, the adjoint ones."""
         x, options = self.x, self.options
@@ -166,8 +167,8 @@ class Ridge(DeltaRule):
 
             self.launch(
                 solve_systems, (self.M, self.HV), x.q, x.mix, saved.units, saved.keys, saved.weights, saved.factors, dy, saved.x,
-                saved.x_rest, e, saved.y, saved.y_rest, slope, dq, dmix, saved.chunk_table, self.T, options.scale,
-                options.ridge, options.iterations, stride, HV=self.HV, BACK=dy is not None, num_warps=4,
+                saved.x_rest, e, saved.y, saved.y_rest, slope, crossed, dq, dmix, saved.chunk_table, self.T,
+                options.scale, options.ridge, options.iterations, stride, HV=self.HV, BACK=dy is not None, num_warps=4,
             )  # fmt: skip
             return
         self.launch(
@@ -184,24 +185,35 @@ class Ridge(DeltaRule):
 
         e, dq, dmix = self.token_tensor(HV, K), self.token_tensor(HV, K), self.gate_gradient(x.mix)
         slope = self.token_tensor(HV, dtype=torch.float32) if self.adaptive else None
-        self.solve(saved, e=e, dy=dy, slope=slope, dq=dq, dmix=dmix)
+        crossed = self.token_tensor(HV, dtype=torch.float32) if self.is_prepared else None
+        self.solve(saved, e=e, dy=dy, slope=slope, crossed=crossed, dq=dq, dmix=dmix)
 
-        later, dH = self.gram(M), self.gram(self.N) if state_grads else None
+        sums, dH = self.gram(M), self.gram(self.N) if state_grads else None
+        later = self.gram(M, self.dtype) if self.is_prepared else sums
         place = saved.chunk_table, self.T
         self.launch(
-            gram_sums_back, (self.tiles * M, HV), x.k, x.beta, saved.G, saved.x, e, slope, saved.units, saved.outsides, later,
+            gram_sums_back, (self.tiles * M, HV), x.k, x.beta, saved.G, saved.x, e, slope, saved.units, saved.outsides, sums,
             *place, HV, **self.columns,
         )  # fmt: skip
-        self.scan(saved, dH_end, later, dH, back=True)
+        self.scan(saved, dH_end, sums, later, dH, back=True)
         dk = self.token_tensor(HV, K)
         per_chunk = None if x.ridge is None else self.floats(M, HV, K)
-        system_gates = self.floats(self.tiles, *memory_gates.shape[1:])
-        self.launch(
-            system_gradients, (self.tiles * M, HV), x.q, x.k, x.beta, saved.G, x.mix, dP, saved.x, saved.x_rest, e, slope,
-            saved.norms, saved.units, saved.outsides, later, d_writes, memory_gates, system_gates, dk, per_chunk, *place,
-            self.options.scale, prod(memory_gates.shape[1:]), HV, BK=self.columns["BV"], MEMORY_PARTS=memory_gates.shape[0],
-            num_warps=4, num_stages=1,
-        )  # fmt: skip
+        system_gates = self.floats(1 if self.is_prepared else self.tiles, *memory_gates.shape[1:])
+        stride, memory_parts = prod(memory_gates.shape[1:]), memory_gates.shape[0]
+        if self.is_prepared:
+            from .systems_back import systems_back  # needs Gluon
+
+            self.launch(
+                systems_back, (M, HV), x.q, x.k, x.beta, saved.G, x.mix, dP, saved.x, saved.x_rest, e, crossed, slope,
+                saved.norms, saved.units, saved.outsides, later, d_writes, memory_gates, system_gates, dk, *place,
+                self.options.scale, stride, HV=HV, MEMORY_PARTS=memory_parts, num_warps=4,
+            )  # fmt: skip
+        else:
+            self.launch(
+                system_gradients, (self.tiles * M, HV), x.q, x.k, x.beta, saved.G, x.mix, dP, saved.x, saved.x_rest, e, slope,
+                saved.norms, saved.units, saved.outsides, later, d_writes, memory_gates, system_gates, dk, per_chunk, *place,
+                self.options.scale, stride, HV, BK=self.columns["BV"], MEMORY_PARTS=memory_parts, num_warps=4, num_stages=1,
+            )  # fmt: skip
         dbeta, dg, _ = self.reduce_grads(kept, system_gates, x.beta, x.g)
         d_ridge = None
         if per_chunk is not None:

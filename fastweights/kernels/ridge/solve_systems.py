@@ -66,13 +66,14 @@ def iterate(
 
 @gluon.jit(do_not_specialize=["time", "iterations", "stride"])
 def solve_systems(
-    q, mix, units, keys, weights, factors, dy, x_high, x_rest, e, y_high, y_rest, slope, dq, dmix, chunks, time, scale, ridge,
-    iterations, stride,
+    q, mix, units, keys, weights, factors, dy, x_high, x_rest, e, y_high, y_rest, slope, crossed, dq, dmix, chunks, time, scale,
+    ridge, iterations, stride,
     HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr, HEADS_MIX: gl.constexpr, ADAPTIVE: gl.constexpr,
     BACK: gl.constexpr,
 ):  # fmt: skip
     """x and y [BT, HV, K], each the sum of two tensors; BACK: e from dy. keys, weights, factors: see `prepare_systems`; units:
-    H at the chunk's start over its norm; slope [BT, HV]: w."""
+    H at the chunk's start over its norm; slope [BT, HV]: w; crossed
+    [BT, HV]: z x^T H e with that H."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -121,16 +122,19 @@ def solve_systems(
     # So that the solution has at most about the size 1, and a step along it fits float16, for any ridge.
     begin = low * gl.minimum(1.0, 64.0 * (low + chebyshev_root(0, iterations + 1)))
     x = iterate(b, begin, ks, Hs, weight, kept, low, iterations, stride, SQUARE)
+    if BACK:
+        answers = load_numbers(x_high + token * K, at, count, WIDE) + load_numbers(x_rest + token * K, at, count, WIDE)
+        left = gl.convert_layout(x.to(WORK), gl.DotOperandLayout(0, WIDE, 2))
+        found = gl.zeros([64, K], gl.float32, WIDE)
+        found = warpgroup_mma(left, Hs.permute((1, 0)), found, use_acc=False, is_async=True)
+        found, left = warpgroup_mma_wait(0, deps=[found, left])
+        gl.store(crossed + token + i * HV, kept * (size / begin) * gl.sum(found * answers, 1), i < count)
     x = infinite_to_nan(x * (size / (begin * norm))[:, None])
 
     gl.thread_barrier()  # no warp reads the keys any more
     staged = ks._reinterpret(TYPE, [64, K], TALL)
     if BACK:
         store_tokens(staged, x, e + token * K, count, HV * K)
-        if slope is not None or mix is not None:
-            answers = load_numbers(x_high + token * K, at, count, WIDE) + load_numbers(
-                x_rest + token * K, at, count, WIDE
-            )
         if slope is not None:
             along = gl.sum(x * answers, 1)
             w = gl.where(ridge * norm > SMALLEST_RIDGE, 2 * ridge * along / norm, 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import copy_rows, product_layout, row_places
+from ...common.hopper_tiles import add, copy_rows, product_layout, row_places
 from ...common.packing import pieces_of_sequence, segment_place
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
@@ -10,11 +10,6 @@ from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma
 # four: the decay from the chunk's start, that to its end, beta, and the summed log decay in base 2.
 FACTORS_PLACE = gl.constexpr(4096)
 T_PLACE = gl.constexpr(4096 + 512)
-
-
-@gluon.jit
-def add(a, b):
-    return a + b
 
 
 @gluon.jit
