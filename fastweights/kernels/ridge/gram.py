@@ -84,8 +84,8 @@ def scan_states(
     begin, sums, states, gate, end, cu_seqlens, time, HV,
     K: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """S <- exp(total) S + R from chunk to chunk (BACK: from the last). sums: R per chunk; states: the S before, also in its place.
-    begin, end: S per sequence; of `begin` the symmetric part."""
+    """S <- exp(total) S + R from chunk to chunk (BACK: from the last). sums: R per chunk; states: the S before, which may take
+    the place of R. begin, end: S per sequence; of `begin` the symmetric part."""
     n, head = tl.program_id(0), tl.program_id(1)
     first, count = tokens_of_sequence(cu_seqlens, n, time)
     stop = first + count

@@ -156,7 +156,7 @@ class Ridge(DeltaRule):
 
     def solve(
         self, saved: Saved, states: Any = None, dy: Any = None, e: Any = None, slope: Any = None, crossed: Any = None,
-        dq: Any = None, dmix: Any = None,
+        dq: Any = None, dmix: Any = None, sums: Any = None,
     ) -> None:  # fmt: skip
         """The solutions, from H at the chunks' starts; with dy, the gradient of what the memory is asked, the adjoint ones."""
         x, options = self.x, self.options
@@ -166,9 +166,10 @@ class Ridge(DeltaRule):
             from .solve_systems import solve_systems  # needs Gluon
 
             self.launch(
-                solve_systems, (self.M, self.HV), x.q, x.mix, saved.units, saved.keys, saved.weights, saved.factors, dy, saved.x,
-                saved.x_rest, e, saved.y, saved.y_rest, slope, crossed, dq, dmix, saved.chunk_table, self.T,
-                options.scale, options.ridge, options.iterations, stride, HV=self.HV, BACK=dy is not None, num_warps=4,
+                solve_systems, (self.M, self.HV), x.q, saved.G, x.mix, saved.units, saved.outsides, saved.keys, saved.weights,
+                saved.factors, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope, crossed, dq, dmix, sums,
+                saved.chunk_table, self.T, options.scale, options.ridge, options.iterations, stride, HV=self.HV,
+                BACK=dy is not None, num_warps=4,
             )  # fmt: skip
             return
         self.launch(
@@ -186,15 +187,20 @@ class Ridge(DeltaRule):
         e, dq, dmix = self.token_tensor(HV, K), self.token_tensor(HV, K), self.gate_gradient(x.mix)
         slope = self.token_tensor(HV, dtype=torch.float32) if self.adaptive else None
         crossed = self.token_tensor(HV, dtype=torch.float32) if self.is_prepared else None
-        self.solve(saved, e=e, dy=dy, slope=slope, crossed=crossed, dq=dq, dmix=dmix)
-
-        sums, dH = self.gram(M), self.gram(self.N) if state_grads else None
-        later = self.gram(M, self.dtype) if self.is_prepared else sums
         place = saved.chunk_table, self.T
-        self.launch(
-            gram_sums_back, (self.tiles * M, HV), x.k, x.beta, saved.G, saved.x, e, slope, saved.units, saved.outsides, sums,
-            *place, HV, **self.columns,
-        )  # fmt: skip
+        if self.is_prepared:
+            # Of the gradient of H products take 16 bits. What float16 would lose of a sum bfloat16 keeps.
+            sums = self.gram(M, torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32)
+            later = self.gram(M, self.dtype)
+        else:
+            sums = later = self.gram(M)
+        self.solve(saved, e=e, dy=dy, slope=slope, crossed=crossed, dq=dq, dmix=dmix, sums=sums)
+        if not self.is_prepared:
+            self.launch(
+                gram_sums_back, (self.tiles * M, HV), x.k, x.beta, saved.G, saved.x, e, slope, saved.units, saved.outsides, sums,
+                *place, HV, **self.columns,
+            )  # fmt: skip
+        dH = self.gram(self.N) if state_grads else None
         self.scan(saved, dH_end, sums, later, dH, back=True)
         dk = self.token_tensor(HV, K)
         per_chunk = None if x.ridge is None else self.floats(M, HV, K)

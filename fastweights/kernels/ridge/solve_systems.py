@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..common.hopper_tiles import copy_rows, product_layout, row_places
 from ..common.math import infinite_to_nan
 from ..common.packing import program_chunk
-from ..runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .chunk import cast_in_range
 from .solve import SMALLEST_RIDGE, chebyshev_root, power_of_two
 
@@ -31,6 +31,18 @@ def store_tokens(staged, x, to, live, STRIDE: gl.constexpr):
     gl.store(to + at, staged.load(at.type.layout), (row < live)[:, None])
     gl.thread_barrier()
     return x - high.to(gl.float32)
+
+
+@gluon.jit
+def as_square(pair, TYPE: gl.constexpr):
+    """[K, K] numbers of TYPE in the place of two tiles [2, 64, K]."""
+    K: gl.constexpr = pair.shape[2]
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([K, K], TYPE)
+    if K == 128:  # noqa: SIM108 (one is known when compiling)
+        square = pair._reinterpret(TYPE, [K, K], LAYOUT)
+    else:
+        square = pair.index(0)._reinterpret(TYPE, [K, K], LAYOUT)
+    return square
 
 
 @gluon.jit
@@ -64,16 +76,58 @@ def iterate(
     return x
 
 
+@gluon.jit
+def store_gram_gradient(
+    sums, e, answers, w, norm, decay, weights, ks, spare, tiles, units, outside, number, K: gl.constexpr, TYPE: gl.constexpr,
+    ADAPTIVE: gl.constexpr,
+):  # fmt: skip
+    """What a chunk adds to the gradient of H at its start, see `gram_sums_back`. What is in `spare` and `tiles` is lost. Keys
+    are those of unit length, whose weights are float16 as well, in units of a power of two."""
+    WIDE: gl.constexpr = e.type.layout
+    WORK: gl.constexpr = gl.float16
+    root = gl.exp2(0.5 * decay)[:, None]
+    es, xs = tiles.index(0), tiles.index(1)
+    gl.thread_barrier()  # no warp reads H any more
+    es.store((e * root).to(TYPE))
+    xs.store((answers * root).to(TYPE))
+    if ADAPTIVE:
+        later = gl.convert_layout(w * norm * gl.exp2(decay), gl.SliceLayout(1, weights.type.layout))
+        weight = gl.sum(weights.to(gl.float32) * later[:, None], 0)
+        size = power_of_two(gl.max(gl.abs(weight), 0))
+        weighted = spare._reinterpret(WORK, [64, K], ks.layout)
+        weight = gl.convert_layout(weight * (1.0 / size), gl.SliceLayout(1, WIDE))
+        weighted.store((ks.load(WIDE).to(gl.float32) * weight[:, None]).to(WORK))
+        in_H = outside * gl.sum(w * gl.exp2(2 * decay), 0)
+    fence_async_shared()
+    gl.thread_barrier()
+    i = gl.arange(0, 64, gl.SliceLayout(1, WIDE))
+    c = gl.arange(0, K, gl.SliceLayout(0, WIDE))
+    for part in gl.static_range(K // 64):
+        found = gl.zeros([64, K], gl.float32, WIDE)
+        at = number * (K * K) + (part * 64 + i[:, None]) * K + c[None, :]
+        if ADAPTIVE:
+            H = gl.load(units + at)
+            some = ks.slice(part * 64, 64, dim=1).permute((1, 0))
+            found = warpgroup_mma(some, weighted, found, use_acc=False, is_async=True)
+            found = warpgroup_mma_wait(0, deps=[found])
+            found = found * size + in_H * H.to(gl.float32)
+        found = warpgroup_mma(es.slice(part * 64, 64, dim=1).permute((1, 0)), xs, found, is_async=True)
+        found = warpgroup_mma(xs.slice(part * 64, 64, dim=1).permute((1, 0)), es, found, is_async=True)
+        found = warpgroup_mma_wait(0, deps=[found])
+        gl.store(sums + at, (-0.5 * found).to(sums.dtype.element_ty))
+    gl.thread_barrier()
+
+
 @gluon.jit(do_not_specialize=["time", "iterations", "stride"])
 def solve_systems(
-    q, mix, units, keys, weights, factors, dy, x_high, x_rest, e, y_high, y_rest, slope, crossed, dq, dmix, chunks, time, scale,
-    ridge, iterations, stride,
+    q, gate, mix, units, outsides, keys, weights, factors, dy, x_high, x_rest, e, y_high, y_rest, slope, crossed, dq, dmix, sums,
+    chunks, time, scale, ridge, iterations, stride,
     HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr, HEADS_MIX: gl.constexpr, ADAPTIVE: gl.constexpr,
     BACK: gl.constexpr,
 ):  # fmt: skip
     """x and y [BT, HV, K], each the sum of two tensors; BACK: e from dy. keys, weights, factors: see `prepare_systems`; units:
-    H at the chunk's start over its norm; slope [BT, HV]: w; crossed
-    [BT, HV]: z x^T H e with that H."""
+    H at the chunk's start over its norm, outsides; slope [BT, HV]: w; crossed [BT, HV]: z x^T H e with H there; sums
+    [M, HV, K, K]: what the chunk adds to the gradient of H."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -85,7 +139,8 @@ def solve_systems(
     TALL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
     qs = gl.allocate_shared_memory(TYPE, [64, K], TALL)
     ks = gl.allocate_shared_memory(WORK, [64, K], gl.NVMMASharedLayout.get_default_for([64, K], WORK))
-    Hs = gl.allocate_shared_memory(WORK, [K, K], gl.NVMMASharedLayout.get_default_for([K, K], WORK))
+    tiles = gl.allocate_shared_memory(TYPE, [2, 64, K], TALL)
+    Hs = as_square(tiles, WORK)
     number = m.to(gl.int64) * HV + head
     Q_ROW: gl.constexpr = HV // HEADS_K * K
     copy_rows(qs, q + (first * (HV // HEADS_K) + head // HEADS_K) * K, count, Q_ROW, True)
@@ -131,10 +186,9 @@ def solve_systems(
         gl.store(crossed + token + i * HV, kept * (size / begin) * gl.sum(found * answers, 1), i < count)
     x = infinite_to_nan(x * (size / (begin * norm))[:, None])
 
-    gl.thread_barrier()  # no warp reads the keys any more
     staged = ks._reinterpret(TYPE, [64, K], TALL)
     if BACK:
-        store_tokens(staged, x, e + token * K, count, HV * K)
+        w = gl.zeros([64], gl.float32, ROW)
         if slope is not None:
             along = gl.sum(x * answers, 1)
             w = gl.where(ridge * norm > SMALLEST_RIDGE, 2 * ridge * along / norm, 0.0)
@@ -143,9 +197,18 @@ def solve_systems(
             down = load_numbers(dy + token * K, at, count, WIDE)
             given = gl.sum(down * (answers - qs.load(WIDE).to(gl.float32) * scale), 1)
             gl.store(dmix + token + i * HV, given.to(dmix.dtype.element_ty), i < count)
-            x += (1 - alpha) * down
+        decay = gl.load(gate + token + gl.minimum(i, count - 1) * HV)
+        w = gl.where(i < count, w, 0.0)
+        outside = gl.load(outsides + number)
+        store_gram_gradient(
+            sums, x, answers, w, norm, decay, weight, ks, qs, tiles, units, outside, number, K, TYPE, ADAPTIVE
+        )
+        store_tokens(staged, x, e + token * K, count, HV * K)
+        if mix is not None:
+            x += (1 - alpha) * load_numbers(dy + token * K, at, count, WIDE)
         store_tokens(staged, x * scale, dq + token * K, count, HV * K)
     else:
+        gl.thread_barrier()  # no warp reads the keys any more
         rest = store_tokens(staged, x, x_high + token * K, count, HV * K)
         store_tokens(staged, rest, x_rest + token * K, count, HV * K)
         if y_high is not None:

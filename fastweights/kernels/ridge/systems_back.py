@@ -7,7 +7,7 @@ from __future__ import annotations
 from ..common.hopper_tiles import add, copy_rows, product_layout
 from ..common.packing import program_chunk
 from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .solve_systems import store_tokens
+from .solve_systems import as_square, store_tokens
 
 
 @gluon.jit
@@ -27,19 +27,8 @@ def load_gains(beta, first, head, i, count, HV: gl.constexpr, HEADS: gl.constexp
 
 
 @gluon.jit
-def as_square(pair, K: gl.constexpr):
-    """[K, K] in the place of two tiles [2, 64, K]."""
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([K, K], pair.dtype)
-    if K == 128:  # noqa: SIM108 (one is known when compiling)
-        square = pair._reinterpret(pair.dtype, [K, K], LAYOUT)
-    else:
-        square = pair.index(0)._reinterpret(pair.dtype, [K, K], LAYOUT)
-    return square
-
-
-@gluon.jit
-def meet(Hs, Ls, TYPE: gl.constexpr):
-    """<H, L>. H, float16 in the place of numbers of TYPE, becomes such numbers."""
+def meet(Hs, Ls):
+    """<H, L>. H, float16 in the place of numbers of another type, becomes such numbers."""
     K: gl.constexpr = Hs.shape[0]
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [gl.num_warps(), 1], [1, 0])
     halves = Hs._reinterpret(gl.float16, [K, K], Hs.layout)
@@ -47,20 +36,20 @@ def meet(Hs, Ls, TYPE: gl.constexpr):
     for part in gl.static_range(K // 64):
         H = halves.slice(part * 64, 64).load(ROWS).to(gl.float32)
         met += H * Ls.slice(part * 64, 64).load(ROWS).to(gl.float32)
-        if TYPE != gl.float16:
-            Hs.slice(part * 64, 64).store(H.to(TYPE))
+        if Hs.dtype == gl.bfloat16:
+            Hs.slice(part * 64, 64).store(H.to(Hs.dtype))
     return gl.sum(gl.sum(met, 1), 0)
 
 
 @gluon.jit(do_not_specialize=["time", "stride"])
 def systems_back(
-    q, k, beta, gate, mix, dP, x, x_rest, e, crossed, slope, norms, units, outsides, later, d_writes, memory_gates, gate_grads, dk,
-    chunks, time, scale, stride,
+    q, k, beta, gate, mix, dP, x, x_rest, e, crossed, slope, norms, units, outsides, later, d_writes, memory_gates, gate_grads,
+    dk, chunks, time, scale, stride,
     HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr, HEADS_BETA: gl.constexpr, HEADS_MIX: gl.constexpr,
     MEMORY_PARTS: gl.constexpr, ADAPTIVE: gl.constexpr,
 ):  # fmt: skip
-    """One chunk of one head. crossed: see `solve_systems`; later [M, HV, K, K]: the gradient of H at the chunk's end, in the dtype
-    of k; gate_grads [1, 2, BT, HV]: dbeta and dg. All others: see `system_gradients`."""
+    """One chunk of one head. crossed: see `solve_systems`; later [M, HV, K, K]: the gradient of H at the chunk's end, in the
+    dtype of k; gate_grads [1, 2, BT, HV]: dbeta and dg. All others: see `system_gradients`."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -137,7 +126,7 @@ def systems_back(
     else:
         out, left, left_e = warpgroup_mma_wait(0, deps=[out, left, left_e])
     gl.thread_barrier()  # of the tiles only the keys are read any more
-    Ls, Hs = as_square(firsts, K), as_square(seconds, K)
+    Ls, Hs = as_square(firsts, TYPE), as_square(seconds, TYPE)
     copy_rows(Ls, later + number * (K * K), K, K, False)
     copy_rows(Hs._reinterpret(gl.float16, [K, K], Hs.layout), units + number * (K * K), K, K, False)
     async_copy.commit_group()
@@ -157,7 +146,7 @@ def systems_back(
         left = gl.convert_layout((overlaps * both * of_keys[None, :]).to(TYPE), LEFT)
     async_copy.wait_group(0)
     gl.thread_barrier()
-    end_overlap = meet(Hs, Ls, TYPE)
+    end_overlap = meet(Hs, Ls)
     fence_async_shared()
     gl.thread_barrier()
     onward = warpgroup_mma(ks, Ls, nothing, use_acc=False, is_async=True)
