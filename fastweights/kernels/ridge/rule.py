@@ -94,9 +94,13 @@ class Ridge(DeltaRule):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether `prepare_systems` and `solve_systems` take the place of `solve_chunk`."""
-        has_sizes = self.K in (64, 128) and self.dtype in (torch.bfloat16, torch.float16)
-        return self.by_chebyshev and has_sizes and runs_gluon(self.device)
+        """Whether both solves take what `prepare_systems` leaves, and the backward the launches in Gluon."""
+        return self.K in (64, 128) and self.dtype in (torch.bfloat16, torch.float16) and runs_gluon(self.device)
+
+    @property
+    def iterates_in_gluon(self) -> bool:
+        """Whether `solve_systems` takes the place of `solve_chunk` and `gram_sums_back`."""
+        return self.by_chebyshev and self.is_prepared
 
     def prepared(self) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:
         """Places for what `prepare_systems` leaves."""
@@ -162,7 +166,7 @@ class Ridge(DeltaRule):
         x, options = self.x, self.options
         lowest = options.ridge if self.adaptive else TYPICAL_RIDGE
         stride = stride_between_roots(options.iterations + 1, lowest) if self.by_chebyshev else 0
-        if self.is_prepared:
+        if self.iterates_in_gluon:
             from .solve_systems import solve_systems  # needs Gluon
 
             self.launch(
@@ -174,9 +178,9 @@ class Ridge(DeltaRule):
             return
         self.launch(
             solve_chunk, (self.M, self.HV), x.q, x.k, x.beta, saved.G, x.mix, x.ridge, states, saved.units, saved.outsides,
-            saved.norms, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope, dq, dmix, saved.chunk_table, self.T,
-            options.scale, options.ridge, options.iterations, stride, self.HV, CHEBYSHEV=self.by_chebyshev, BACK=dy is not None,
-            num_warps=4, num_stages=1,
+            saved.norms, saved.keys, saved.weights, saved.factors, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope,
+            crossed, dq, dmix, saved.chunk_table, self.T, options.scale, options.ridge, options.iterations, stride, self.HV,
+            CHEBYSHEV=self.by_chebyshev, BACK=dy is not None, num_warps=4, num_stages=1,
         )  # fmt: skip
 
     def backward(self, saved: Saved, output_grads: Sequence[Any], state_grads: bool) -> RidgeInputs:
@@ -189,13 +193,13 @@ class Ridge(DeltaRule):
         crossed = self.token_tensor(HV, dtype=torch.float32) if self.is_prepared else None
         place = saved.chunk_table, self.T
         if self.is_prepared:
-            # Of the gradient of H products take 16 bits. What float16 would lose of a sum bfloat16 keeps.
+            # Of the gradient of H products take 16 bits, which of a chunk's part bfloat16 keeps as well, and float16 does not.
             sums = self.gram(M, torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32)
             later = self.gram(M, self.dtype)
         else:
             sums = later = self.gram(M)
         self.solve(saved, e=e, dy=dy, slope=slope, crossed=crossed, dq=dq, dmix=dmix, sums=sums)
-        if not self.is_prepared:
+        if not self.iterates_in_gluon:
             self.launch(
                 gram_sums_back, (self.tiles * M, HV), x.k, x.beta, saved.G, saved.x, e, slope, saved.units, saved.outsides, sums,
                 *place, HV, **self.columns,
@@ -211,8 +215,8 @@ class Ridge(DeltaRule):
 
             self.launch(
                 systems_back, (M, HV), x.q, x.k, x.beta, saved.G, x.mix, dP, saved.x, saved.x_rest, e, crossed, slope,
-                saved.norms, saved.units, saved.outsides, later, d_writes, memory_gates, system_gates, dk, *place,
-                self.options.scale, stride, HV=HV, MEMORY_PARTS=memory_parts, num_warps=4,
+                saved.norms, saved.units, saved.outsides, later, d_writes, memory_gates, system_gates, dk,
+                per_chunk, *place, self.options.scale, stride, HV=HV, MEMORY_PARTS=memory_parts, num_warps=4,
             )  # fmt: skip
         else:
             self.launch(

@@ -44,7 +44,7 @@ def meet(Hs, Ls):
 @gluon.jit(do_not_specialize=["time", "stride"])
 def systems_back(
     q, k, beta, gate, mix, dP, x, x_rest, e, crossed, slope, norms, units, outsides, later, d_writes, memory_gates, gate_grads,
-    dk, chunks, time, scale, stride,
+    dk, d_diagonal, chunks, time, scale, stride,
     HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr, HEADS_BETA: gl.constexpr, HEADS_MIX: gl.constexpr,
     MEMORY_PARTS: gl.constexpr, ADAPTIVE: gl.constexpr,
 ):  # fmt: skip
@@ -115,6 +115,9 @@ def systems_back(
     met += asked * of_x
     row_sums = gl.convert_layout(gl.sum(met * gain[:, None], 0), LINE)
     key_sums = gl.convert_layout(gl.sum(met, 1), LINE)
+    if d_diagonal is not None:
+        both = (xs.load(WIDE).to(gl.float32) + rest.load(WIDE).to(gl.float32)) * es.load(WIDE).to(gl.float32)
+        gl.store(d_diagonal + number * K + column, -gl.sum(both, 0))
     left = gl.convert_layout(asked.to(TYPE), LEFT)
     left_e = gl.convert_layout((-of_x * pair).to(TYPE), LEFT)
     out = warpgroup_mma(left, xs, nothing, use_acc=False, is_async=True)
