@@ -23,6 +23,7 @@ from .solve import prepare_systems, solve_chunk
 SCAN_BLOCK = 1024  # numbers of a state that one program takes from chunk to chunk
 SCAN_AHEAD = 4  # chunks that it loads at once
 PREPARE = {"BK": 64, "num_warps": 8, "num_stages": 1, "maxnreg": 128}  # two programs per multiprocessor
+SOLVE_REGISTERS = {64: 168, 128: 255}  # per thread: three and two programs per multiprocessor
 TYPICAL_RIDGE = 0.02  # over |H|_F, where a constant ridge leaves that open
 
 
@@ -100,7 +101,7 @@ class Ridge(DeltaRule):
     @property
     def iterates_in_gluon(self) -> bool:
         """Whether `solve_systems` takes the place of `solve_chunk` and `gram_sums_back`."""
-        return self.by_chebyshev and self.is_prepared
+        return self.is_prepared
 
     def prepared(self) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:
         """Places for what `prepare_systems` leaves."""
@@ -170,10 +171,11 @@ class Ridge(DeltaRule):
             from .solve_systems import solve_systems  # needs Gluon
 
             self.launch(
-                solve_systems, (self.M, self.HV), x.q, saved.G, x.mix, saved.units, saved.outsides, saved.keys, saved.weights,
-                saved.factors, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope, crossed, dq, dmix, sums,
+                solve_systems, (self.M, self.HV), x.q, saved.G, x.mix, x.ridge, saved.units, saved.outsides, saved.keys,
+                saved.weights, saved.factors, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope, crossed, dq, dmix, sums,
                 saved.chunk_table, self.T, options.scale, options.ridge, options.iterations, stride, HV=self.HV,
-                BACK=dy is not None, num_warps=4,
+                CHEBYSHEV=self.by_chebyshev, BACK=dy is not None, num_warps=4,
+                maxnreg=SOLVE_REGISTERS[self.K],
             )  # fmt: skip
             return
         self.launch(

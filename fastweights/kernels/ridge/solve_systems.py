@@ -1,4 +1,4 @@
-"""Chebyshev iterations for all tokens of a chunk, in Gluon for Hopper GPUs, from what `prepare_systems` left.
+"""The iterations for all tokens of a chunk, in Gluon for Hopper GPUs, from what `prepare_systems` left.
 
 A step has three products, X K^T, (z X) H and (M b X K^T) K. While the first one runs, the sum onto which the others add is found;
 while the second runs, the result of the first becomes the operand of the third. So two programs of a multiprocessor keep its
@@ -11,7 +11,7 @@ from ..common.math import infinite_to_nan
 from ..common.packing import program_chunk
 from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .chunk import cast_in_range
-from .solve import SMALLEST_RIDGE, chebyshev_root, power_of_two
+from .solve import SMALLEST, SMALLEST_RIDGE, chebyshev_root, power_of_two
 
 
 @gluon.jit
@@ -77,6 +77,47 @@ def iterate(
 
 
 @gluon.jit
+def iterate_conjugate(
+    b, solution, keys, H, weights, kept, low, channels, iterations, SQUARE: gl.constexpr,
+):  # fmt: skip
+    """See `conjugate_gradient` in solve.py. The solution grows in shared memory, as registers hold no fourth tile."""
+    WIDE: gl.constexpr = b.type.layout
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, WIDE, 2)
+    LEFT_K: gl.constexpr = gl.DotOperandLayout(0, SQUARE, 2)
+    WORK: gl.constexpr = gl.float16
+    ENOUGH: gl.constexpr = 2.0**-13
+    none = gl.zeros([64, 64], gl.float32, SQUARE)
+    nothing = gl.zeros([64, b.shape[1]], gl.float32, WIDE)
+    residual = b.to(gl.float32)
+    solution.store(gl.zeros_like(residual))
+    length = gl.sqrt(gl.maximum(gl.sum(residual * residual, 1), SMALLEST))
+    direction = (residual * (1.0 / length)[:, None]).to(WORK)
+    left = iterations
+    while left > 0:
+        of_keys = gl.convert_layout(direction, LEFT_K)
+        inner = warpgroup_mma(of_keys, keys.permute((1, 0)), none, use_acc=False, is_async=True)
+        held = gl.convert_layout(direction, LEFT)
+        image = warpgroup_mma(held, H.permute((1, 0)), nothing, use_acc=False, is_async=True)
+        inner, of_keys = warpgroup_mma_wait(1, deps=[inner, of_keys])
+        inner = gl.convert_layout(inner.to(WORK) * weights, LEFT)
+        image, held = warpgroup_mma_wait(0, deps=[image, held])
+        image = kept[:, None] * image + 2 * low[:, None] * (direction * channels[None, :]).to(gl.float32)
+        image = warpgroup_mma(inner, keys, image, is_async=True)
+        image, inner = warpgroup_mma_wait(0, deps=[image, inner])
+        curvature = gl.abs(gl.sum(direction.to(gl.float32) * image, 1))
+        step = gl.sum(direction.to(gl.float32) * residual, 1) / gl.maximum(curvature, SMALLEST)
+        step = gl.where(length < ENOUGH, 0.0, step)[:, None]
+        solution.store(solution.load(WIDE) + step * direction.to(gl.float32))
+        residual -= step * image
+        before = length
+        length = gl.sqrt(gl.maximum(gl.sum(residual * residual, 1), SMALLEST))
+        turn = (length / before)[:, None]
+        direction = (residual * (1.0 / length)[:, None] + turn * direction.to(gl.float32)).to(WORK)
+        left = gl.where(gl.max(length, 0) < ENOUGH, 0, left - 1)
+    return solution.load(WIDE)
+
+
+@gluon.jit
 def store_gram_gradient(
     sums, e, answers, w, norm, decay, weights, ks, spare, tiles, units, outside, number, K: gl.constexpr, TYPE: gl.constexpr,
     ADAPTIVE: gl.constexpr,
@@ -120,10 +161,10 @@ def store_gram_gradient(
 
 @gluon.jit(do_not_specialize=["time", "iterations", "stride"])
 def solve_systems(
-    q, gate, mix, units, outsides, keys, weights, factors, dy, x_high, x_rest, e, y_high, y_rest, slope, crossed, dq, dmix, sums,
-    chunks, time, scale, ridge, iterations, stride,
+    q, gate, mix, diagonal, units, outsides, keys, weights, factors, dy, x_high, x_rest, e, y_high, y_rest, slope, crossed, dq,
+    dmix, sums, chunks, time, scale, ridge, iterations, stride,
     HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr, HEADS_MIX: gl.constexpr, ADAPTIVE: gl.constexpr,
-    BACK: gl.constexpr,
+    CHEBYSHEV: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
     """x and y [BT, HV, K], each the sum of two tensors; BACK: e from dy. keys, weights, factors: see `prepare_systems`; units:
     H at the chunk's start over its norm, outsides; slope [BT, HV]: w; crossed [BT, HV]: z x^T H e with H there; sums
@@ -154,8 +195,14 @@ def solve_systems(
     token = first * HV + head
     kept = gl.load(factors + number * 128 + i)
     norm = gl.load(factors + number * 128 + 64 + i)
-    if ADAPTIVE:  # noqa: SIM108 (one is known when compiling)
+    channels = gl.full([K], 0.5, WORK, gl.SliceLayout(0, WIDE))
+    if ADAPTIVE:
         low = gl.maximum(ridge * norm, SMALLEST_RIDGE) / norm
+    elif diagonal is not None:
+        given = gl.load(diagonal + head * K + c).to(gl.float32)
+        level = gl.max(given, 0)
+        channels = (given * (0.5 / level)).to(WORK)
+        low = level / norm
     else:
         low = ridge / norm
     row = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
@@ -174,17 +221,23 @@ def solve_systems(
         b = qs.load(WIDE).to(gl.float32) * scale
     size = power_of_two(gl.sum(gl.abs(b), 1) * K**-0.5)
     b = (b * (1.0 / size)[:, None]).to(WORK)
-    # So that the solution has at most about the size 1, and a step along it fits float16, for any ridge.
-    begin = low * gl.minimum(1.0, 64.0 * (low + chebyshev_root(0, iterations + 1)))
-    x = iterate(b, begin, ks, Hs, weight, kept, low, iterations, stride, SQUARE)
+    if CHEBYSHEV:
+        # So that the solution has at most about the size 1, and a step along it fits float16, for any ridge.
+        begin = low * gl.minimum(1.0, 64.0 * (low + chebyshev_root(0, iterations + 1)))
+        x = iterate(b, begin, ks, Hs, weight, kept, low, iterations, stride, SQUARE)
+        size /= begin
+    else:
+        solution = gl.allocate_shared_memory(gl.float32, [64, K], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+        x = iterate_conjugate(b, solution, ks, Hs, weight, kept, low, channels, iterations, SQUARE)
     if BACK:
         answers = load_numbers(x_high + token * K, at, count, WIDE) + load_numbers(x_rest + token * K, at, count, WIDE)
-        left = gl.convert_layout(x.to(WORK), gl.DotOperandLayout(0, WIDE, 2))
+        unit = power_of_two(gl.sum(gl.abs(x), 1) * K**-0.5)
+        left = gl.convert_layout((x * (1.0 / unit)[:, None]).to(WORK), gl.DotOperandLayout(0, WIDE, 2))
         found = gl.zeros([64, K], gl.float32, WIDE)
         found = warpgroup_mma(left, Hs.permute((1, 0)), found, use_acc=False, is_async=True)
         found, left = warpgroup_mma_wait(0, deps=[found, left])
-        gl.store(crossed + token + i * HV, kept * (size / begin) * gl.sum(found * answers, 1), i < count)
-    x = infinite_to_nan(x * (size / (begin * norm))[:, None])
+        gl.store(crossed + token + i * HV, kept * size * unit * gl.sum(found * answers, 1), i < count)
+    x = infinite_to_nan(x * (size / norm)[:, None])
 
     staged = ks._reinterpret(TYPE, [64, K], TALL)
     if BACK:
