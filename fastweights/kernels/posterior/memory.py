@@ -22,6 +22,7 @@ MIN_SEGMENT_CHUNKS, MIN_SEGMENT_CHUNKS_OF_BLOCKS = 8, 4
 # then: as many blocks of columns share a token's key and query, if there are enough programs.
 MOST_LOADED_AHEAD, MOST_READ, ENOUGH_PROGRAMS = 6, 18, 4 * MULTIPROCESSORS
 GRAD_KEYS = 64  # key channels of a tile of M, J and their gradients, at most
+SUM_KEYS = 32  # the same where a segment's tokens are summed up, of which first segments have no need
 
 
 class PosteriorInputs(namedtuple("PosteriorInputs", "q k v beta g prior M J cu_seqlens", defaults=(None, None, None))):
@@ -147,10 +148,10 @@ class Posterior(Call):
         inputs = x.q, x.k, x.v, x.beta, x.g, x.prior
         constants = {"PARTS": self.parts, "VARIANCE": dw is not None, "num_warps": 1}
         if self.segment is not None:
-            added = [self.state(self.P) for _ in range(2)]
+            added, sum_parts = [self.state(self.P) for _ in range(2)], count_parts(K, SUM_KEYS)
             self.launch(
-                segment_gradients, (programs, HV), *inputs, *start, do, dw, *added, segments.table, self.T, scale, HV,
-                **constants,
+                segment_gradients, (v_tiles * -(-K // (8 * sum_parts)) * self.P, HV), *inputs, *start, do, dw, *added,
+                segments.table, self.T, scale, HV, **constants | {"PARTS": sum_parts},
             )  # fmt: skip
             for d_state, begin in zip(added, d_end):
                 self.join_states(segments, d_state, begin, back=True)

@@ -81,11 +81,11 @@ def gram_sums_back(
 
 @triton.jit(do_not_specialize=["time"])
 def scan_states(
-    begin, sums, gate, end, cu_seqlens, time, HV,
+    begin, sums, states, gate, end, cu_seqlens, time, HV,
     K: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """S <- exp(total) S + R from chunk to chunk (BACK: from the last): `sums`, R per chunk, is overwritten by the S before.
-    begin, end: S per sequence; of `begin` the symmetric part."""
+    """S <- exp(total) S + R from chunk to chunk (BACK: from the last). sums: R per chunk; states: the S before, which may take
+    the place of R. begin, end: S per sequence; of `begin` the symmetric part."""
     n, head = tl.program_id(0), tl.program_id(1)
     first, count = tokens_of_sequence(cu_seqlens, n, time)
     stop = first + count
@@ -109,8 +109,8 @@ def scan_states(
         for later in tl.static_range(AHEAD):
             here = step + later < chunks
             m = (chunks - 1 - step - later) if BACK else (step + later)
-            R = sums + ((low + m).to(tl.int64) * HV + head) * K * K + at
-            tl.store(R, S, inside & here)
+            before = states + ((low + m).to(tl.int64) * HV + head) * K * K + at
+            tl.store(before, S.to(states.dtype.element_ty), inside & here)
             S = tl.exp2(totals[later]) * S + added[later]
     if end is not None:
         tl.store(end + own + at, infinite_to_nan(S), inside)

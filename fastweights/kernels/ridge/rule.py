@@ -13,14 +13,17 @@ from ..common.call import Specs, make_rule, padded
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
+from ..runtime.gluon import runs_gluon
 from ..runtime.workspace import TensorSpec
 from .gradients import sum_chunks, system_gradients
 from .gram import gram_sums, gram_sums_back, scan_states
 from .order import stride_between_roots
-from .solve import solve_chunk
+from .solve import prepare_systems, solve_chunk
 
 SCAN_BLOCK = 1024  # numbers of a state that one program takes from chunk to chunk
 SCAN_AHEAD = 4  # chunks that it loads at once
+PREPARE = {"BK": 64, "num_warps": 8, "num_stages": 1, "maxnreg": 128}  # two programs per multiprocessor
+SOLVE_REGISTERS = {64: 168, 128: 255}  # per thread: three and two programs per multiprocessor
 TYPICAL_RIDGE = 0.02  # over |H|_F, where a constant ridge leaves that open
 
 
@@ -42,11 +45,15 @@ class Options(NamedTuple):
 
 
 class Saved(
-    namedtuple("Saved", "x x_rest y y_rest writes units outsides norms G starts transitions chunk_table segment_table")
+    namedtuple(
+        "Saved",
+        "x x_rest y y_rest writes units outsides norms keys weights factors G starts transitions chunk_table segment_table",
+    )
 ):
     """The solutions x and, with a mix, what the memory is asked, y, [BT, HV, K], in 16 bits as sums of two tensors each; beta k
     or None; H at the chunks' starts over its norm [M, HV, K, K], in float16 unless the inputs are float32, the norm [M, HV], and
-    |H_t|_F [BT, HV]; of the memory's linear attention the decays, the states at the segments' starts and the tables."""
+    |H_t|_F [BT, HV]; what `prepare_systems` leaves, None where nothing takes it; of the memory's linear attention the decays, the
+    states at the segments' starts and the tables."""
 
     @property
     def asked(self) -> tuple[Any, Any]:
@@ -82,6 +89,27 @@ class Ridge(DeltaRule):
         """So many matrices [HV, K, K]."""
         return self.empty(count, self.HV, self.K, self.K, dtype=dtype)
 
+    @property
+    def by_chebyshev(self) -> bool:
+        return bool(self.options.solver == "chebyshev")
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether both solves take what `prepare_systems` leaves, and the backward the launches in Gluon."""
+        return self.K in (64, 128) and self.dtype in (torch.bfloat16, torch.float16) and runs_gluon(self.device)
+
+    @property
+    def iterates_in_gluon(self) -> bool:
+        """Whether `solve_systems` takes the place of `solve_chunk` and `gram_sums_back`."""
+        return self.is_prepared
+
+    def prepared(self) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:
+        """Places for what `prepare_systems` leaves."""
+        if not self.is_prepared:
+            return None, None, None
+        keys, weights = (self.empty(self.M, self.HV, CHUNK, n, dtype=torch.float16) for n in (self.K, CHUNK))
+        return keys, weights, self.floats(self.M, self.HV, 2, CHUNK)
+
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
         HV, kept, x = self.HV, self.placeholders(), self.x
         solved, (y, y_rest) = self.two_tensors(), (None, None) if x.mix is None else self.two_tensors()
@@ -90,6 +118,7 @@ class Ridge(DeltaRule):
             self.gram(self.M, torch.float32 if self.dtype == torch.float32 else torch.float16),
             self.floats(self.M, HV),
             self.token_tensor(HV, dtype=torch.float32) if self.adaptive else None,
+            *self.prepared(),
         )
         memory = kept.G, kept.starts, kept.transitions, kept.chunk_table, kept.segment_table
         states = (self.gram(self.N), self.state(self.N)) if final else (None, None)
@@ -112,32 +141,48 @@ class Ridge(DeltaRule):
             gram_sums, (self.tiles * self.M, self.HV), x.k, x.beta, saved.G, states, saved.writes, saved.chunk_table, self.T,
             self.HV, **self.columns,
         )  # fmt: skip
-        self.scan(saved, x.H, states, H_end, back=False)
+        self.scan(saved, x.H, states, states, H_end, back=False)
+        if self.is_prepared:
+            self.launch(
+                prepare_systems, (self.M, self.HV), x.k, x.beta, saved.G, states, saved.units, saved.outsides, saved.norms,
+                saved.keys, saved.weights, saved.factors, saved.chunk_table, self.T, self.HV, **PREPARE,
+            )  # fmt: skip
         self.solve(saved, states=states)
         self.record_outputs(chunks, kept, 1.0, o, U_end)
         return (o, H_end, U_end), saved
 
-    def scan(self, saved: Saved, begin: Any, states: TensorSpec, end: Any, back: bool) -> None:
-        """Turn what every chunk adds, `states`, into H at the chunks' starts (back: into its gradient at their ends)."""
+    def scan(self, saved: Saved, begin: Any, sums: TensorSpec, states: TensorSpec, end: Any, back: bool) -> None:
+        """Turn what every chunk adds into H at the chunks' starts, `states` (back: into its gradient at their ends)."""
         self.launch(
-            scan_states, (self.N, self.HV, -(-self.K * self.K // SCAN_BLOCK)), begin, states, saved.G, end, self.x.cu_seqlens,
+            scan_states, (self.N, self.HV, -(-self.K * self.K // SCAN_BLOCK)), begin, sums, states, saved.G, end,
+            self.x.cu_seqlens,
             self.T, self.HV, BLOCK=SCAN_BLOCK, AHEAD=SCAN_AHEAD, BACK=back, num_warps=4,
         )  # fmt: skip
 
     def solve(
-        self, saved: Saved, states: Any = None, dy: Any = None, e: Any = None, slope: Any = None, dq: Any = None,
-        dmix: Any = None,
+        self, saved: Saved, states: Any = None, dy: Any = None, e: Any = None, slope: Any = None, crossed: Any = None,
+        dq: Any = None, dmix: Any = None, sums: Any = None,
     ) -> None:  # fmt: skip
         """The solutions, from H at the chunks' starts; with dy, the gradient of what the memory is asked, the adjoint ones."""
         x, options = self.x, self.options
-        by_chebyshev = options.solver == "chebyshev"
         lowest = options.ridge if self.adaptive else TYPICAL_RIDGE
-        stride = stride_between_roots(options.iterations + 1, lowest) if by_chebyshev else 0
+        stride = stride_between_roots(options.iterations + 1, lowest) if self.by_chebyshev else 0
+        if self.iterates_in_gluon:
+            from .solve_systems import solve_systems  # needs Gluon
+
+            self.launch(
+                solve_systems, (self.M, self.HV), x.q, saved.G, x.mix, x.ridge, saved.units, saved.outsides, saved.keys,
+                saved.weights, saved.factors, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope, crossed, dq, dmix, sums,
+                saved.chunk_table, self.T, options.scale, options.ridge, options.iterations, stride, HV=self.HV,
+                CHEBYSHEV=self.by_chebyshev, BACK=dy is not None, num_warps=4,
+                maxnreg=SOLVE_REGISTERS[self.K],
+            )  # fmt: skip
+            return
         self.launch(
             solve_chunk, (self.M, self.HV), x.q, x.k, x.beta, saved.G, x.mix, x.ridge, states, saved.units, saved.outsides,
-            saved.norms, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope, dq, dmix, saved.chunk_table, self.T,
-            options.scale, options.ridge, options.iterations, stride, self.HV, CHEBYSHEV=by_chebyshev, BACK=dy is not None,
-            num_warps=4, num_stages=1,
+            saved.norms, saved.keys, saved.weights, saved.factors, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope,
+            crossed, dq, dmix, saved.chunk_table, self.T, options.scale, options.ridge, options.iterations, stride, self.HV,
+            CHEBYSHEV=self.by_chebyshev, BACK=dy is not None, num_warps=4, num_stages=1,
         )  # fmt: skip
 
     def backward(self, saved: Saved, output_grads: Sequence[Any], state_grads: bool) -> RidgeInputs:
@@ -147,24 +192,40 @@ class Ridge(DeltaRule):
 
         e, dq, dmix = self.token_tensor(HV, K), self.token_tensor(HV, K), self.gate_gradient(x.mix)
         slope = self.token_tensor(HV, dtype=torch.float32) if self.adaptive else None
-        self.solve(saved, e=e, dy=dy, slope=slope, dq=dq, dmix=dmix)
-
-        later, dH = self.gram(M), self.gram(self.N) if state_grads else None
+        crossed = self.token_tensor(HV, dtype=torch.float32) if self.is_prepared else None
         place = saved.chunk_table, self.T
-        self.launch(
-            gram_sums_back, (self.tiles * M, HV), x.k, x.beta, saved.G, saved.x, e, slope, saved.units, saved.outsides, later,
-            *place, HV, **self.columns,
-        )  # fmt: skip
-        self.scan(saved, dH_end, later, dH, back=True)
+        if self.is_prepared:
+            # Of the gradient of H products take 16 bits, which of a chunk's part bfloat16 keeps as well, and float16 does not.
+            sums = self.gram(M, torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32)
+            later = self.gram(M, self.dtype)
+        else:
+            sums = later = self.gram(M)
+        self.solve(saved, e=e, dy=dy, slope=slope, crossed=crossed, dq=dq, dmix=dmix, sums=sums)
+        if not self.iterates_in_gluon:
+            self.launch(
+                gram_sums_back, (self.tiles * M, HV), x.k, x.beta, saved.G, saved.x, e, slope, saved.units, saved.outsides, sums,
+                *place, HV, **self.columns,
+            )  # fmt: skip
+        dH = self.gram(self.N) if state_grads else None
+        self.scan(saved, dH_end, sums, later, dH, back=True)
         dk = self.token_tensor(HV, K)
         per_chunk = None if x.ridge is None else self.floats(M, HV, K)
-        system_gates = self.floats(self.tiles, *memory_gates.shape[1:])
-        self.launch(
-            system_gradients, (self.tiles * M, HV), x.q, x.k, x.beta, saved.G, x.mix, dP, saved.x, saved.x_rest, e, slope,
-            saved.norms, saved.units, saved.outsides, later, d_writes, memory_gates, system_gates, dk, per_chunk, *place,
-            self.options.scale, prod(memory_gates.shape[1:]), HV, BK=self.columns["BV"], MEMORY_PARTS=memory_gates.shape[0],
-            num_warps=4, num_stages=1,
-        )  # fmt: skip
+        system_gates = self.floats(1 if self.is_prepared else self.tiles, *memory_gates.shape[1:])
+        stride, memory_parts = prod(memory_gates.shape[1:]), memory_gates.shape[0]
+        if self.is_prepared:
+            from .systems_back import systems_back  # needs Gluon
+
+            self.launch(
+                systems_back, (M, HV), x.q, x.k, x.beta, saved.G, x.mix, dP, saved.x, saved.x_rest, e, crossed, slope,
+                saved.norms, saved.units, saved.outsides, later, d_writes, memory_gates, system_gates, dk,
+                per_chunk, *place, self.options.scale, stride, HV=HV, MEMORY_PARTS=memory_parts, num_warps=4,
+            )  # fmt: skip
+        else:
+            self.launch(
+                system_gradients, (self.tiles * M, HV), x.q, x.k, x.beta, saved.G, x.mix, dP, saved.x, saved.x_rest, e, slope,
+                saved.norms, saved.units, saved.outsides, later, d_writes, memory_gates, system_gates, dk, per_chunk, *place,
+                self.options.scale, stride, HV, BK=self.columns["BV"], MEMORY_PARTS=memory_parts, num_warps=4, num_stages=1,
+            )  # fmt: skip
         dbeta, dg, _ = self.reduce_grads(kept, system_gates, x.beta, x.g)
         d_ridge = None
         if per_chunk is not None:

@@ -102,47 +102,19 @@ def conjugate_gradient(
     return x
 
 
-@triton.jit(do_not_specialize=["time", "iterations", "stride"])
-def solve_chunk(
-    q, k, beta, gate, mix, diagonal, states, units, outsides, norms, dy, x_high, x_rest, e, y_high, y_rest, slope, dq, dmix,
-    chunks, time, scale, ridge, iterations, stride, HV,
-    K: tl.constexpr, PK: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_MIX: tl.constexpr,
-    CHEBYSHEV: tl.constexpr, ADAPTIVE: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """x and y [BT, HV, K], each the sum of two tensors; BACK: e from dy. states [M, HV, K, K]: H at the chunk's
-    start; outsides [M, HV]: its norm, and units: H over that, which BACK reads. norms [BT, HV]: |H_t|_F; slope: w. diagonal
-    [HV, K]: the ridge per channel, None for a number."""
-    WORK: tl.constexpr = tl.float16 if PRECISION == "tf32" else tl.float32
-    m, head, first, count = program_chunk(chunks, time)
-    if count == 0:
-        return
-    i, live = live_tokens(count)
-    c = tl.arange(0, PK)
-    lower = i[:, None] >= i[None, :]
-    decay, _ = decay_factors(gate, first, count, head, HV)
-    at_row = first * HV + head + i * HV
+@triton.jit
+def scale_keys(keys, bad, unit, WORK: tl.constexpr):
+    """Keys over a power of two each, so that they are about of length 1; 0 where they are bad."""
+    return (zero_where(keys, bad[:, None]).to(tl.float32) * (1.0 / unit)[:, None]).to(WORK)
 
-    # The system in units in which 16-bit operands serve: keys of about length 1, H of Frobenius norm 1, rows of norm 1.
-    at_H = (m.to(tl.int64) * HV + head) * K * K + c[:, None] * K + c[None, :]
-    inside_H = (c < K)[:, None] & (c < K)[None, :]
-    if BACK:
-        H = tl.load(units + at_H, inside_H, 0.0)
-        outside = tl.load(outsides + m * HV + head)
-    else:
-        H = tl.load(states + at_H, inside_H, 0.0)
-        outside = tl.sqrt(tl.sum(H * H))
-        H = (H * (1.0 / tl.where(outside == 0.0, 1.0, outside))).to(WORK)
-        tl.store(units + at_H, H, inside_H)
-        tl.store(outsides + m * HV + head, outside)
-    keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
-    unit = row_sizes(keys.to(tl.float32), PK)
-    bad = is_bad(unit)
-    unit = zero_where(unit, bad)
-    is_zero = unit == 0.0
-    unit = power_of_two(unit)
-    keys = (zero_where(keys, bad[:, None]).to(tl.float32) * (1.0 / unit)[:, None]).to(WORK)
-    # A key of zero writes nothing: its gain must not stand beside those of keys that strong decay has left small.
-    gain = zero_where(load_gain(beta, first, live, head, HV, HEADS_BETA) * unit * unit, is_zero)
+
+@triton.jit
+def weigh_systems(keys, gain, energies, decay, outside, PRECISION: tl.constexpr):
+    """Of the systems of a chunk in units in which 16-bit operands serve, keys of about length 1, H of Frobenius norm 1, rows of
+    norm 1: the weights of the keys in every row [64, 64], what a row keeps of H, and the norms |H_t|_F of before [64]. energies:
+    k^T H k; outside: the norm of H."""
+    i = tl.arange(0, 64)
+    lower = i[:, None] >= i[None, :]
     reach = decay + tl.maximum(tl.associative_scan(exponent(gain) - decay, 0, larger), exponent(outside))
     # Log of the largest weight of a row, about; `largest` is at most that weight in units of the row.
     largest = tl.exp2(tl.minimum(reach + 120.0, 0.0))
@@ -151,16 +123,71 @@ def solve_chunk(
     weights = tl.where(lower, weights, 0.0)
     kept = tl.exp2(decay - reach) * outside
     overlaps = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
-    energies = tl.sum(tl.dot(keys, H, input_precision=PRECISION) * keys.to(tl.float32), 1)
-    inside = tl.dot(weights.to(WORK), (overlaps * overlaps).to(WORK), input_precision=PRECISION)
+    inside = tl.dot(weights.to(keys.dtype), (overlaps * overlaps).to(keys.dtype), input_precision=PRECISION)
     inside += (2 * kept)[:, None] * energies[None, :]
     norm = tl.sqrt(tl.maximum(kept * kept + tl.sum(inside * weights, 1), SMALLEST))
-    norm = tl.maximum(
-        norm, largest
-    )  # of each of its terms, also where their products underflow: keys are at least 1 long
-    weights = (weights * (1.0 / norm)[:, None]).to(WORK)
-    kept /= norm
-    norm = tl.maximum(norm * tl.exp2(reach), 1e-15)
+    # Not below the norm of each of its terms, also where their products underflow: keys are at least 1 long.
+    norm = tl.maximum(norm, largest)
+    weights = (weights * (1.0 / norm)[:, None]).to(keys.dtype)
+    return weights, kept / norm, tl.maximum(norm * tl.exp2(reach), 1e-15)
+
+
+@triton.jit
+def key_units(keys, beta, first, live, head, HV, PK: tl.constexpr, HEADS_BETA: tl.constexpr):
+    """The power of two that every key is divided by, its gain then, and whether it is bad [64]."""
+    unit = row_sizes(keys.to(tl.float32), PK)
+    bad = is_bad(unit)
+    unit = zero_where(unit, bad)
+    is_zero = unit == 0.0
+    unit = power_of_two(unit)
+    # A key of zero writes nothing: its gain must not stand beside those of keys that strong decay has left small.
+    gain = zero_where(load_gain(beta, first, live, head, HV, HEADS_BETA) * unit * unit, is_zero)
+    return unit, gain, bad
+
+
+@triton.jit(do_not_specialize=["time", "iterations", "stride"])
+def solve_chunk(
+    q, k, beta, gate, mix, diagonal, states, units, outsides, norms, prepared_keys, prepared_weights, factors, dy, x_high, x_rest,
+    e, y_high, y_rest, slope, crossed, dq, dmix, chunks, time, scale, ridge, iterations, stride, HV,
+    K: tl.constexpr, PK: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_MIX: tl.constexpr,
+    CHEBYSHEV: tl.constexpr, ADAPTIVE: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """x and y [BT, HV, K], each the sum of two tensors; BACK: e from dy. states [M, HV, K, K]: H at the chunk's
+    start; outsides [M, HV]: its norm, and units: H over that, which BACK reads. norms [BT, HV]: |H_t|_F; slope: w; crossed
+    [BT, HV]: z x^T H e with H at the chunk's start, None where nothing takes it. prepared_keys, prepared_weights, factors: see
+    `prepare_systems`, None where it was not launched. diagonal [HV, K]: the ridge per channel, None for a number."""
+    WORK: tl.constexpr = tl.float16 if PRECISION == "tf32" else tl.float32
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
+    i, live = live_tokens(count)
+    c = tl.arange(0, PK)
+    decay, _ = decay_factors(gate, first, count, head, HV)
+    at_row = first * HV + head + i * HV
+    number = m.to(tl.int64) * HV + head
+    at_H = number * (K * K) + c[:, None] * K + c[None, :]
+    inside_H = (c < K)[:, None] & (c < K)[None, :]
+    if BACK or factors is not None:
+        H = tl.load(units + at_H, inside_H, 0.0)
+        outside = tl.load(outsides + number)
+    else:
+        H = tl.load(states + at_H, inside_H, 0.0)
+        outside = tl.sqrt(tl.sum(H * H))
+        H = (H * (1.0 / tl.where(outside == 0.0, 1.0, outside))).to(WORK)
+        tl.store(units + at_H, H, inside_H)
+        tl.store(outsides + number, outside)
+    if factors is None:
+        keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
+        unit, gain, bad = key_units(keys, beta, first, live, head, HV, PK, HEADS_BETA)
+        keys = scale_keys(keys, bad, unit, WORK)
+        energies = tl.sum(tl.dot(keys, H, input_precision=PRECISION) * keys.to(tl.float32), 1)
+        weights, kept, norm = weigh_systems(keys, gain, energies, decay, outside, PRECISION)
+        spoiled = any_so_far(bad)
+    else:
+        keys = tl.load(prepared_keys + number * (64 * K) + i[:, None] * K + c[None, :], (c < K)[None, :], 0.0)
+        weights = tl.load(prepared_weights + number * 4096 + i[:, None] * 64 + i[None, :])
+        kept, norm = tl.load(factors + number * 128 + i), tl.load(factors + number * 128 + 64 + i)
+        spoiled = norm != norm
     if ADAPTIVE:  # noqa: SIM108 (one is known when compiling)
         level = tl.maximum(ridge * norm, SMALLEST_RIDGE)
     else:
@@ -189,8 +216,13 @@ def solve_chunk(
             level = tl.zeros((64,), tl.float32) + tl.max(channels, 0)
             channels = (channels * (0.5 / tl.max(channels, 0))).to(WORK)
         x = conjugate_gradient(b, keys, H, weights, kept, level / norm, channels, iterations, WORK, PRECISION)
+        if crossed is not None:
+            unit = power_of_two(row_sizes(x, PK))
+            found = tl.dot((x * (1.0 / unit)[:, None]).to(WORK), H, input_precision=PRECISION)
+            found *= load_sum_of_two(x_high, x_rest, first, live, head, HV, c, K)
+            tl.store(crossed + at_row, kept * size * unit * tl.sum(found, 1), live)
         x *= (size / norm)[:, None]
-    x = tl.where(any_so_far(bad)[:, None], float("nan"), infinite_to_nan(x))
+    x = tl.where(spoiled[:, None], float("nan"), infinite_to_nan(x))
 
     at, here = row_places(first, live, head, HV, c, K, 1)
     if BACK:
@@ -215,3 +247,44 @@ def solve_chunk(
             queries = load_rows(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
             y = queries + alpha.to(tl.float32)[:, None] * (x - queries)
             store_in_two(y, y_high + at, None if y_rest is None else y_rest + at, here)
+
+
+@triton.jit(do_not_specialize=["time"])
+def prepare_systems(
+    k, beta, gate, states, units, outsides, norms, keys, weights, factors, chunks, time, HV,
+    K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What `solve_systems` takes of a chunk, in float16: keys [M, HV, 64, K] and weights [M, HV, 64, 64], see `weigh_systems`; in
+    float32 factors [M, HV, 2, 64]: what rows keep of H, and their norms, NaN from a bad key on. states, units, outsides,
+    norms: see `solve_chunk`. H is read twice, by BK columns, as registers for all of it would leave room for one program."""
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
+    i, live = live_tokens(count)
+    c = tl.arange(0, PK)
+    number = m.to(tl.int64) * HV + head
+    at_H = number * (K * K) + c[:, None] * K + tl.arange(0, BK)[None, :]
+    squares = tl.zeros((PK, BK), tl.float32)
+    for k0 in range(0, K, BK):
+        H = tl.load(states + at_H + k0)
+        squares += H * H
+    outside = tl.sqrt(tl.sum(squares))
+    whole = load_rows(k, first, live, head, HV, c, K, HEADS_K)
+    unit, gain, bad = key_units(whole, beta, first, live, head, HV, PK, HEADS_BETA)
+    whole = scale_keys(whole, bad, unit, tl.float16)
+    tl.store(keys + number * (64 * K) + i[:, None] * K + c[None, :], whole)
+    energies = tl.zeros((64,), tl.float32)
+    for k0 in range(0, K, BK):
+        H = tl.load(states + at_H + k0) * (1.0 / tl.where(outside == 0.0, 1.0, outside))
+        tl.store(units + at_H + k0, H.to(tl.float16))
+        some = scale_keys(load_rows(k, first, live, head, HV, k0 + tl.arange(0, BK), K, HEADS_K), bad, unit, tl.float16)
+        energies += tl.sum(tl.dot(whole, H.to(tl.float16), input_precision=PRECISION) * some.to(tl.float32), 1)
+    decay, _ = decay_factors(gate, first, count, head, HV)
+    weight, kept, norm = weigh_systems(whole, gain, energies, decay, outside, PRECISION)
+    tl.store(outsides + number, outside)
+    if norms is not None:
+        tl.store(norms + first * HV + head + i * HV, norm, live)
+    tl.store(weights + number * 4096 + i[:, None] * 64 + i[None, :], weight)
+    tl.store(factors + number * 128 + i, kept)
+    tl.store(factors + number * 128 + 64 + i, tl.where(any_so_far(bad), float("nan"), norm))

@@ -3,17 +3,15 @@ their gradients; see the head of this folder."""
 
 from __future__ import annotations
 
+from ...common.hopper_tiles import copy_rows, product_layout, row_places
 from ...common.packing import pieces_of_sequence
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .passes import (
     T_PLACE,
     copy_factors,
-    copy_rows,
     find_segment,
     largest_row_sum,
     load_state,
-    product_layout,
-    row_places,
     segments_needed,
     store_rows,
     through_segments,

@@ -8,9 +8,9 @@ channels at a time.
 
 from __future__ import annotations
 
+from ...common.hopper_tiles import product_layout, unknown_zero
 from ...common.math import clamp_decay
 from ...runtime.gluon import fence_async_shared, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
-from .passes import product_layout, unknown_zero
 from .write_keys import approximate
 
 APART = gl.constexpr(gl.BlockedLayout([1, 8, 4], [2, 1, 16], [4, 1, 1], [2, 1, 0]))  # [8, 8, 64]

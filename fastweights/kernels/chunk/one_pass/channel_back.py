@@ -3,12 +3,13 @@ gradients of a chunk; see the head of this folder."""
 
 from __future__ import annotations
 
+from ...common.hopper_tiles import copy_rows, product_layout, row_places, unknown_zero
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .back import end_of_segment, place_segment
 from .channel import decay_channels, load_tile
 from .gradients_back import anew, own_sums, row_sums, token_layout
-from .passes import T_PLACE, copy_factors, copy_rows, product_layout, row_places, state_addresses, unknown_zero
+from .passes import T_PLACE, copy_factors, state_addresses
 from .write_keys import approximate
 
 

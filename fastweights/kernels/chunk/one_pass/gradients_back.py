@@ -6,18 +6,10 @@ memory leaves little of L1."""
 
 from __future__ import annotations
 
+from ...common.hopper_tiles import copy_rows, product_layout, row_places, unknown_zero
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .back import end_of_segment, place_segment
-from .passes import (
-    T_PLACE,
-    add,
-    copy_factors,
-    copy_rows,
-    product_layout,
-    row_places,
-    state_addresses,
-    unknown_zero,
-)
+from .passes import T_PLACE, add, copy_factors, state_addresses
 
 
 @gluon.constexpr_function

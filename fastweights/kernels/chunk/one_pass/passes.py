@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...common.hopper_tiles import add, copy_rows, product_layout, row_places
 from ...common.packing import pieces_of_sequence, segment_place
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
@@ -9,57 +10,6 @@ from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma
 # four: the decay from the chunk's start, that to its end, beta, and the summed log decay in base 2.
 FACTORS_PLACE = gl.constexpr(4096)
 T_PLACE = gl.constexpr(4096 + 512)
-
-
-@gluon.constexpr_function
-def product_layout(warps, columns, depth=16):
-    """Of the result [16 warps, columns] of a product; depth 16 for numbers of 16 bits, 8 for tf32."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, columns, depth])
-
-
-@gluon.constexpr_function
-def row_layout(warps, width, numbers=8):
-    """Of rows of `width` numbers, 16 bytes per thread, which are so many numbers: 8 of 16 bits, 4 of 32."""
-    return gl.BlockedLayout([1, numbers], [32 * numbers // width, width // numbers], [warps, 1], [1, 0])
-
-
-@gluon.jit
-def add(a, b):
-    return a + b
-
-
-@gluon.jit
-def unknown_zero():
-    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def row_places(STRIDE: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, NUMBERS: gl.constexpr = 8):
-    """Of a tile [HEIGHT, WIDTH] the rows, and the places of all numbers. A thread's rows differ by constants, which stand within
-    instructions. NUMBERS: see `row_layout`."""
-    LAYOUT: gl.constexpr = row_layout(gl.num_warps(), WIDTH, NUMBERS)
-    LANES: gl.constexpr = WIDTH // NUMBERS
-    ROWS: gl.constexpr = 32 // LANES * gl.num_warps()
-    APART: gl.constexpr = gl.BlockedLayout([1, 1, NUMBERS], [1, 32 // LANES, LANES], [1, gl.num_warps(), 1], [2, 1, 0])
-    IN_ROWS: gl.constexpr = gl.SliceLayout(2, APART)
-    r = gl.arange(0, HEIGHT // ROWS, gl.SliceLayout(1, IN_ROWS)) * ROWS
-    i = gl.arange(0, ROWS, gl.SliceLayout(0, IN_ROWS)) + unknown_zero()
-    c = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(1, APART)))
-    row = r[:, None] + i[None, :]
-    at = (r.to(gl.int64)[:, None] * STRIDE + i.to(gl.int64)[None, :] * STRIDE)[:, :, None] + c[None, None, :]
-    row = gl.convert_layout(row.reshape([HEIGHT]), gl.SliceLayout(1, LAYOUT))
-    at = gl.convert_layout(at.reshape([HEIGHT, WIDTH]), LAYOUT)
-    return row, gl.max_contiguous(gl.multiple_of(at, [NUMBERS, NUMBERS]), [1, NUMBERS])
-
-
-@gluon.jit
-def copy_rows(buffer, x, live, STRIDE: gl.constexpr, MASKED: gl.constexpr):
-    """Begin to copy a tile from x on; rows from `live` on become 0."""
-    row, at = row_places(STRIDE, buffer.shape[0], buffer.shape[1], 128 // buffer.dtype.primitive_bitwidth)
-    if MASKED:
-        async_copy.async_copy_global_to_shared(buffer, x + at, mask=(row < live)[:, None])
-    else:
-        async_copy.async_copy_global_to_shared(buffer, x + at)
 
 
 @gluon.jit

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from ...common.hopper_tiles import copy_rows, product_layout
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .channel import decay_channels, either, load_tile
-from .passes import T_PLACE, add, copy_rows, factors_of, product_layout
+from .passes import T_PLACE, add, factors_of
 from .write_keys import precondition_keys
 
 

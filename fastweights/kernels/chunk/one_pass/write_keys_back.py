@@ -5,11 +5,12 @@ this family, of which the second finds again what the first found of a chunk, in
 
 from __future__ import annotations
 
+from ...common.hopper_tiles import copy_rows, row_places
 from ...common.math import LN2
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .gradients_back import load_sums, row_sums, token_layout
-from .passes import add, copy_rows, row_places
+from .passes import add
 from .write_keys import LARGEST, approximate, load_gates, pair_decays
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 from fastweights.kernels import availability
+from fastweights.kernels.runtime import gluon
 from fastweights.ops.framework import checks
 
 __all__ = ["tensors_as_on_gpu"]
@@ -29,4 +30,7 @@ def tensors_as_on_gpu() -> Iterator[None]:
                 if module is not availability and callable(x) and x.__hash__ is not None and x in changed:
                     changes.enter_context(mock.patch.object(module, name, changed[x]))
         changes.enter_context(mock.patch.object(availability, "INTERPRETED", True))
+        loaded = [x for x in sys.modules.values() if vars(x).get("runs_gluon") is gluon.runs_gluon]
+        for module in loaded:
+            changes.enter_context(mock.patch.object(module, "runs_gluon", lambda device: gluon.HAS_GLUON))
         yield
