@@ -139,9 +139,11 @@ def channel_gradients_of_tile(
     q, k, write_key, v, beta, g, u, z, do, dP, h, dh, scale, dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
-    WRITE: tl.constexpr, DELTA: tl.constexpr, FLAT: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr,
+    WRITE: tl.constexpr, DELTA: tl.constexpr, FLAT: tl.constexpr, MOST: tl.constexpr, MIDDLE_OF_CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`chunk_gradients_channel` of one tile of key channels, in one form. total: G at the chunk's end."""
+    """`chunk_gradients_channel` of one tile of key channels, in one form. total: G at the chunk's end. MIDDLE_OF_CHUNK: h and dh
+    come as `chunk.one_pass.channel` meets states, times exp(R)."""
     i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
@@ -187,10 +189,11 @@ def channel_gradients_of_tile(
         tl.debug_barrier()
         queries = tl.load(q + key_start + at_key, here, 0.0)
         keys = tl.load(k + key_start + at_key, here, 0.0)
-        grad_q *= tl.exp2(G) * scale
-        grad_w *= tl.exp2(total[None, :] - G)
-        grad_k *= -tl.exp2(G)
-        grad_last = tl.exp2(total) * grad_last + tl.sum(writes * grad_w, 0)
+        middle = tl.maximum(total, -MOST) / 2 if MIDDLE_OF_CHUNK else tl.zeros((BK,), tl.float32)
+        grad_q *= tl.exp2(G - middle[None, :]) * scale
+        grad_w *= tl.exp2((total - middle)[None, :] - G)
+        grad_k *= -tl.exp2(G - middle[None, :])
+        grad_last = tl.exp2(total - 2 * middle) * grad_last + tl.sum(writes * grad_w, 0)
         grad_G = queries * grad_q - writes * grad_w
         if DELTA:
             grad_G += keys * (grad_k * gain[:, None])
@@ -256,7 +259,7 @@ def chunk_gradients_channel(
     channel_gradients_of_tile(
         part, m, head, first, count, total,
         q, k, write_key, v, beta, g, u, z, do, dP, h, dh, scale, dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
-        K, BK, V, BV, HEADS_G, HEADS_BETA, HEADS_W, WRITE, DELTA, FLAT, MOST, PRECISION,
+        K, BK, V, BV, HEADS_G, HEADS_BETA, HEADS_W, WRITE, DELTA, FLAT, MOST, False, PRECISION,
     )  # fmt: skip
 
 
@@ -280,5 +283,5 @@ def strong_gradients_channel(
             channel_gradients_of_tile(
                 part, m, head, first, count, total,
                 q, k, write_key, v, beta, g, u, z, do, dP, h, dh, scale, dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
-                K, BK, V, BV, HEADS_G, HEADS_BETA, HEADS_W, WRITE, DELTA, False, MOST, PRECISION,
+                K, BK, V, BV, HEADS_G, HEADS_BETA, HEADS_W, WRITE, DELTA, False, MOST, True, PRECISION,
             )  # fmt: skip
