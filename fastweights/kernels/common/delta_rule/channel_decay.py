@@ -271,17 +271,26 @@ def strong_gradients_channel(
     HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
     WRITE: tl.constexpr, DELTA: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`chunk_gradients_channel` of all tiles that are not flat among M chunks, where they are few: a program has many tiles."""
+    """`chunk_gradients_channel` of all tiles that are not flat among M chunks, where they are few: a program has many tiles, and
+    looks at 16 of them at once."""
     PARTS: tl.constexpr = (K + BK - 1) // BK
-    head = tl.program_id(1)
-    for number in range(tl.program_id(0), PARTS * M, tl.num_programs(0)):
-        part, m = number % PARTS, number // PARTS
-        first, count = chunk_place(chunks, m, time)
-        c = part * BK + tl.arange(0, BK)
-        total = tl.load(last_gate + (m.to(tl.int64) * HV + head) * K + c, (c < K) & (count > 0), 0.0)
-        if -tl.min(total, 0) >= MOST:
-            channel_gradients_of_tile(
-                part, m, head, first, count, total,
-                q, k, write_key, v, beta, g, u, z, do, dP, h, dh, scale, dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
-                K, BK, V, BV, HEADS_G, HEADS_BETA, HEADS_W, WRITE, DELTA, False, MOST, True, PRECISION,
-            )  # fmt: skip
+    LOOK: tl.constexpr = 16
+    head, step = tl.program_id(1), tl.num_programs(0)
+    for begin in range(tl.program_id(0), PARTS * M, LOOK * step):
+        seen = begin + tl.arange(0, LOOK) * step
+        c = (seen % PARTS)[:, None] * BK + tl.arange(0, BK)[None, :]
+        m = (seen // PARTS)[:, None].to(tl.int64)
+        totals = tl.load(last_gate + (m * HV + head) * K + c, (seen < PARTS * M)[:, None] & (c < K), 0.0)
+        strong = tl.sum((-tl.min(totals, 1) >= MOST).to(tl.int32), 0) > 0
+        if strong:
+            for number in range(begin, tl.minimum(begin + LOOK * step, PARTS * M), step):
+                part, m = number % PARTS, number // PARTS
+                first, count = chunk_place(chunks, m, time)
+                c = part * BK + tl.arange(0, BK)
+                total = tl.load(last_gate + (m.to(tl.int64) * HV + head) * K + c, (c < K) & (count > 0), 0.0)
+                if -tl.min(total, 0) >= MOST:
+                    channel_gradients_of_tile(
+                        part, m, head, first, count, total,
+                        q, k, write_key, v, beta, g, u, z, do, dP, h, dh, scale, dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
+                        K, BK, V, BV, HEADS_G, HEADS_BETA, HEADS_W, WRITE, DELTA, False, MOST, True, PRECISION,
+                    )  # fmt: skip
