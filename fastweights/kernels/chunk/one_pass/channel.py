@@ -1,9 +1,9 @@
 """One decay per key channel, in Gluon for Hopper GPUs: the operands that the passes take of a chunk, and their products.
 
-All are scaled as seen from R, halfway between the decay of the chunk's start, 0, and G_C, that of its end, where only half of what
-a channel loses stands in a number: k exp(G - R) and w exp(R - G). A state S meets them as exp(R) S, and leaves the chunk as
-exp(R) (exp(R) S + u w exp(R - G)). Where a channel loses more than 2^-MOST_LOST, R is -MOST_LOST / 2, and w exp(G_C - R - G) takes
-the place of the latter. exp(2 R) S, what is then left of S in the place of exp(G_C) S, is below all that float32 holds.
+All decay from R or to R, the half of G_C, so that no number has more than half of what a channel loses: k exp(G - R) and
+w exp(R - G). A state S meets them as exp(R) S, and leaves the chunk as exp(R) (exp(R) S + u w exp(R - G)). Of a channel that
+loses more than 2^-MOST_LOST, R is -MOST_LOST / 2, and w exp(G_C - R - G) takes the place of w exp(R - G). Then exp(2 R) S takes
+the place of exp(G_C) S: both are smaller than float32's numbers.
 
 By three forms. Flat, where no channel loses more than that in the chunk: one product has all pairs. By blocks of
 16 tokens, where none loses much within them: with R, which is G before a block, the products of its k exp(G - R) and w exp(R - G)
@@ -176,13 +176,12 @@ def meet(
 def decay_channels(
     ks, qs, ws, q, k, w, g, g_low, g_high, qg, kg, wg, middles, gates, last_gate, strong, count, scale,
     HV: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, WRITE: gl.constexpr,
-    SOLVE: gl.constexpr,
 ):  # fmt: skip
-    """scale q exp(G - R), k exp(G - R) and w exp(G_C - R - G) into qg, kg and wg [.., HV, K], where R is half of G_C, see the head
-    of this file. Unless these are None, exp(R) into middles [K], exp(G - R) into gates [.., HV, K] and G_C into last_gate [K],
-    and into strong 1 where the form is not flat, else 0. With SOLVE w q^T and w k^T of pairs i >= j, decayed from one to the
-    other. ks, qs and, with WRITE, ws [64, K] hold k, q and w, and are used up; g_low and g_high [64, 64] hold g of the first 64
-    channels and of the others. G_ROW, KEY_ROW and WRITE_ROW: from row to row of what g, q and k, and w point to."""
+    """scale q exp(G - R), k exp(G - R) and w exp(G_C - R - G), see the head of this file, into qg, kg and wg [.., HV, K], exp(R)
+    into middles [K], unless these are None exp(G - R) into gates [.., HV, K] and G_C into last_gate [K],
+    and into strong 1 where the form is not flat, else 0. What comes back is scale w q^T and w k^T of pairs i >= j, decayed from
+    one to the other. ks, qs and, with WRITE, ws [64, K] hold k, q and w, and are used up; g_low and g_high [64, 64] hold g of
+    the first 64 channels and of the others. G_ROW, KEY_ROW and WRITE_ROW: from row to row of what g, q and k, and w point to."""
     TYPE: gl.constexpr = ks.dtype
     PARTS: gl.constexpr = 2
     edges = gl.allocate_shared_memory(gl.float32, [8, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
@@ -194,10 +193,7 @@ def decay_channels(
         G = sum_decays(g_low if part == 0 else g_high, edges)
         total = edges.slice(7, 1).load(TILE)
         middle = 0.5 * gl.where(total < -MOST_LOST, -MOST_LOST, total)  # NaN stays
-        if middles is not None:
-            gl.store(middles + part * 64 + c, approximate(middle, "ex2"))
-        if last_gate is not None:
-            gl.store(last_gate + part * 64 + c, total)
+        gl.store(middles + part * 64 + c, approximate(middle, "ex2"))
         lost = gl.maximum(lost, gl.max(gl.max(gl.where(G == G, -G, 0.0), 1), 0))  # NaN does not choose the form
         key_part = ks.slice(part * 64, 64, dim=1)
         query_part = qs.slice(part * 64, 64, dim=1)
@@ -208,6 +204,7 @@ def decay_channels(
         since = approximate(G - middle, "ex2")
         if gates is not None:
             gl.store(gates + part * 64 + at, since.to(TYPE), here)
+            gl.store(last_gate + part * 64 + c, total)
         keys = (key_part.load(TILE).to(gl.float32) * since).to(TYPE)
         gl.store(kg + part * 64 + at, keys, here)
         key_part.store(keys)
@@ -215,16 +212,12 @@ def decay_channels(
         queries = (query_part.load(TILE).to(gl.float32) * (since * scale)).to(TYPE)
         gl.store(qg + part * 64 + at, queries, here)
         query_part.store(queries)
-    if strong is not None:
-        gl.store(strong, gl.where(lost < MOST_LOST, 0.0, 1.0))
-    scores = gl.zeros([64, 64], gl.float32, product_layout(4, 64))
-    overlap = scores
-    if SOLVE:
-        if lost < MOST_LOST:
-            scores, overlap = products(ks, qs, ws)
-        else:
-            left = ks.slice(0, 64, dim=1)
-            right = ws.slice(0, 64, dim=1)
-            scores = meet(left, right, edges, q, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
-            overlap = meet(left, right, edges, k, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
+    gl.store(strong, gl.where(lost < MOST_LOST, 0.0, 1.0))
+    if lost < MOST_LOST:
+        scores, overlap = products(ks, qs, ws)
+    else:
+        left = ks.slice(0, 64, dim=1)
+        right = ws.slice(0, 64, dim=1)
+        scores = scale * meet(left, right, edges, q, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
+        overlap = meet(left, right, edges, k, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
     return scores, overlap

@@ -1,56 +1,19 @@
-"""The backward with one decay per key channel, in Gluon for Hopper GPUs: the tokens as they decay again, the pass back, and all
-gradients of a chunk; see the head of this folder."""
+"""The pass of a backward with one decay per key channel, which finds all gradients on its way, in Gluon for Hopper GPUs: see the
+head of this folder."""
 
 from __future__ import annotations
 
-from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .back import end_of_segment, place_segment
-from .channel import decay_channels, load_tile
 from .gradients_back import anew, own_sums, row_sums, token_layout
 from .passes import T_PLACE, copy_factors, copy_rows, product_layout, row_places, state_addresses, unknown_zero
 from .write_keys import approximate
 
 
-@gluon.jit(do_not_specialize=["time"])
-def decay_again(
-    q, k, w, g, qg, kg, wg, gates, last_gate, chunks, time, scale,
-    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, HEADS_G: gl.constexpr,
-):  # fmt: skip
-    """What `decay_channels` leaves, without products; queries come scaled. w: write keys, None where k writes."""
-    m, head, first, count = program_chunk(chunks, time)
-    if count == 0:
-        return
-    TYPE: gl.constexpr = q.dtype.element_ty
-    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
-    WRITE_ROW: gl.constexpr = H * K if w is None else HV // HEADS_W * K
-    G_ROW: gl.constexpr = HV // HEADS_G * K
-    at_key = (first * H + head // (HV // H)) * K
-    at_row = (first * HV + head) * K
-    ks = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
-    qs = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
-    ws = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
-    copy_rows(ks, k + at_key, count, H * K, True)
-    copy_rows(qs, q + at_key, count, H * K, True)
-    writes = k + at_key
-    if w is not None:
-        writes = w + (first * (HV // HEADS_W) + head // HEADS_W) * K
-        copy_rows(ws, writes, count, WRITE_ROW, True)
-    async_copy.commit_group()
-    g += (first * (HV // HEADS_G) + head // HEADS_G) * K
-    g_low = load_tile(g, count, G_ROW)
-    g_high = load_tile(g + 64, count, G_ROW)
-    async_copy.wait_group(0)
-    decay_channels(
-        ks, qs, ws, q + at_key, k + at_key, writes, g, g_low, g_high, qg + at_row, kg + at_row, wg + at_row, None,
-        gates + at_row, last_gate + (m.to(gl.int64) * HV + head) * K, None, count, scale,
-        HV, G_ROW, H * K, WRITE_ROW, w is not None, False,
-    )  # fmt: skip
-
-
 @gluon.jit
 def copy_first(
-    w, do, made, ws, dos, fs, first, m, head, c, live, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr
+    w, do, made, ws, dos, fs, first, m, head, c, live,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
 ):  # fmt: skip
     """Begin to copy what a step takes first of chunk c of a segment."""
     token = (anew(first) + anew(c) * 64) * HV + anew(head)
@@ -96,11 +59,11 @@ def channel_gradients_back(
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr,
     NORMS: gl.constexpr,
 ):  # fmt: skip
-    """As `gradients_back`, with q, k and w [BT, HV, K] as they decay, q scaled too, by `gates` [BT, HV, K]; states are met between
-    exp(R) S and u w, see `channel.py`. dg [BT, HV, K]: the gradient of the log decays. gate_grads [2, 2, BT, HV]: of beta from
-    each half of the channels, `stride` from one to the next. dw: None where k writes. Where channels lose too much for that, z,
-    dP and dh of the chunk are written, from which `strong_gradients_channel` finds the gradients of their half of the
-    channels."""
+    """As `gradients_back`, with q, k and w [BT, HV, K] as they decay, q scaled too, and gates [BT, HV, K], exp(G - R): see
+    `channel.py`. dg [BT, HV, K]: the gradient of the log decays. gate_grads [2, 2, BT, HV]: of beta from each half of the
+    channels, `stride` from one to the next. dw: None where k writes. Where channels lose too much in a chunk, its z, dP and dh,
+    the gradient of exp(-R) times the state behind it, are written, from which `strong_gradients_channel` finds the gradients of
+    their half of the channels."""
     TYPE: gl.constexpr = k.dtype.element_ty
     KEYS: gl.constexpr = product_layout(8, K)
     TOKENS: gl.constexpr = product_layout(8, 64)
@@ -152,7 +115,7 @@ def channel_gradients_back(
     copy_state(h, one_h.index(0), m, head, c, left, HV, K, V)
     copy_next(
         q, k, made, one_q.index(0), one_k.index(0), one_P.index(0), one_T.index(0), first, m, head, c, left, HV, K, RECORD
-    )
+    )  # fmt: skip
     copy_written(u, one_u.index(0), first, head, c, left, HV, V)
     left = gl.where(chunks > 1, 64, 0)
     copy_first(w, do, made, ws.index(1), dos.index(1), fs.index(1), first, m, head, c - 1, left, HV, K, V, RECORD)

@@ -18,6 +18,9 @@ from ..key_energy import gate_groups, record_scan
 RECORD = CHUNK * CHUNK + 8 * CHUNK  # numbers of P and of four per token, in float32, in the record of a chunk
 
 
+DECAYED = ("q_decayed", "k_decayed", "w_decayed")  # of what a forward keeps, see `decay_channels`
+
+
 class PassTile(NamedTuple):
     """Value columns of a program, of which 16 are a warp's, and how many chunks there are in shared memory at once."""
 
@@ -101,9 +104,9 @@ class OnePass(DeltaRule):
         """None where the keys write."""
         return saved.write_keys if self.precond else self.memory.write_key
 
-    def decayed(self) -> Tokens:
+    def decayed(self, saved: SavedForBackward) -> Tokens:
         """With a decay per channel, places for the tokens as they decay."""
-        return Tokens(*(self.token_tensor(self.HV, self.K) if self.decay == 2 else None for _ in range(3)))
+        return Tokens(*(self.token_tensor(self.HV, self.K) if self.decay == 2 else None for _ in DECAYED))
 
     def solve_registers(self) -> int:
         """Per thread: with both of what takes many, three programs per multiprocessor, else four."""
@@ -143,14 +146,15 @@ class OnePass(DeltaRule):
         x, HV, scale, made = self.memory, self.HV, self.options[0], saved.records
         solved = self.empty(self.M, HV, CHUNK, CHUNK) if self.delta else None
         place = self.place(saved)
-        tokens, decayed = Tokens(x.q, x.k, self.write_keys(saved)), self.decayed()
+        tokens, decayed = Tokens(x.q, x.k, self.write_keys(saved)), self.decayed(saved)
         gates: tuple[Any, ...] = (None, None, None, None)
         numbers = 0.0, 0.0
         if self.makes_write_keys:
             gates, numbers = (saved.key_energy, x.precond_g, x.precond_beta, x.center), self.squash_numbers
         self.launch(
-            solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, *decayed, saved.chunk_table, self.T, scale,
-            *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
+            solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, *decayed, saved.gates, saved.last_gates,
+            saved.chunk_table, self.T, scale, *numbers,
+            **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
             DECAY=self.decay, KEPT=self.keeps, num_warps=4, maxnreg=self.solve_registers(),
         )  # fmt: skip
         if self.decay == 2:
@@ -180,6 +184,9 @@ class OnePassKept(OnePass):
     """A forward before a backward, and the backward."""
 
     keeps = True
+
+    def decayed(self, saved: SavedForBackward) -> Tokens:
+        return Tokens(*(getattr(saved, name) for name in DECAYED))
 
     def choose_segments(self) -> None:
         self.length, self.cut = segments_kept(self)
@@ -266,14 +273,10 @@ class OnePassKept(OnePass):
         self, saved: SavedForBackward, scale: float, do: Any, dS_end: Any, state_grads: bool
     ) -> MemoryGrads:
         """With one decay per channel. Halves of the channels that lose too much in a chunk are left to plain Triton."""
-        from .channel_back import channel_gradients_back, decay_again  # need Gluon
+        from .channel_back import channel_gradients_back  # needs Gluon
 
         x, HV, K, V, w = self.memory, self.HV, self.K, self.V, self.write_keys(saved)
-        tokens, gates, last_gate = self.decayed(), self.token_tensor(HV, K), self.floats(self.M, HV, K)
-        self.launch(
-            decay_again, (self.M, HV), x.q, x.k, w, x.g, *tokens, gates, last_gate, saved.chunk_table, self.T, scale,
-            HEADS_W=self.group(w), HEADS_G=self.group(x.g), num_warps=4, maxnreg=SOLVE_REGISTERS,
-        )  # fmt: skip
+        tokens = self.decayed(saved)
         h = self.states_again(saved, tokens.w, saved.u)
         added, norms = self.summaries_back(saved, tokens, 1.0, do)
         dq, dk, dg = self.token_tensor(HV, K), self.token_tensor(HV, K), self.token_tensor(HV, K, dtype=torch.float32)
@@ -283,13 +286,13 @@ class OnePassKept(OnePass):
         gate_grads = self.floats(K // 64, 2, *self.rows, HV)
         stride = prod(gate_grads.shape[1:])
         self.launch(
-            channel_gradients_back, (self.P, HV), *tokens, x.v, gates, saved.records, do, saved.u, h, dS_end, added,
-            saved.transitions if self.cut else None, norms, dS, dq, dk, dw, dv, dg, gate_grads, z, dP, dh, *self.place(saved), stride,
-            scale, STARTED=dS_end is not None, ENDED=dS is not None, NORMS=count_norms(norms), num_warps=8,
+            channel_gradients_back, (self.P, HV), *tokens, x.v, saved.gates, saved.records, do, saved.u, h, dS_end, added,
+            saved.transitions if self.cut else None, norms, dS, dq, dk, dw, dv, dg, gate_grads, z, dP, dh, *self.place(saved),
+            stride, scale, STARTED=dS_end is not None, ENDED=dS is not None, NORMS=count_norms(norms), num_warps=8,
         )  # fmt: skip
         self.launch(
-            strong_gradients_channel, (-(-2 * PROGRAMS // HV), HV), x.q, x.k, w, x.v, x.beta, x.g, last_gate, saved.u, z, do, dP,
-            h, dh, saved.chunk_table, self.T, scale, dq, dk, dw, dv, gate_grads, dg, stride, self.H, HV, self.M,
+            strong_gradients_channel, (-(-2 * PROGRAMS // HV), HV), x.q, x.k, w, x.v, x.beta, x.g, saved.last_gates, saved.u, z,
+            do, dP, h, dh, saved.chunk_table, self.T, scale, dq, dk, dw, dv, gate_grads, dg, stride, self.H, HV, self.M,
             HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), HEADS_W=self.group(w), MOST=MOST_LOST, BK=64,
             BV=32, num_warps=8, num_stages=1,
         )  # fmt: skip

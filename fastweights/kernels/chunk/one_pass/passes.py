@@ -250,7 +250,7 @@ def pass_segment(
         if READ:
             if DECAY == 1:
                 out *= (since * scale)[None, :]
-            else:
+            elif DECAY == 0:
                 out *= scale
             if CAREFUL:
                 bad, ruin = first_bad(u)

@@ -278,9 +278,9 @@ def strong_gradients_channel(
     head, step = tl.program_id(1), tl.num_programs(0)
     for begin in range(tl.program_id(0), PARTS * M, LOOK * step):
         seen = begin + tl.arange(0, LOOK) * step
-        c = (seen % PARTS)[:, None] * BK + tl.arange(0, BK)[None, :]
-        m = (seen // PARTS)[:, None].to(tl.int64)
-        totals = tl.load(last_gate + (m * HV + head) * K + c, (seen < PARTS * M)[:, None] & (c < K), 0.0)
+        channel = (seen % PARTS)[:, None] * BK + tl.arange(0, BK)[None, :]
+        at_total = ((seen // PARTS).to(tl.int64)[:, None] * HV + head) * K + channel
+        totals = tl.load(last_gate + at_total, (seen < PARTS * M)[:, None] & (channel < K), 0.0)
         strong = tl.sum((-tl.min(totals, 1) >= MOST).to(tl.int32), 0) > 0
         if strong:
             for number in range(begin, tl.minimum(begin + LOOK * step, PARTS * M), step):
