@@ -5,9 +5,9 @@ w exp(R - G). A state S meets them as exp(R) S, and leaves the chunk as exp(R) (
 loses more than 2^-MOST_LOST, R is -MOST_LOST / 2, and w exp(G_C - R - G) takes the place of w exp(R - G). Then exp(2 R) S takes
 the place of exp(G_C) S: both are smaller than float32's numbers.
 
-By three forms. Flat, where no channel loses more than that in the chunk: one product has all pairs. By blocks of
-16 tokens, where none loses much within them: with R, which is G before a block, the products of its k exp(G - R) and w exp(R - G)
-of all tokens up to its last. Else by halves, as `common.delta_rule.channel_decay`. Threads have four channels of eight tokens, 64
+Flat, where no channel loses more than that in the chunk, one product has all pairs. Else those of a token of each half of the
+chunk meet at the border between them, as in `common.delta_rule.channel_decay`, and those of one half in the same way as in a flat
+chunk where no channel loses more than that in a half, else by halves of halves. Threads have four channels of eight tokens, 64
 channels at a time.
 """
 
@@ -123,22 +123,12 @@ def met(xs, ys, pairs):
 
 
 @gluon.jit
-def before_block(edges, block):
-    """G at the last token before a block of 16, or before those of tokens [64, 1]: [1, 64] or [64, 64]."""
-    start = gl.zeros([1, 64], gl.float32, TILE)
-    for n in gl.static_range(1, 4):
-        start = gl.where(block >= n, edges.slice(2 * n - 1, 1).load(TILE), start)
-    return start
-
-
-@gluon.jit
 def meet(
     xs, ws, edges, x, w, g, count, PARTS: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr
 ):  # fmt: skip
-    """w x^T of pairs i >= j, decayed from one to the other, by blocks or halves. xs and ws [64, 64]: for operands. Of queries and
-    keys one after the other: registers hold no more."""
+    """w x^T of pairs i >= j, decayed from one to the other, by halves. xs and ws [64, 64]: for operands. Of queries and keys one
+    after the other: registers hold no more."""
     TYPE: gl.constexpr = xs.dtype
-    MOST: gl.constexpr = 112.0
     SQUARE: gl.constexpr = product_layout(4, 64)
     BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
     j = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
@@ -147,19 +137,19 @@ def meet(
     found = gl.zeros([64, 64], gl.float32, SQUARE)
     for _ in range(PARTS):
         G = sum_decays(load_tile(g, count, G_ROW), edges)
-        since = G - before_block(edges, (row // 16)[:, None])
-        lost = gl.max(gl.max(gl.where(since == since, -since, 0.0), 1), 0)  # NaN does not choose the form
-        if lost < MOST:
-            xs.store((load_tile(x, count, KEY_ROW) * approximate(since, "ex2")).to(TYPE))
-            for block in range(4):
-                factor = approximate(before_block(edges, block) - G, "ex2")
-                factor = gl.where((row < 16 * block + 16)[:, None], factor, 0.0)
-                ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
-                found += met(ws, xs, (i // 16 == block)[None, :] & (j >= 0)[:, None])
+        border, total = edges.slice(3, 1).load(TILE), edges.slice(7, 1).load(TILE)
+        lost = gl.maximum(-border, border - total)
+        lost = gl.max(gl.max(gl.where(lost == lost, lost, 0.0), 1), 0)  # NaN does not choose the form
+        if lost < MOST_LOST:
+            middle = 0.5 * (border + gl.where((row < 32)[:, None], 0.0, total))
+            xs.store((load_tile(x, count, KEY_ROW) * approximate(G - middle, "ex2")).to(TYPE))
+            ws.store((load_tile(w, count, WRITE_ROW) * approximate(middle - G, "ex2")).to(TYPE))
+            found += met(ws, xs, (i // 32)[None, :] == (j // 32)[:, None])
         else:
             own = gl.sum(load_tile(x, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
             found += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
-            for level in gl.static_range(6):
+        for level in gl.static_range(6):
+            if (level == 0) | (lost >= MOST_LOST):
                 factor = approximate(-gl.abs(G - at_border(G, edges, 32 >> level)), "ex2")
                 xs.store((load_tile(x, count, KEY_ROW) * factor).to(TYPE))
                 ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))

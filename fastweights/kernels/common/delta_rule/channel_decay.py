@@ -29,12 +29,10 @@ def find_border(half):
 
 
 @triton.jit
-def meet_at_border(G, at_border, half):
-    """By halves: the factor of every token [64, channels], given G at its border, and which pairs (i, j) [64, 64] this level
-    computes."""
+def find_pairs(half):
+    """By halves: which pairs (i, j) [64, 64] this level computes."""
     i = tl.arange(0, 64)
-    pairs = ((i & half) > 0)[:, None] & (((i ^ half) // half)[:, None] == (i // half)[None, :])
-    return tl.exp2(-tl.abs(G - at_border)), pairs
+    return ((i & half) > 0)[:, None] & (((i ^ half) // half)[:, None] == (i // half)[None, :])
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -94,7 +92,7 @@ def wy_transform_channel(
             half = 32
             while half > 0:
                 at_border = tl.gather(G, tl.broadcast_to(find_border(half)[:, None], G.shape), 0)
-                factor, pairs = meet_at_border(G, at_border, half)
+                factor, pairs = tl.exp2(-tl.abs(G - at_border)), find_pairs(half)
                 right = tl.trans((writes * factor).to(writes.dtype))
                 met = tl.dot((queries * (factor * scale)).to(queries.dtype), right, input_precision=PRECISION)
                 scores += tl.where(pairs, met, 0.0)
@@ -189,37 +187,44 @@ def channel_gradients_of_tile(
         tl.debug_barrier()
         queries = tl.load(q + key_start + at_key, here, 0.0)
         keys = tl.load(k + key_start + at_key, here, 0.0)
-        middle = tl.maximum(total, -MOST) / 2 if MIDDLE_OF_CHUNK else tl.zeros((BK,), tl.float32)
-        grad_q *= tl.exp2(G - middle[None, :]) * scale
-        grad_w *= tl.exp2((total - middle)[None, :] - G)
-        grad_k *= -tl.exp2(G - middle[None, :])
-        grad_last = tl.exp2(total - 2 * middle) * grad_last + tl.sum(writes * grad_w, 0)
+        seen_from = tl.maximum(total, -MOST) / 2 if MIDDLE_OF_CHUNK else tl.zeros((BK,), tl.float32)
+        grad_q *= tl.exp2(G - seen_from[None, :]) * scale
+        grad_w *= tl.exp2((total - seen_from)[None, :] - G)
+        grad_k *= -tl.exp2(G - seen_from[None, :])
+        grad_last = tl.exp2(total - 2 * seen_from) * grad_last + tl.sum(writes * grad_w, 0)
         grad_G = queries * grad_q - writes * grad_w
         if DELTA:
             grad_G += keys * (grad_k * gain[:, None])
+        border = tl.load(dg + start * K + tl.minimum(31, count - 1) * (HV * K) + c, c < K, 0.0)
+        fits = tl.max(tl.maximum(-border, border - total), 0) < MOST
         half = 32
         while half > 0:
             last_left = tl.minimum(find_border(half), count - 1)[:, None] * (HV * K) + c[None, :]
             at_border = tl.load(dg + start * K + last_left, (c < K)[None, :], 0.0)
-            factor, pairs = meet_at_border(G, at_border, half)
-            right = (writes * factor).to(writes.dtype)
-            left = (queries * (factor * scale)).to(queries.dtype)
+            pairs = find_pairs(half)
+            flat = fits & (half == 16)  # all pairs within each half of the chunk
+            middle = (border[None, :] + tl.where(i[:, None] < 32, 0.0, total[None, :])) / 2
+            at_border = tl.where(flat, middle, at_border)
+            pairs = tl.where(flat, (i // 32)[:, None] == (i // 32)[None, :], pairs)
+            up, down = tl.exp2(tl.minimum(G - at_border, MIDDLE)), tl.exp2(tl.minimum(at_border - G, MIDDLE))
+            right = (writes * down).to(writes.dtype)
+            left = (queries * (up * scale)).to(queries.dtype)
             met = tl.where(pairs, grad_P, 0.0).to(left.dtype)
             passed = tl.dot(met, right, input_precision=PRECISION)
-            grad_q += passed * (factor * scale)
+            grad_q += passed * (up * scale)
             grad_G += left * passed
             reach = tl.dot(tl.trans(met), left, input_precision=PRECISION)
             if DELTA:
-                left = (keys * (factor * gain[:, None])).to(keys.dtype)
+                left = (keys * (up * gain[:, None])).to(keys.dtype)
                 met = tl.where(pairs, grad_A, 0.0).to(left.dtype)
                 passed = tl.dot(met, right, input_precision=PRECISION)
-                grad_k += passed * factor
+                grad_k += passed * up
                 grad_G += left * passed
                 reach = tl.dot(tl.trans(met), left, reach, input_precision=PRECISION)
-            grad_w += reach * factor
+            grad_w += reach * down
             grad_G -= right * reach
-            half = half // 2
-        own = tl.sum(tl.where(i[:, None] == i[None, :], grad_P.to(tl.float32), 0.0), 1) * scale
+            half = tl.where(flat, 0, half // 2)
+        own = tl.sum(tl.where((i[:, None] == i[None, :]) & ~fits, grad_P.to(tl.float32), 0.0), 1) * scale
         tl.store(dq + start * K + at_row, (grad_q + own[:, None] * writes).to(dq.dtype.element_ty), here)
         grad_w += own[:, None] * queries
     grad_G += tl.where((i == count - 1)[:, None], grad_last[None, :], 0.0)
