@@ -251,6 +251,7 @@ def channel_gradients_back(
         at_gate = gate_grads + token + t * HV
         gl.store(at_gate, met.load(LINE) + sums.index(1).slice(0, 64).load(LINE), t < live)
         gl.store(at_gate + stride, sums.index(1).slice(64, 64).load(LINE), t < live)
+        S *= fs.index(anew(now)).slice(0, K).load(gl.SliceLayout(0, KEYS))[None, :]
         gl.thread_barrier()
         copy_written(u, us, first, head, c - 1, more, HV, V)
         more = gl.where(n + 2 < chunks, 64, 0)
