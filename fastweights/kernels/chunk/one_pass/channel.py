@@ -101,6 +101,12 @@ def at_border(G, edges, half: gl.constexpr):
 
 
 @gluon.jit
+def most_lost(G):
+    """By a channel, of summed decays [1, channels]; infinite where one is a NaN, which then spoils no pair of tokens before it."""
+    return gl.max(gl.max(gl.where(G == G, -G, float("inf")), 1), 0)
+
+
+@gluon.jit
 def products(ks, qs, ws):
     """w q^T and w k^T of what was just stored."""
     fence_async_shared()
@@ -138,8 +144,7 @@ def meet(
     for _ in range(PARTS):
         G = sum_decays(load_tile(g, count, G_ROW), edges)
         border, total = edges.slice(3, 1).load(TILE), edges.slice(7, 1).load(TILE)
-        lost = gl.maximum(-border, border - total)
-        lost = gl.max(gl.max(gl.where(lost == lost, lost, 0.0), 1), 0)  # NaN does not choose the form
+        lost = gl.maximum(most_lost(border), most_lost(total - border))
         if lost < MOST_LOST:
             middle = 0.5 * (border + gl.where((row < 32)[:, None], 0.0, total))
             xs.store((load_tile(x, count, KEY_ROW) * approximate(G - middle, "ex2")).to(TYPE))
@@ -182,9 +187,9 @@ def decay_channels(
     for part in gl.static_range(PARTS):
         G = sum_decays(g_low if part == 0 else g_high, edges)
         total = edges.slice(7, 1).load(TILE)
-        middle = 0.5 * gl.where(total < -MOST_LOST, -MOST_LOST, total)  # NaN stays
+        middle = 0.5 * gl.maximum(gl.where(total == total, total, 0.0), -MOST_LOST)
         gl.store(middles + part * 64 + c, approximate(middle, "ex2"))
-        lost = gl.maximum(lost, gl.max(gl.max(gl.where(G == G, -G, 0.0), 1), 0))  # NaN does not choose the form
+        lost = gl.maximum(lost, most_lost(total))
         key_part = ks.slice(part * 64, 64, dim=1)
         query_part = qs.slice(part * 64, 64, dim=1)
         write_part = ws.slice(part * 64, 64, dim=1)

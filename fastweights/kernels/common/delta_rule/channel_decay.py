@@ -196,7 +196,8 @@ def channel_gradients_of_tile(
         if DELTA:
             grad_G += keys * (grad_k * gain[:, None])
         border = tl.load(dg + start * K + tl.minimum(31, count - 1) * (HV * K) + c, c < K, 0.0)
-        fits = tl.max(tl.maximum(-border, border - total), 0) < MOST
+        lost = tl.maximum(-border, border - total)
+        fits = tl.max(tl.where((border == border) & (total == total), lost, float("inf")), 0) < MOST
         half = 32
         while half > 0:
             last_left = tl.minimum(find_border(half), count - 1)[:, None] * (HV * K) + c[None, :]
