@@ -27,18 +27,11 @@ class PartInputs(
     namedtuple(
         "PartInputs",
         (
-            *KernelInputs._fields,
-            *SavedForBackward._fields,
-            *Operands._fields,
-            "do",
-            "dS_end",
-            "dA_end",
-            "h",
-            "du",
-            "dP",
-            "ends",
+            "q k v beta g write_key S precond_g precond_beta center A cu_seqlens write_key_rest divisor T u G starts "
+            "transitions key_energy write_keys chunk_table segment_table records q_decayed k_decayed w_decayed gates "
+            "last_gates Qd Ke W P last_gate do dS_end dA_end h du dP ends"
         ),
-        defaults=(None,) * 12,
+        defaults=(None, None, None, None, None, None, None, None, None, None, None, None),
     )
 ):
     """The fields of KernelInputs, SavedForBackward and Operands; in a backward the gradients of the outputs and of the states

@@ -102,7 +102,7 @@ def at_border(G, edges, half: gl.constexpr):
 
 @gluon.jit
 def most_lost(G):
-    """By a channel, of summed decays [1, channels]; infinite where one is a NaN, which then spoils no pair of tokens before it."""
+    """By a channel, of summed decays [1, channels]; infinite where one is a NaN, which then spoils no pair before it."""
     return gl.max(gl.max(gl.where(G == G, -G, float("inf")), 1), 0)
 
 

@@ -36,7 +36,7 @@ class SavedForBackward(
         "SavedForBackward",
         "T u G starts transitions key_energy write_keys chunk_table segment_table records q_decayed k_decayed w_decayed gates "
         "last_gates",
-        defaults=(None,) * 15,
+        defaults=(None, None, None, None, None, None, None, None, None, None, None, None, None, None, None),
     )
 ):
     """T [BT, HV, 64], u [BT, HV, V], G [BT, HV], states at the segments' starts (P HV K V numbers), the segments' transitions
