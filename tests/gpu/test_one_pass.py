@@ -26,7 +26,7 @@ pytestmark = [
 
 RULES: dict[str, Callable[..., Any]] = {
     "gdn": delta_rule, "gdn, strong": delta_rule, "write keys": delta_rule, "pgdn": preconditioned_delta_rule,
-    "simple_gla": linear_attention, "pdn": preconditioned_delta_rule, "kda": delta_rule, "kda, by blocks": delta_rule,
+    "simple_gla": linear_attention, "pdn": preconditioned_delta_rule, "kda": delta_rule, "kda, in two halves": delta_rule,
     "kda, strong": delta_rule,
     "pkda": preconditioned_delta_rule,
 }  # fmt: skip
@@ -37,12 +37,12 @@ def draw(rule: str, rows: int, time: int, heads: int, value_heads: int, states: 
     q, k = (F.normalize(torch.randn(rows, time, heads, 128, device="cuda"), dim=-1).bfloat16() for _ in range(2))
     v = torch.randn(rows, time, value_heads, 128, device="cuda").bfloat16()
     beta, g, gain, decay = (torch.rand(rows, time, value_heads, device="cuda") for _ in range(4))
-    if rule in ("kda", "kda, by blocks", "kda, strong", "pkda"):
+    if rule in ("kda", "kda, in two halves", "kda, strong", "pkda"):
         g = torch.rand(rows, time, value_heads, 128, device="cuda")
     if rule == "kda, strong":  # in a chunk half of the channels lose all; some none
         g = torch.where(g > 0.9, 40 * g, g * torch.rand(128, device="cuda").round())
-    elif rule == "kda, by blocks":  # a chunk loses more than 2^-80, 16 tokens less than 2^-112
-        g *= 3
+    elif rule == "kda, in two halves":  # a chunk loses more than 2^-200, half of it less
+        g *= 6
     elif rule == "gdn, strong":  # so much that a segment depends on few before and behind it
         g *= 0.2
     else:
@@ -105,7 +105,7 @@ FORMS = {
 
 
 CASES = [("gdn", form) for form in FORMS] + [("pdn", "segments"), ("kda", "short")]
-CASES += [("kda, strong", "odd and grouped"), ("kda, by blocks", "odd and grouped")]
+CASES += [("kda, strong", "odd and grouped"), ("kda, in two halves", "odd and grouped")]
 CASES += [("gdn, strong", "segments"), ("gdn, strong", "packed, in segments")]
 CASES += [
     (rule, form)

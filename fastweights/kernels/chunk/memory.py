@@ -12,7 +12,7 @@ from ..common.delta_rule.launches import ChunkOperands, DeltaRule, MemoryGrads
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..runtime.workspace import TensorSpec
 from .key_energy import record_energy_grads, record_key_energy
-from .one_pass.launches import OnePass, OnePassKept, record_length, segments_kept, takes_one_pass
+from .one_pass.launches import DECAYED, OnePass, OnePassKept, record_length, segments_kept, takes_one_pass
 from .precondition import QUERIES, Form, record_precondition, record_precondition_grads
 
 __all__ = ["MEMORY", "PRECONDITIONER", "KernelInputs", "PreconditionerInputs"]
@@ -75,7 +75,11 @@ class Memory(MemoryCall):
         kept = super().placeholders()
         if not takes_one_pass(self):
             return kept
-        return kept._replace(T=None, G=None, records=self.empty(self.M, self.HV, record_length(self)))
+        kept = kept._replace(T=None, G=None, records=self.empty(self.M, self.HV, record_length(self)))
+        if self.decay == 2:
+            decayed = {name: self.token_tensor(self.HV, self.K) for name in (*DECAYED, "gates")}
+            kept = kept._replace(**decayed, last_gates=self.floats(self.M, self.HV, self.K))
+        return kept
 
     def shapes(self, final: bool) -> tuple[Specs, SavedForBackward]:
         A = self.floats(self.N, self.HV, self.K) if final and self.precond else None

@@ -28,8 +28,8 @@ class PartInputs(
         "PartInputs",
         (
             "q k v beta g write_key S precond_g precond_beta center A cu_seqlens write_key_rest divisor T u G starts "
-            "transitions key_energy write_keys chunk_table segment_table records Qd Ke W P last_gate do dS_end dA_end "
-            "h du dP ends"
+            "transitions key_energy write_keys chunk_table segment_table records q_decayed k_decayed w_decayed gates "
+            "last_gates Qd Ke W P last_gate do dS_end dA_end h du dP ends"
         ),
         defaults=(None, None, None, None, None, None, None, None, None, None, None, None),
     )

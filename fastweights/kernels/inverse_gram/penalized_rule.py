@@ -21,7 +21,11 @@ class PenalizedInputs(namedtuple("PenalizedInputs", "q k v y S z cu_seqlens", de
 
 
 class Saved(
-    namedtuple("Saved", "T u G starts transitions key_energy write_keys chunk_table segment_table records z divisor")
+    namedtuple(
+        "Saved",
+        "T u G starts transitions key_energy write_keys chunk_table segment_table records q_decayed k_decayed w_decayed gates "
+        "last_gates z divisor",
+    )
 ):
     """What the delta rule keeps, the sums of the keys at the chunks' starts [M, HV, K] and the divisors [BT, HV], these in
     float32."""

@@ -36,13 +36,13 @@ Before a backward the same launches also write T, u and the states that segments
 On its way it finds all gradients of a chunk, dP among them, by the formulas of `chunk_gradients`: what they need, dS and z above
 all, is on chip. Segments are joined backwards as forwards, from what `summarize_back` finds, with the transitions of the forward.
 
-**One decay per channel** (`channel.py`). exp(G) then scales rows and channels, and no row alone. `solve_chunks` writes K
-exp(G), Q exp(G) and exp(G_C - G) W, which the passes take for K, Q and W as if nothing decayed but S, by exp(G_C) per channel.
-A backward makes them again (`decay_again`). `channel_gradients_back` finds all gradients as `gradients_back` does, those of
-these operands first; the gradients of g are sums of those of G from a token on, found as a product with a triangle of ones. Of
-channels that lose too much in a chunk for a product of two factors, `strong_gradients_channel` of `common.delta_rule` finds
-them.
+**One decay per channel** (`channel.py`). exp(G) then scales rows and channels, and no row alone. With R = G_C / 2 `solve_chunks`
+writes exp(G - R) K, exp(G - R) Q and exp(R - G) W, which the passes take for K, Q and W as if nothing decayed but S, by exp(R)
+per channel before and after the chunk. They are kept for a backward, where `channel_gradients_back` finds all gradients as
+`gradients_back` does, those of these operands first; the gradients of g are sums of those of G from a token on, found as a
+product with a triangle of ones. Of channels that lose too much in a chunk for a product of two factors,
+`strong_gradients_channel` of `common.delta_rule` finds them.
 
-The kernels are written in Gluon (`runtime/gluon.py`), for bfloat16 and float16 and 128 key and value channels. `takes_one_pass`
-(`launches.py`) says which calls take them; all others take the kernels in plain Triton.
+The kernels are written in Gluon (`runtime/gluon.py`), for bfloat16 and, but for one decay per channel, float16, and for 128 key
+and value channels. `takes_one_pass` (`launches.py`) says which calls take them; all others take the kernels in plain Triton.
 """

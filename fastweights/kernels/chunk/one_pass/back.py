@@ -66,8 +66,12 @@ def states_again(
             until = fs.index(now).slice(64, 64).load(gl.SliceLayout(0, TOKENS))
             total = fs.index(now).slice(63, 1).load(gl.SliceLayout(0, KEYS))
             written = (written.to(gl.float32) * until[None, :]).to(TYPE)
-        low = S.to(TYPE)
-        S *= total[None, :]
+        if CHANNEL:
+            S *= total[None, :]
+            low = S.to(TYPE)
+        else:
+            low = S.to(TYPE)
+            S *= total[None, :]
         written = gl.convert_layout(written, LEFT)
         S = warpgroup_mma(written, ws.index(now), S, is_async=True)
         store_rows(staged, low, h, K, V)
@@ -81,6 +85,8 @@ def states_again(
         u += 64 * VALUE_ROW
         made += HV * RECORD
         S, written = warpgroup_mma_wait(0, deps=[S, written])
+        if CHANNEL:
+            S *= fs.index(now).slice(0, K).load(gl.SliceLayout(0, KEYS))[None, :]
         now = gl.where(now == STAGES - 1, 0, now + 1)
         into = gl.where(into == STAGES - 1, 0, into + 1)
     async_copy.wait_group(0)
@@ -205,14 +211,14 @@ def summarize_back(
     into = STAGES - 1
     for n in range(chunks):
         async_copy.wait_group(STAGES - 2)
+        line = fs.index(now)
+        if CHANNEL:
+            S *= line.slice(0, K).load(gl.SliceLayout(0, KEYS))[None, :]
         if DELTA:
             low = gl.convert_layout(S.to(TYPE), LEFT_S)
             du = warpgroup_mma(low, ws.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
         grad = dos.index(now).permute((1, 0)).load(TOKENS)
-        line = fs.index(now)
-        if CHANNEL:
-            total = line.slice(0, K).load(gl.SliceLayout(0, KEYS))
-        else:
+        if not CHANNEL:
             since = line.slice(0, 64).load(BY_TOKEN)
             total = line.slice(63, 1).load(gl.SliceLayout(0, KEYS))
         if w is not None:  # as in `pass_segment`
@@ -232,7 +238,8 @@ def summarize_back(
                 du *= until[None, :]
             du = gl.convert_layout((du + given).to(TYPE), LEFT)
             z = warpgroup_mma(du, Ts.index(now), zeros, use_acc=False, is_async=True)
-        S *= total[None, :]
+        if not CHANNEL:
+            S *= total[None, :]
         grad = grad.to(gl.float32) * (scale if CHANNEL else (since * scale)[None, :])
         grad = gl.convert_layout(grad.to(TYPE), LEFT_S)
         S = warpgroup_mma(grad, qs.index(now), S, is_async=True)
@@ -252,6 +259,8 @@ def summarize_back(
             S, grad, back = warpgroup_mma_wait(0, deps=[S, grad, back])
         else:
             S, grad = warpgroup_mma_wait(0, deps=[S, grad])
+        if CHANNEL:
+            S *= line.slice(0, K).load(gl.SliceLayout(0, KEYS))[None, :]
         now = gl.where(now == STAGES - 1, 0, now + 1)
         into = gl.where(into == STAGES - 1, 0, into + 1)
     async_copy.wait_group(0)

@@ -1,8 +1,13 @@
 """One decay per key channel, in Gluon for Hopper GPUs: the operands that the passes take of a chunk, and their products.
 
-By three forms. Flat, where no channel loses much in the chunk: one product of k exp(G) and w exp(-G) has all pairs. By blocks of
-16 tokens, where none loses much within them: with R, which is G before a block, the products of its k exp(G - R) and w exp(R - G)
-of all tokens up to its last. Else by halves, as `common.delta_rule.channel_decay`. Threads have four channels of eight tokens, 64
+All decay from R or to R, the half of G_C, so that no number has more than half of what a channel loses: k exp(G - R) and
+w exp(R - G). A state S meets them as exp(R) S, and leaves the chunk as exp(R) (exp(R) S + u w exp(R - G)). Of a channel that
+loses more than 2^-MOST_LOST, R is -MOST_LOST / 2, and w exp(G_C - R - G) takes the place of w exp(R - G). Then exp(2 R) S takes
+the place of exp(G_C) S: both are smaller than float32's numbers.
+
+Flat, where no channel loses more than that in the chunk, one product has all pairs. Else those of a token of each half of the
+chunk meet at the border between them, as in `common.delta_rule.channel_decay`, and those of one half in the same way as in a flat
+chunk where no channel loses more than that in a half, else by halves of halves. Threads have four channels of eight tokens, 64
 channels at a time.
 """
 
@@ -13,6 +18,7 @@ from ...common.math import clamp_decay
 from ...runtime.gluon import fence_async_shared, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
 from .write_keys import approximate
 
+MOST_LOST = gl.constexpr(200.0)  # in base 2, by a channel in a chunk where one product has all pairs
 APART = gl.constexpr(gl.BlockedLayout([1, 8, 4], [2, 1, 16], [4, 1, 1], [2, 1, 0]))  # [8, 8, 64]
 TILE = gl.constexpr(gl.BlockedLayout([8, 4], [2, 16], [4, 1], [1, 0]))  # the same as [64, 64]
 EDGES = gl.constexpr(gl.SliceLayout(1, APART))  # [8, 64]
@@ -95,6 +101,12 @@ def at_border(G, edges, half: gl.constexpr):
 
 
 @gluon.jit
+def most_lost(G):
+    """By a channel, of summed decays [1, channels]; infinite where one is a NaN, which then spoils no pair before it."""
+    return gl.max(gl.max(gl.where(G == G, -G, float("inf")), 1), 0)
+
+
+@gluon.jit
 def products(ks, qs, ws):
     """w q^T and w k^T of what was just stored."""
     fence_async_shared()
@@ -117,22 +129,12 @@ def met(xs, ys, pairs):
 
 
 @gluon.jit
-def before_block(edges, block):
-    """G at the last token before a block of 16, or before those of tokens [64, 1]: [1, 64] or [64, 64]."""
-    start = gl.zeros([1, 64], gl.float32, TILE)
-    for n in gl.static_range(1, 4):
-        start = gl.where(block >= n, edges.slice(2 * n - 1, 1).load(TILE), start)
-    return start
-
-
-@gluon.jit
 def meet(
     xs, ws, edges, x, w, g, count, PARTS: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr
 ):  # fmt: skip
-    """w x^T of pairs i >= j, decayed from one to the other, by blocks or halves. xs and ws [64, 64]: for operands. Of queries and
-    keys one after the other: registers hold no more."""
+    """w x^T of pairs i >= j, decayed from one to the other, by halves. xs and ws [64, 64]: for operands. Of queries and keys one
+    after the other: registers hold no more."""
     TYPE: gl.constexpr = xs.dtype
-    MOST: gl.constexpr = 7.0 if xs.dtype == gl.float16 else 112.0
     SQUARE: gl.constexpr = product_layout(4, 64)
     BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
     j = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
@@ -141,19 +143,18 @@ def meet(
     found = gl.zeros([64, 64], gl.float32, SQUARE)
     for _ in range(PARTS):
         G = sum_decays(load_tile(g, count, G_ROW), edges)
-        since = G - before_block(edges, (row // 16)[:, None])
-        lost = gl.max(gl.max(gl.where(since == since, -since, 0.0), 1), 0)  # NaN does not choose the form
-        if lost < MOST:
-            xs.store((load_tile(x, count, KEY_ROW) * approximate(since, "ex2")).to(TYPE))
-            for block in range(4):
-                factor = approximate(before_block(edges, block) - G, "ex2")
-                factor = gl.where((row < 16 * block + 16)[:, None], factor, 0.0)
-                ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
-                found += met(ws, xs, (i // 16 == block)[None, :] & (j >= 0)[:, None])
+        border, total = edges.slice(3, 1).load(TILE), edges.slice(7, 1).load(TILE)
+        lost = gl.maximum(most_lost(border), most_lost(total - border))
+        if lost < MOST_LOST:
+            middle = 0.5 * (border + gl.where((row < 32)[:, None], 0.0, total))
+            xs.store((load_tile(x, count, KEY_ROW) * approximate(G - middle, "ex2")).to(TYPE))
+            ws.store((load_tile(w, count, WRITE_ROW) * approximate(middle - G, "ex2")).to(TYPE))
+            found += met(ws, xs, (i // 32)[None, :] == (j // 32)[:, None])
         else:
             own = gl.sum(load_tile(x, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
             found += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
-            for level in gl.static_range(6):
+        for level in gl.static_range(6):
+            if (level == 0) | (lost >= MOST_LOST):
                 factor = approximate(-gl.abs(G - at_border(G, edges, 32 >> level)), "ex2")
                 xs.store((load_tile(x, count, KEY_ROW) * factor).to(TYPE))
                 ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
@@ -168,18 +169,16 @@ def meet(
 
 @gluon.jit
 def decay_channels(
-    ks, qs, ws, q, k, w, g, g_low, g_high, qg, kg, wg, last, gates, last_gate, strong, count, scale,
+    ks, qs, ws, q, k, w, g, g_low, g_high, qg, kg, wg, middles, gates, last_gate, strong, count, scale,
     HV: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr, WRITE_ROW: gl.constexpr, WRITE: gl.constexpr,
-    SOLVE: gl.constexpr,
 ):  # fmt: skip
-    """scale q exp(G), k exp(G) and w exp(G_C - G) into qg, kg and wg [.., HV, K]. Unless these are None, exp(G_C) into last
-    [K], G into gates [.., HV, K] and G_C into last_gate [K], and into strong 1 where the form is not flat, else 0. With SOLVE w
-    q^T and w k^T of pairs i >= j, decayed from one to the other. ks, qs and, with WRITE, ws [64, K] hold k, q and w, and are
-    used up; g_low and g_high [64, 64] hold g of the first 64 channels and of the others. G_ROW, KEY_ROW and WRITE_ROW: from row
-    to row of what g, q and k, and w point to."""
+    """scale q exp(G - R), k exp(G - R) and w exp(G_C - R - G), see the head of this file, into qg, kg and wg [.., HV, K], exp(R)
+    into middles [K], unless these are None exp(G - R) into gates [.., HV, K] and G_C into last_gate [K],
+    and into strong 1 where the form is not flat, else 0. What comes back is scale w q^T and w k^T of pairs i >= j, decayed from
+    one to the other. ks, qs and, with WRITE, ws [64, K] hold k, q and w, and are used up; g_low and g_high [64, 64] hold g of
+    the first 64 channels and of the others. G_ROW, KEY_ROW and WRITE_ROW: from row to row of what g, q and k, and w point to."""
     TYPE: gl.constexpr = ks.dtype
     PARTS: gl.constexpr = 2
-    MOST: gl.constexpr = 7.0 if ks.dtype == gl.float16 else 80.0
     edges = gl.allocate_shared_memory(gl.float32, [8, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     row, at = tile_places(HV * PARTS * 64)
     here = (row < count)[:, None]
@@ -188,35 +187,32 @@ def decay_channels(
     for part in gl.static_range(PARTS):
         G = sum_decays(g_low if part == 0 else g_high, edges)
         total = edges.slice(7, 1).load(TILE)
-        if last is not None:
-            gl.store(last + part * 64 + c, approximate(total, "ex2"))
-        if gates is not None:
-            gl.store(gates + part * 64 + at, G, here)
-            gl.store(last_gate + part * 64 + c, total)
-        lost = gl.maximum(lost, gl.max(gl.max(gl.where(G == G, -G, 0.0), 1), 0))  # NaN does not choose the form
+        middle = 0.5 * gl.maximum(gl.where(total == total, total, 0.0), -MOST_LOST)
+        gl.store(middles + part * 64 + c, approximate(middle, "ex2"))
+        lost = gl.maximum(lost, most_lost(total))
         key_part = ks.slice(part * 64, 64, dim=1)
         query_part = qs.slice(part * 64, 64, dim=1)
         write_part = ws.slice(part * 64, 64, dim=1)
         writes = (write_part if WRITE else key_part).load(TILE).to(gl.float32)
-        gl.store(wg + part * 64 + at, (writes * approximate(total - G, "ex2")).to(TYPE), here)
-        write_part.store((writes * approximate(-G, "ex2")).to(TYPE))
-        since = approximate(G, "ex2")
+        writes = (writes * approximate(total - middle - G, "ex2")).to(TYPE)
+        gl.store(wg + part * 64 + at, writes, here)
+        since = approximate(G - middle, "ex2")
+        if gates is not None:
+            gl.store(gates + part * 64 + at, since.to(TYPE), here)
+            gl.store(last_gate + part * 64 + c, total)
         keys = (key_part.load(TILE).to(gl.float32) * since).to(TYPE)
         gl.store(kg + part * 64 + at, keys, here)
         key_part.store(keys)
+        write_part.store(writes)
         queries = (query_part.load(TILE).to(gl.float32) * (since * scale)).to(TYPE)
         gl.store(qg + part * 64 + at, queries, here)
         query_part.store(queries)
-    if strong is not None:
-        gl.store(strong, gl.where(lost < MOST, 0.0, 1.0))
-    scores = gl.zeros([64, 64], gl.float32, product_layout(4, 64))
-    overlap = scores
-    if SOLVE:
-        if lost < MOST:
-            scores, overlap = products(ks, qs, ws)
-        else:
-            left = ks.slice(0, 64, dim=1)
-            right = ws.slice(0, 64, dim=1)
-            scores = meet(left, right, edges, q, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
-            overlap = meet(left, right, edges, k, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
+    gl.store(strong, gl.where(lost < MOST_LOST, 0.0, 1.0))
+    if lost < MOST_LOST:
+        scores, overlap = products(ks, qs, ws)
+    else:
+        left = ks.slice(0, 64, dim=1)
+        right = ws.slice(0, 64, dim=1)
+        scores = scale * meet(left, right, edges, q, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
+        overlap = meet(left, right, edges, k, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
     return scores, overlap

@@ -1,66 +1,32 @@
-"""The backward with one decay per key channel, in Gluon for Hopper GPUs: the tokens as they decay again, the pass back, and all
-gradients of a chunk; see the head of this folder."""
+"""The pass of a backward with one decay per key channel, which finds all gradients on its way, in Gluon for Hopper GPUs: see the
+head of this folder."""
 
 from __future__ import annotations
 
 from ...common.hopper_tiles import copy_rows, product_layout, row_places, unknown_zero
-from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .back import end_of_segment, place_segment
-from .channel import decay_channels, load_tile
 from .gradients_back import anew, own_sums, row_sums, token_layout
 from .passes import T_PLACE, copy_factors, state_addresses
 from .write_keys import approximate
 
 
-@gluon.jit(do_not_specialize=["time"])
-def decay_again(
-    q, k, w, g, qg, kg, wg, gates, last_gate, chunks, time, scale,
-    H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, HEADS_G: gl.constexpr,
-):  # fmt: skip
-    """What `decay_channels` leaves, without products; queries come scaled. w: write keys, None where k writes."""
-    m, head, first, count = program_chunk(chunks, time)
-    if count == 0:
-        return
-    TYPE: gl.constexpr = q.dtype.element_ty
-    WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
-    WRITE_ROW: gl.constexpr = H * K if w is None else HV // HEADS_W * K
-    G_ROW: gl.constexpr = HV // HEADS_G * K
-    at_key = (first * H + head // (HV // H)) * K
-    at_row = (first * HV + head) * K
-    ks = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
-    qs = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
-    ws = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
-    copy_rows(ks, k + at_key, count, H * K, True)
-    copy_rows(qs, q + at_key, count, H * K, True)
-    writes = k + at_key
-    if w is not None:
-        writes = w + (first * (HV // HEADS_W) + head // HEADS_W) * K
-        copy_rows(ws, writes, count, WRITE_ROW, True)
-    async_copy.commit_group()
-    g += (first * (HV // HEADS_G) + head // HEADS_G) * K
-    g_low = load_tile(g, count, G_ROW)
-    g_high = load_tile(g + 64, count, G_ROW)
-    async_copy.wait_group(0)
-    decay_channels(
-        ks, qs, ws, q + at_key, k + at_key, writes, g, g_low, g_high, qg + at_row, kg + at_row, wg + at_row, None,
-        gates + at_row, last_gate + (m.to(gl.int64) * HV + head) * K, None, count, scale,
-        HV, G_ROW, H * K, WRITE_ROW, w is not None, False,
-    )  # fmt: skip
-
-
 @gluon.jit
-def copy_first(w, do, ws, dos, first, head, c, live, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr):
+def copy_first(
+    w, do, made, ws, dos, fs, first, m, head, c, live,
+    HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
+):  # fmt: skip
     """Begin to copy what a step takes first of chunk c of a segment."""
     token = (anew(first) + anew(c) * 64) * HV + anew(head)
     copy_rows(ws, w + token * K, live, HV * K, True)
     copy_rows(dos, do + token * V, live, HV * V, True)
+    copy_factors(fs, made + ((anew(m) + anew(c)) * HV + anew(head)) * RECORD, live > 0)
     async_copy.commit_group()
 
 
 @gluon.jit
 def copy_next(
-    q, k, made, qs, ks, Ps, Ts, fs, first, m, head, c, live, HV: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr
+    q, k, made, qs, ks, Ps, Ts, first, m, head, c, live, HV: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr
 ):  # fmt: skip
     """Begin to copy what a step takes next."""
     token = (anew(first) + anew(c) * 64) * HV + anew(head)
@@ -70,7 +36,6 @@ def copy_next(
     copy_rows(ks, k + token * K, live, HV * K, True)
     copy_rows(Ps, record, whole, 64, True)
     copy_rows(Ts, record + T_PLACE, whole, 64, True)
-    copy_factors(fs, record, live > 0)
     async_copy.commit_group()
 
 
@@ -90,16 +55,16 @@ def copy_written(u, us, first, head, c, live, HV: gl.constexpr, V: gl.constexpr)
 
 @gluon.jit(do_not_specialize=["time", "length", "stride"])
 def channel_gradients_back(
-    q, k, w, v, made, do, u, h, begin, added, transition, norms, dS, dq, dk, dw, dv, dg, gate_grads, z, dP, dh,
+    q, k, w, v, gates, made, do, u, h, begin, added, transition, norms, dS, dq, dk, dw, dv, dg, gate_grads, z, dP, dh,
     segments, cu_seqlens, time, length, stride, scale,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr,
     NORMS: gl.constexpr,
 ):  # fmt: skip
-    """As `gradients_back`, with q, k and w [BT, HV, K] as they decay, q scaled too. dg [BT, HV, K] holds G, and takes the
-    gradient of the log decays. gate_grads [2, 2, BT, HV]: of beta from each half of the channels, `stride` from one to the
-    next. dw: None where k writes. For pairs of tokens w exp(-G) is needed, which is w but for exp(G_C): all gradients are found
-    times exp(G_C). Where channels lose too much for that, z, dP and dh of the chunk are written, from which
-    `strong_gradients_channel` finds the gradients of their half of the channels."""
+    """As `gradients_back`, with q, k and w [BT, HV, K] as they decay, q scaled too, and gates [BT, HV, K], exp(G - R): see
+    `channel.py`. dg [BT, HV, K]: the gradient of the log decays. gate_grads [2, 2, BT, HV]: of beta from each half of the
+    channels, `stride` from one to the next. dw: None where k writes. Where channels lose too much in a chunk, its z, dP and dh,
+    the gradient of exp(-R) times the state behind it, are written, from which `strong_gradients_channel` finds the gradients of
+    their half of the channels."""
     TYPE: gl.constexpr = k.dtype.element_ty
     KEYS: gl.constexpr = product_layout(8, K)
     TOKENS: gl.constexpr = product_layout(8, 64)
@@ -135,26 +100,26 @@ def channel_gradients_back(
     one_u = gl.allocate_shared_memory(TYPE, [1, 64, V], TALL)  # then the lower bits of dG
     one_z = gl.allocate_shared_memory(TYPE, [1, 64, V], TALL)
     one_h = gl.allocate_shared_memory(TYPE, [1, K, V], TALL)
-    one_dS = gl.allocate_shared_memory(TYPE, [1, K, V], TALL)  # [keys, values]; then G, then dq and dw, then dg
+    one_dS = gl.allocate_shared_memory(TYPE, [1, K, V], TALL)  # [keys, values]; then dw and dk, then dg
     one_P = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)  # then dP
     one_T = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)  # then diag(beta) dA
     one_A = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)
     ends = gl.allocate_shared_memory(gl.float32, [4, K], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    sums = gl.allocate_shared_memory(gl.float32, [3, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    sums = gl.allocate_shared_memory(gl.float32, [2, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     met = gl.allocate_shared_memory(gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
     # Copies are begun in this order: [w and dO of n], which step n takes first, [h of n], [q, k, P, T and factors of n], which it
     # takes next, [u of n], [w and dO of n + 1]. Within step n begin [G of n], [h of n + 1] and [q .. of n + 1].
     c = chunks - 1
     left = gl.where(chunks > 0, tokens - c * 64, 0)
-    copy_first(w, do, ws.index(0), dos.index(0), first, head, c, left, HV, K, V)
+    copy_first(w, do, made, ws.index(0), dos.index(0), fs.index(0), first, m, head, c, left, HV, K, V, RECORD)
     copy_state(h, one_h.index(0), m, head, c, left, HV, K, V)
     copy_next(
-        q, k, made, one_q.index(0), one_k.index(0), one_P.index(0), one_T.index(0), fs.index(0), first, m, head, c, left,
-        HV, K, RECORD,
+        q, k, made, one_q.index(0), one_k.index(0), one_P.index(0), one_T.index(0), first, m, head, c, left, HV, K, RECORD
     )  # fmt: skip
     copy_written(u, one_u.index(0), first, head, c, left, HV, V)
-    copy_first(w, do, ws.index(1), dos.index(1), first, head, c - 1, gl.where(chunks > 1, 64, 0), HV, K, V)
+    left = gl.where(chunks > 1, 64, 0)
+    copy_first(w, do, made, ws.index(1), dos.index(1), fs.index(1), first, m, head, c - 1, left, HV, K, V, RECORD)
     zeros = gl.zeros([V, 64], gl.float32, TOKENS)
     none = gl.zeros([64, 64], gl.float32, SQUARE)
     nothing = gl.zeros([64, K], gl.float32, WIDE)
@@ -168,6 +133,7 @@ def channel_gradients_back(
         qs, us, zs, hs = one_q.index(zero), one_u.index(zero), one_z.index(zero), one_h.index(zero)
         dSs, plain_A = one_dS.index(zero), one_A.index(zero)
         async_copy.wait_group(4)
+        S *= line.slice(0, K).load(gl.SliceLayout(0, KEYS))[None, :]
         kept = S.to(TYPE)
         low = gl.convert_layout(kept, LEFT_S)
         du = warpgroup_mma(low, write.permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -176,7 +142,6 @@ def channel_gradients_back(
         gl.thread_barrier()
         plain = gl.convert_layout(grads.permute((1, 0)).load(TOKENS), LEFT)
         given = warpgroup_mma(plain, pairs, zeros, use_acc=False, is_async=True)
-        S *= line.slice(0, K).load(gl.SliceLayout(0, KEYS))[None, :]
         read = gl.convert_layout(grads.permute((1, 0)).load(TOKENS), LEFT_S)
         S = warpgroup_mma(read, qs, S, is_async=True)
         du, low, given, plain = warpgroup_mma_wait(1, deps=[du, low, given, plain])
@@ -186,7 +151,6 @@ def channel_gradients_back(
         end = dSs.load(at.type.layout)
         apart = line.slice(192, 1).load(gl.SliceLayout(1, at.type.layout)) > 0.0
         gl.store(dh + ((anew(m) + anew(c)) * HV + anew(head)) * (K * V) + at, end, ((row < K) & apart)[:, None])
-        sums.index(2).store(approximate(line.slice(0, K).load(CHANNELS), "rcp"))
         sums.index(0).store(gl.sum(end.to(gl.float32) * hs.load(at.type.layout).to(gl.float32), 1))
         weight = line.slice(128, 64).load(BY_TOKEN)
         S, read, found, du = warpgroup_mma_wait(0, deps=[S, read, found, du])
@@ -204,22 +168,18 @@ def channel_gradients_back(
         i = gl.arange(0, 64, BY_I)
         j = gl.arange(0, 64, BY_J)
         pairs.store(gl.where(i[:, None] >= j[None, :], grad_P, 0.0).to(TYPE))
-        grad_A = gl.where(i[:, None] > j[None, :], -grad_A, 0.0)
+        grad_A = gl.where(i[:, None] > j[None, :], grad_A, 0.0)
         plain_A.store(grad_A.to(TYPE))
-        square.store((grad_A * line.slice(128, 64).load(BY_I)[:, None]).to(TYPE))
+        square.store((grad_A * -line.slice(128, 64).load(BY_I)[:, None]).to(TYPE))
         fence_async_shared()
         gl.thread_barrier()
+        grad_k = warpgroup_mma(plain_A, write, grad_k, is_async=True)  # negative
         grad_q = warpgroup_mma(grads, hs.permute((1, 0)), nothing, use_acc=False, is_async=True)
-        grad_w = warpgroup_mma_wait(2, deps=[grad_w])
+        grad_w = warpgroup_mma_wait(3, deps=[grad_w])
         ends.store(gl.sum((grad_w * ws.index(anew(now)).load(WIDE).to(gl.float32)).reshape([4, 16, K]), 1))
-        grad_w *= fs.index(anew(now)).slice(0, K).load(BY_CHANNEL)[None, :]
         grad_w = warpgroup_mma(pairs.permute((1, 0)), qs, grad_w, is_async=True)
         grad_w = warpgroup_mma(square.permute((1, 0)), key, grad_w, is_async=True)
-        grad_k = warpgroup_mma_wait(3, deps=[grad_k])
-        grad_k *= -fs.index(anew(now)).slice(0, K).load(BY_CHANNEL)[None, :]
-        grad_k = warpgroup_mma(plain_A, write, grad_k, is_async=True)
-        grad_q = warpgroup_mma_wait(3, deps=[grad_q])
-        grad_q *= fs.index(anew(now)).slice(0, K).load(BY_CHANNEL)[None, :]
+        grad_k, grad_q = warpgroup_mma_wait(2, deps=[grad_k, grad_q])
         grad_q = warpgroup_mma(pairs, write, grad_q, is_async=True)
         gl.thread_barrier()
 
@@ -231,27 +191,21 @@ def channel_gradients_back(
         apart = line.slice(192, 1).load(gl.SliceLayout(1, at.type.layout)) > 0.0
         gl.store(dP + token * 64 + at, pairs.load(at.type.layout), ((row < live) & apart)[:, None])
         staged_w, staged_k = dSs.slice(0, 64), dSs.slice(64, 64)
-        weight = line.slice(128, 64).load(BY_ROW)[:, None]
-        grad_w = warpgroup_mma_wait(2, deps=[grad_w])
-        grad_w *= sums.index(anew(zero) + 2).load(BY_CHANNEL)[None, :]
-        staged_w.store(grad_w.to(TYPE))
-        summed = -grad_w * ws.index(anew(now)).load(WIDE).to(gl.float32)
-        grad_k = warpgroup_mma_wait(1, deps=[grad_k])
-        grad_k *= sums.index(anew(zero) + 2).load(BY_CHANNEL)[None, :]
-        sums.index(1).store(row_sums(own_sums(grad_k, one_k.index(anew(zero)).load(WIDE))))
-        grad_k *= weight
+        sums.index(1).store(row_sums(own_sums(-grad_k, one_k.index(anew(zero)).load(WIDE))))
+        grad_k *= -line.slice(128, 64).load(BY_ROW)[:, None]
         staged_k.store(grad_k.to(TYPE))
-        summed += grad_k * one_k.index(anew(zero)).load(WIDE).to(gl.float32)
+        summed = grad_k * one_k.index(anew(zero)).load(WIDE).to(gl.float32)
+        grad_w = warpgroup_mma_wait(1, deps=[grad_w])
+        staged_w.store(grad_w.to(TYPE))
+        summed -= grad_w * ws.index(anew(now)).load(WIDE).to(gl.float32)
         grad_q = warpgroup_mma_wait(0, deps=[grad_q])
-        grad_q *= sums.index(anew(zero) + 2).load(BY_CHANNEL)[None, :]
         grads.store((grad_q * scale).to(TYPE))
         summed += grad_q * one_q.index(anew(zero)).load(WIDE).to(gl.float32)
         gl.thread_barrier()
 
         # q, k, P and T neither
-        copy_next(q, k, made, qs, key, pairs, square, fs.index(1 - now), first, m, head, c - 1, more, HV, K, RECORD)
-        given = sums.index(0).load(CHANNELS) * line.slice(0, K).load(CHANNELS)
-        sums.index(0).store(given + gl.sum(ends.load(CHANNELS.parent), 0))
+        copy_next(q, k, made, qs, key, pairs, square, first, m, head, c - 1, more, HV, K, RECORD)
+        sums.index(0).store(sums.index(0).load(CHANNELS) + gl.sum(ends.load(CHANNELS.parent), 0))
         # Sums of dG from a token on are products of a triangle with the upper and the lower bits of dG.
         upper = write._reinterpret(gl.bfloat16, [64, K], TALL)
         lower = us._reinterpret(gl.bfloat16, [64, K], TALL)
@@ -261,7 +215,7 @@ def channel_gradients_back(
         token = (anew(first) + anew(c) * 64) * HV + anew(head)
         row, at = row_places(HV * K, 64, K)
         here = (row < live)[:, None]
-        G = gl.load(dg + token * K + at, here, 0.0)
+        since = gl.load(gates + token * K + at, here, 0.0).to(gl.float32)
         values = gl.load(v + token * V + at, here, 0.0)
         fence_async_shared()
         gl.thread_barrier()
@@ -277,11 +231,9 @@ def channel_gradients_back(
         met.store(gl.sum(corrected * values.to(gl.float32), 1))
         corrected *= line.slice(128, 64).load(gl.SliceLayout(1, at.type.layout))[:, None]
         gl.store(dv + token * V + at, corrected.to(TYPE), here)
-        since = approximate(G, "ex2")
         gl.store(dq + token * K + at, (grads.load(at.type.layout).to(gl.float32) * since).to(TYPE), here)
         grad_k = staged_k.load(at.type.layout).to(gl.float32) * since
-        until = line.slice(0, K).load(gl.SliceLayout(0, at.type.layout))[None, :] * approximate(-G, "ex2")
-        grad_w = staged_w.load(at.type.layout).to(gl.float32) * until
+        grad_w = staged_w.load(at.type.layout).to(gl.float32) * approximate(since, "rcp")
         if dw is None:
             grad_k += grad_w
         else:
@@ -289,19 +241,22 @@ def channel_gradients_back(
         gl.store(dk + token * K + at, grad_k.to(TYPE), here)
         summed, onward = warpgroup_mma_wait(0, deps=[summed, onward])
         gl.thread_barrier()
-        gates = dSs._reinterpret(gl.float32, [64, K], FLOATS)
-        gates.store(summed + sums.index(0).load(BY_CHANNEL)[None, :])
+        summed += sums.index(0).load(BY_CHANNEL)[None, :]
+        staged_g = dSs._reinterpret(gl.float32, [64, K], FLOATS)
+        staged_g.store(summed)
         gl.thread_barrier()
         token = (anew(first) + anew(c) * 64) * HV + anew(head)
         row, at = row_places(HV * K, 64, K, 4)
-        gl.store(dg + token * K + at, gates.load(at.type.layout), (row < live)[:, None])
+        gl.store(dg + token * K + at, staged_g.load(at.type.layout), (row < live)[:, None])
         t = gl.arange(0, 64, LINE)
         at_gate = gate_grads + token + t * HV
         gl.store(at_gate, met.load(LINE) + sums.index(1).slice(0, 64).load(LINE), t < live)
         gl.store(at_gate + stride, sums.index(1).slice(64, 64).load(LINE), t < live)
+        S *= fs.index(anew(now)).slice(0, K).load(gl.SliceLayout(0, KEYS))[None, :]
         gl.thread_barrier()
         copy_written(u, us, first, head, c - 1, more, HV, V)
-        copy_first(w, do, write, grads, first, head, c - 2, gl.where(n + 2 < chunks, 64, 0), HV, K, V)
+        more = gl.where(n + 2 < chunks, 64, 0)
+        copy_first(w, do, made, write, grads, line, first, m, head, c - 2, more, HV, K, V, RECORD)
     async_copy.wait_group(0)
     if ENDED:  # noqa: SIM102 (one is known when compiling)
         if earlier == 0:

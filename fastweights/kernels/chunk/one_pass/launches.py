@@ -18,6 +18,9 @@ from ..key_energy import gate_groups, record_scan
 RECORD = CHUNK * CHUNK + 8 * CHUNK  # numbers of P and of four per token, in float32, in the record of a chunk
 
 
+DECAYED = ("q_decayed", "k_decayed", "w_decayed")  # of what a forward keeps, see `decay_channels`
+
+
 class PassTile(NamedTuple):
     """Value columns of a program, of which 16 are a warp's, and how many chunks there are in shared memory at once."""
 
@@ -32,6 +35,7 @@ HALF = PassTile(64, 3)
 PROGRAMS = 132  # of 128 columns, that keep an H100 or H200 busy
 SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
 SUM_REGISTERS, GRADIENT_REGISTERS = 80, 128  # three and two programs of 8 warps, for the gradients of write keys
+MOST_LOST = 200.0  # in base 2, by a channel in a chunk where one product has all pairs, as in `channel.py`
 MANY_SEGMENTS = 8  # of a row, from which on it pays to find out how many a state needs; at 4 it costs 2 us per launch
 
 
@@ -49,18 +53,14 @@ def takes_one_pass(call: DeltaRule) -> bool:
     x = call.memory
     has_rule = call.delta or (call.decay <= 1 and not call.writes)
     is_plain = not call.lasting and not call.finer and x.divisor is None
-    has_sizes = call.K == 128 and call.V == 128 and call.dtype in (torch.bfloat16, torch.float16)
+    dtypes = (torch.bfloat16,) if call.decay == 2 else (torch.bfloat16, torch.float16)  # a wide range of exponents
+    has_sizes = call.K == 128 and call.V == 128 and call.dtype in dtypes
     return bool(has_rule and is_plain and has_sizes and runs_gluon(call.device))
 
 
 def segments_kept(call: DeltaRule) -> tuple[int, int]:
     """The segments of a forward before a backward, as `segment_length`. Each has one program per head."""
     return segment_length(call.B, call.T, call.HV, PROGRAMS, least=2)
-
-
-def most_lost(dtype: torch.dtype) -> float:
-    """In base 2, what a channel may lose in a chunk where one product has all pairs."""
-    return 7.0 if dtype == torch.float16 else 80.0
 
 
 def record_length(call: DeltaRule, keeps: bool = True) -> int:
@@ -104,9 +104,9 @@ class OnePass(DeltaRule):
         """None where the keys write."""
         return saved.write_keys if self.precond else self.memory.write_key
 
-    def decayed(self) -> Tokens:
+    def decayed(self, saved: SavedForBackward) -> Tokens:
         """With a decay per channel, places for the tokens as they decay."""
-        return Tokens(*(self.token_tensor(self.HV, self.K) if self.decay == 2 else None for _ in range(3)))
+        return Tokens(*(self.token_tensor(self.HV, self.K) if self.decay == 2 else None for _ in DECAYED))
 
     def solve_registers(self) -> int:
         """Per thread: with both of what takes many, three programs per multiprocessor, else four."""
@@ -146,14 +146,15 @@ class OnePass(DeltaRule):
         x, HV, scale, made = self.memory, self.HV, self.options[0], saved.records
         solved = self.empty(self.M, HV, CHUNK, CHUNK) if self.delta else None
         place = self.place(saved)
-        tokens, decayed = Tokens(x.q, x.k, self.write_keys(saved)), self.decayed()
+        tokens, decayed = Tokens(x.q, x.k, self.write_keys(saved)), self.decayed(saved)
         gates: tuple[Any, ...] = (None, None, None, None)
         numbers = 0.0, 0.0
         if self.makes_write_keys:
             gates, numbers = (saved.key_energy, x.precond_g, x.precond_beta, x.center), self.squash_numbers
         self.launch(
-            solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, *decayed, saved.chunk_table, self.T, scale,
-            *numbers, **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
+            solve_chunks, (self.M, HV), *tokens, x.beta, x.g, *gates, made, solved, *decayed, saved.gates, saved.last_gates,
+            saved.chunk_table, self.T, scale, *numbers,
+            **self.heads(tokens), **gate_groups(self), HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta),
             DECAY=self.decay, KEPT=self.keeps, num_warps=4, maxnreg=self.solve_registers(),
         )  # fmt: skip
         if self.decay == 2:
@@ -183,6 +184,9 @@ class OnePassKept(OnePass):
     """A forward before a backward, and the backward."""
 
     keeps = True
+
+    def decayed(self, saved: SavedForBackward) -> Tokens:
+        return Tokens(*(getattr(saved, name) for name in DECAYED))
 
     def choose_segments(self) -> None:
         self.length, self.cut = segments_kept(self)
@@ -269,32 +273,27 @@ class OnePassKept(OnePass):
         self, saved: SavedForBackward, scale: float, do: Any, dS_end: Any, state_grads: bool
     ) -> MemoryGrads:
         """With one decay per channel. Halves of the channels that lose too much in a chunk are left to plain Triton."""
-        from .channel_back import channel_gradients_back, decay_again  # need Gluon
+        from .channel_back import channel_gradients_back  # needs Gluon
 
         x, HV, K, V, w = self.memory, self.HV, self.K, self.V, self.write_keys(saved)
-        tokens, dg = self.decayed(), self.token_tensor(HV, K, dtype=torch.float32)  # takes G first
-        last_gate = self.floats(self.M, HV, K)
-        self.launch(
-            decay_again, (self.M, HV), x.q, x.k, w, x.g, *tokens, dg, last_gate, saved.chunk_table, self.T, scale,
-            HEADS_W=self.group(w), HEADS_G=self.group(x.g), num_warps=4, maxnreg=SOLVE_REGISTERS,
-        )  # fmt: skip
+        tokens = self.decayed(saved)
         h = self.states_again(saved, tokens.w, saved.u)
         added, norms = self.summaries_back(saved, tokens, 1.0, do)
-        dq, dk = self.token_tensor(HV, K), self.token_tensor(HV, K)
+        dq, dk, dg = self.token_tensor(HV, K), self.token_tensor(HV, K), self.token_tensor(HV, K, dtype=torch.float32)
         dw = self.token_tensor(HV, K) if self.writes else None
         dv, z, dP = self.token_tensor(HV, V), self.token_tensor(HV, V), self.token_tensor(HV, CHUNK)
         dh, dS = self.empty(self.M, HV, K, V), self.state(self.N) if state_grads else None
-        gates = self.floats(K // 64, 2, *self.rows, HV)
-        stride = prod(gates.shape[1:])
+        gate_grads = self.floats(K // 64, 2, *self.rows, HV)
+        stride = prod(gate_grads.shape[1:])
         self.launch(
-            channel_gradients_back, (self.P, HV), *tokens, x.v, saved.records, do, saved.u, h, dS_end, added,
-            saved.transitions if self.cut else None, norms, dS, dq, dk, dw, dv, dg, gates, z, dP, dh, *self.place(saved), stride,
-            scale, STARTED=dS_end is not None, ENDED=dS is not None, NORMS=count_norms(norms), num_warps=8,
+            channel_gradients_back, (self.P, HV), *tokens, x.v, saved.gates, saved.records, do, saved.u, h, dS_end, added,
+            saved.transitions if self.cut else None, norms, dS, dq, dk, dw, dv, dg, gate_grads, z, dP, dh, *self.place(saved),
+            stride, scale, STARTED=dS_end is not None, ENDED=dS is not None, NORMS=count_norms(norms), num_warps=8,
         )  # fmt: skip
         self.launch(
-            strong_gradients_channel, (-(-2 * PROGRAMS // HV), HV), x.q, x.k, w, x.v, x.beta, x.g, last_gate, saved.u, z, do, dP,
-            h, dh, saved.chunk_table, self.T, scale, dq, dk, dw, dv, gates, dg, stride, self.H, HV, self.M,
-            HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), HEADS_W=self.group(w), MOST=most_lost(self.dtype),
-            BK=64, BV=32, num_warps=8, num_stages=1,
+            strong_gradients_channel, (-(-2 * PROGRAMS // HV), HV), x.q, x.k, w, x.v, x.beta, x.g, saved.last_gates, saved.u, z,
+            do, dP, h, dh, saved.chunk_table, self.T, scale, dq, dk, dw, dv, gate_grads, dg, stride, self.H, HV, self.M,
+            HEADS_G=self.group(x.g), HEADS_BETA=self.group(x.beta), HEADS_W=self.group(w), MOST=MOST_LOST, BK=64,
+            BV=32, num_warps=8, num_stages=1,
         )  # fmt: skip
-        return MemoryGrads(dq, dk, dv, dw, dg, dS, gates)
+        return MemoryGrads(dq, dk, dv, dw, dg, dS, gate_grads)

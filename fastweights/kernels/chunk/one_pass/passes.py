@@ -137,6 +137,9 @@ def pass_segment(
             if CAREFUL:
                 out = spoil(out, ruin)
             done = out.to(TYPE)
+        if DECAY == 2:
+            S *= fs.index(now).load(gl.SliceLayout(0, S.type.layout))[None, :]
+            low = gl.convert_layout(S.to(TYPE), LEFT_S)
         if DELTA:
             read = warpgroup_mma(low, ks.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
         if READ:
@@ -156,9 +159,7 @@ def pass_segment(
             if READ:
                 copy_rows(Ps.index(into), made, whole, 64, True)
         values = vs.index(now).permute((1, 0)).load(TOKENS)
-        if DECAY == 2:
-            total = fs.index(now).load(gl.SliceLayout(0, S.type.layout))
-        elif DECAY == 1:
+        if DECAY == 1:
             factors = fs.index(now)
             since = factors.slice(0, 64).load(BY_TOKEN)
             until = factors.slice(64, 64).load(BY_TOKEN)
@@ -179,6 +180,7 @@ def pass_segment(
         copy_rows(vs.index(into), v, gl.where(has_values, live, 0), VALUE_ROW, True)
         if DECAY:
             copy_factors(fs.index(into), made, live > 0)
+        if DECAY == 1:
             S *= total[None, :]
             if not (READ or DELTA):
                 through *= total
@@ -198,7 +200,7 @@ def pass_segment(
         if READ:
             if DECAY == 1:
                 out *= (since * scale)[None, :]
-            else:
+            elif DECAY == 0:
                 out *= scale
             if CAREFUL:
                 bad, ruin = first_bad(u)
@@ -224,7 +226,10 @@ def pass_segment(
         if DELTA:
             solved += HV * 4096
         S, decayed = warpgroup_mma_wait(1 if READ else 0, deps=[S, decayed])
-        low = gl.convert_layout(S.to(TYPE), LEFT_S)
+        if DECAY == 2:
+            S *= fs.index(now).load(gl.SliceLayout(0, S.type.layout))[None, :]
+        else:
+            low = gl.convert_layout(S.to(TYPE), LEFT_S)
         if READ:
             out, written = warpgroup_mma_wait(0, deps=[out, written])
         now = gl.where(now == STAGES - 1, 0, now + 1)

@@ -145,7 +145,8 @@ def store_square(staged, x, at):
 
 @gluon.jit(do_not_specialize=["time"])
 def solve_chunks(
-    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, solved, qg, kg, wg, chunks, time, scale, power, eps,
+    q, k, w, beta, g, gram, precond_g, precond_beta, center, made, solved,
+    qg, kg, wg, gates, last_gate, chunks, time, scale, power, eps,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr,
     HEADS_G: gl.constexpr, HEADS_BETA: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
     DELTA: gl.constexpr, DECAY: gl.constexpr, KEPT: gl.constexpr,
@@ -153,8 +154,8 @@ def solve_chunks(
     """One chunk of one head: its record in `made` [M, HV, RECORD], of P, four numbers per token, and with KEPT, for a backward,
     T; and T diag(beta) in `solved` [M, HV, 64, 64]. Without DELTA there is no T. w: write keys, None where k writes. gram
     [M, HV, K], None where nothing is preconditioned: A at the chunks' starts, from which w [BT, HV, K] are written. With a
-    decay per channel, DECAY 2, exp(G_C) takes the place of the two decays, `strong` that of the first summed decay, and qg, kg
-    and wg [BT, HV, K] are written, see `decay_channels`."""
+    decay per channel, DECAY 2, exp(R) takes the place of the two decays, `strong` that of the first summed decay, and qg, kg
+    and wg [BT, HV, K] are written, with KEPT gates [BT, HV, K] and last_gate [M, HV, K] too, see `decay_channels`."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -206,11 +207,14 @@ def solve_chunks(
             g_low = load_tile(g, count, G_ROW)
             g_high = load_tile(g + 64, count, G_ROW)
         at_row = (first * HV + head) * K
+        if gates is not None:
+            gates += at_row
+            last_gate += (m.to(gl.int64) * HV + head) * K
         writes = k + at_key if w is None else w
         scores, overlap = decay_channels(
             ks, qs, ws, q + at_key, k + at_key, writes, g, g_low, g_high, qg + at_row, kg + at_row, wg + at_row,
-            factors_of(made), None, None, factors_of(made) + 192, count, 1.0,
-            HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None, True,
+            factors_of(made), gates, last_gate, factors_of(made) + 192, count, scale,
+            HV, G_ROW, H * K, H * K if w is None else HV // HEADS_W * K, w is not None,
         )  # fmt: skip
     else:
         zeros = gl.zeros([64, 64], gl.float32, SQUARE)
@@ -228,9 +232,9 @@ def solve_chunks(
     else:
         scores = warpgroup_mma_wait(0, deps=[scores])
     decay = gl.associative_scan(decay, 0, add)
-    gates = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    summed = gates.slice(0, 64)
-    gains = gates.slice(64, 64)
+    per_token = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    summed = per_token.slice(0, 64)
+    gains = per_token.slice(64, 64)
     summed.store(decay)
     if DELTA:
         gain = gl.where(decay == decay, gain, 0.0)
@@ -250,7 +254,7 @@ def solve_chunks(
     staged = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
     if DECAY == 1:
         scores *= pair * scale
-    else:
+    elif DECAY == 0:
         scores *= scale
     scores += 0.0 * scores  # infinities become NaN
     store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made)

@@ -29,12 +29,10 @@ def find_border(half):
 
 
 @triton.jit
-def meet_at_border(G, at_border, half):
-    """By halves: the factor of every token [64, channels], given G at its border, and which pairs (i, j) [64, 64] this level
-    computes."""
+def find_pairs(half):
+    """By halves: which pairs (i, j) [64, 64] this level computes."""
     i = tl.arange(0, 64)
-    pairs = ((i & half) > 0)[:, None] & (((i ^ half) // half)[:, None] == (i // half)[None, :])
-    return tl.exp2(-tl.abs(G - at_border)), pairs
+    return ((i & half) > 0)[:, None] & (((i ^ half) // half)[:, None] == (i // half)[None, :])
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -94,7 +92,7 @@ def wy_transform_channel(
             half = 32
             while half > 0:
                 at_border = tl.gather(G, tl.broadcast_to(find_border(half)[:, None], G.shape), 0)
-                factor, pairs = meet_at_border(G, at_border, half)
+                factor, pairs = tl.exp2(-tl.abs(G - at_border)), find_pairs(half)
                 right = tl.trans((writes * factor).to(writes.dtype))
                 met = tl.dot((queries * (factor * scale)).to(queries.dtype), right, input_precision=PRECISION)
                 scores += tl.where(pairs, met, 0.0)
@@ -139,9 +137,11 @@ def channel_gradients_of_tile(
     q, k, write_key, v, beta, g, u, z, do, dP, h, dh, scale, dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
-    WRITE: tl.constexpr, DELTA: tl.constexpr, FLAT: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr,
+    WRITE: tl.constexpr, DELTA: tl.constexpr, FLAT: tl.constexpr, MOST: tl.constexpr, MIDDLE_OF_CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`chunk_gradients_channel` of one tile of key channels, in one form. total: G at the chunk's end."""
+    """`chunk_gradients_channel` of one tile of key channels, in one form. total: G at the chunk's end. MIDDLE_OF_CHUNK: h and dh
+    come as `chunk.one_pass.channel` meets states, times exp(R)."""
     i, live = live_tokens(count)
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
@@ -187,36 +187,45 @@ def channel_gradients_of_tile(
         tl.debug_barrier()
         queries = tl.load(q + key_start + at_key, here, 0.0)
         keys = tl.load(k + key_start + at_key, here, 0.0)
-        grad_q *= tl.exp2(G) * scale
-        grad_w *= tl.exp2(total[None, :] - G)
-        grad_k *= -tl.exp2(G)
-        grad_last = tl.exp2(total) * grad_last + tl.sum(writes * grad_w, 0)
+        seen_from = tl.maximum(total, -MOST) / 2 if MIDDLE_OF_CHUNK else tl.zeros((BK,), tl.float32)
+        grad_q *= tl.exp2(G - seen_from[None, :]) * scale
+        grad_w *= tl.exp2((total - seen_from)[None, :] - G)
+        grad_k *= -tl.exp2(G - seen_from[None, :])
+        grad_last = tl.exp2(total - 2 * seen_from) * grad_last + tl.sum(writes * grad_w, 0)
         grad_G = queries * grad_q - writes * grad_w
         if DELTA:
             grad_G += keys * (grad_k * gain[:, None])
+        border = tl.load(dg + start * K + tl.minimum(31, count - 1) * (HV * K) + c, c < K, 0.0)
+        lost = tl.maximum(-border, border - total)
+        fits = tl.max(tl.where((border == border) & (total == total), lost, float("inf")), 0) < MOST
         half = 32
         while half > 0:
             last_left = tl.minimum(find_border(half), count - 1)[:, None] * (HV * K) + c[None, :]
             at_border = tl.load(dg + start * K + last_left, (c < K)[None, :], 0.0)
-            factor, pairs = meet_at_border(G, at_border, half)
-            right = (writes * factor).to(writes.dtype)
-            left = (queries * (factor * scale)).to(queries.dtype)
+            pairs = find_pairs(half)
+            flat = fits & (half == 16)  # all pairs within each half of the chunk
+            middle = (border[None, :] + tl.where(i[:, None] < 32, 0.0, total[None, :])) / 2
+            at_border = tl.where(flat, middle, at_border)
+            pairs = tl.where(flat, (i // 32)[:, None] == (i // 32)[None, :], pairs)
+            up, down = tl.exp2(tl.minimum(G - at_border, MIDDLE)), tl.exp2(tl.minimum(at_border - G, MIDDLE))
+            right = (writes * down).to(writes.dtype)
+            left = (queries * (up * scale)).to(queries.dtype)
             met = tl.where(pairs, grad_P, 0.0).to(left.dtype)
             passed = tl.dot(met, right, input_precision=PRECISION)
-            grad_q += passed * (factor * scale)
+            grad_q += passed * (up * scale)
             grad_G += left * passed
             reach = tl.dot(tl.trans(met), left, input_precision=PRECISION)
             if DELTA:
-                left = (keys * (factor * gain[:, None])).to(keys.dtype)
+                left = (keys * (up * gain[:, None])).to(keys.dtype)
                 met = tl.where(pairs, grad_A, 0.0).to(left.dtype)
                 passed = tl.dot(met, right, input_precision=PRECISION)
-                grad_k += passed * factor
+                grad_k += passed * up
                 grad_G += left * passed
                 reach = tl.dot(tl.trans(met), left, reach, input_precision=PRECISION)
-            grad_w += reach * factor
+            grad_w += reach * down
             grad_G -= right * reach
-            half = half // 2
-        own = tl.sum(tl.where(i[:, None] == i[None, :], grad_P.to(tl.float32), 0.0), 1) * scale
+            half = tl.where(flat, 0, half // 2)
+        own = tl.sum(tl.where((i[:, None] == i[None, :]) & ~fits, grad_P.to(tl.float32), 0.0), 1) * scale
         tl.store(dq + start * K + at_row, (grad_q + own[:, None] * writes).to(dq.dtype.element_ty), here)
         grad_w += own[:, None] * queries
     grad_G += tl.where((i == count - 1)[:, None], grad_last[None, :], 0.0)
@@ -256,7 +265,7 @@ def chunk_gradients_channel(
     channel_gradients_of_tile(
         part, m, head, first, count, total,
         q, k, write_key, v, beta, g, u, z, do, dP, h, dh, scale, dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
-        K, BK, V, BV, HEADS_G, HEADS_BETA, HEADS_W, WRITE, DELTA, FLAT, MOST, PRECISION,
+        K, BK, V, BV, HEADS_G, HEADS_BETA, HEADS_W, WRITE, DELTA, FLAT, MOST, False, PRECISION,
     )  # fmt: skip
 
 
@@ -268,17 +277,26 @@ def strong_gradients_channel(
     HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
     WRITE: tl.constexpr, DELTA: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`chunk_gradients_channel` of all tiles that are not flat among M chunks, where they are few: a program has many tiles."""
+    """`chunk_gradients_channel` of all tiles that are not flat among M chunks, where they are few: a program has many tiles, and
+    looks at 16 of them at once."""
     PARTS: tl.constexpr = (K + BK - 1) // BK
-    head = tl.program_id(1)
-    for number in range(tl.program_id(0), PARTS * M, tl.num_programs(0)):
-        part, m = number % PARTS, number // PARTS
-        first, count = chunk_place(chunks, m, time)
-        c = part * BK + tl.arange(0, BK)
-        total = tl.load(last_gate + (m.to(tl.int64) * HV + head) * K + c, (c < K) & (count > 0), 0.0)
-        if -tl.min(total, 0) >= MOST:
-            channel_gradients_of_tile(
-                part, m, head, first, count, total,
-                q, k, write_key, v, beta, g, u, z, do, dP, h, dh, scale, dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
-                K, BK, V, BV, HEADS_G, HEADS_BETA, HEADS_W, WRITE, DELTA, False, MOST, PRECISION,
-            )  # fmt: skip
+    LOOK: tl.constexpr = 16
+    head, step = tl.program_id(1), tl.num_programs(0)
+    for begin in range(tl.program_id(0), PARTS * M, LOOK * step):
+        seen = begin + tl.arange(0, LOOK) * step
+        channel = (seen % PARTS)[:, None] * BK + tl.arange(0, BK)[None, :]
+        at_total = ((seen // PARTS).to(tl.int64)[:, None] * HV + head) * K + channel
+        totals = tl.load(last_gate + at_total, (seen < PARTS * M)[:, None] & (channel < K), 0.0)
+        strong = tl.sum((-tl.min(totals, 1) >= MOST).to(tl.int32), 0) > 0
+        if strong:
+            for number in range(begin, tl.minimum(begin + LOOK * step, PARTS * M), step):
+                part, m = number % PARTS, number // PARTS
+                first, count = chunk_place(chunks, m, time)
+                c = part * BK + tl.arange(0, BK)
+                total = tl.load(last_gate + (m.to(tl.int64) * HV + head) * K + c, (c < K) & (count > 0), 0.0)
+                if -tl.min(total, 0) >= MOST:
+                    channel_gradients_of_tile(
+                        part, m, head, first, count, total,
+                        q, k, write_key, v, beta, g, u, z, do, dP, h, dh, scale, dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
+                        K, BK, V, BV, HEADS_G, HEADS_BETA, HEADS_W, WRITE, DELTA, False, MOST, True, PRECISION,
+                    )  # fmt: skip

@@ -34,13 +34,16 @@ class KernelInputs(
 class SavedForBackward(
     namedtuple(
         "SavedForBackward",
-        "T u G starts transitions key_energy write_keys chunk_table segment_table records",
-        defaults=(None, None, None, None, None, None, None, None, None, None),
+        "T u G starts transitions key_energy write_keys chunk_table segment_table records q_decayed k_decayed w_decayed gates "
+        "last_gates",
+        defaults=(None, None, None, None, None, None, None, None, None, None, None, None, None, None, None),
     )
 ):
     """T [BT, HV, 64], u [BT, HV, V], G [BT, HV], states at the segments' starts (P HV K V numbers), the segments' transitions
     (P HV K or P HV K K numbers), the preconditioner's A at the chunks' starts [M, HV, K], its write keys [BT, HV, K], the
-    tables of chunks and segments, and in the place of T and G the records of chunks [M, HV, numbers] of `chunk.one_pass`.
+    tables of chunks and segments, and in the place of T and G the records of chunks [M, HV, numbers] of `chunk.one_pass`; there
+    with one decay per channel also queries, keys and write keys as they decay, by how much, [BT, HV, K] each, and G at the
+    chunks' ends [M, HV, K].
 
     None where a call has none. The three tensors of segments are there in every call, so that all sizes have as many tensors."""
 
