@@ -75,7 +75,13 @@ class Memory(MemoryCall):
         kept = super().placeholders()
         if not takes_one_pass(self):
             return kept
-        return kept._replace(T=None, G=None, records=self.empty(self.M, self.HV, record_length(self)))
+        transitions = kept.transitions
+        if self.lasting:  # each the sum of two in the inputs' dtype
+            count = self.cut * self.P * self.HV * 2 * self.K * self.K
+            transitions = self.segment_tensor(count, dtype=None)
+        return kept._replace(
+            T=None, G=None, transitions=transitions, records=self.empty(self.M, self.HV, record_length(self))
+        )
 
     def shapes(self, final: bool) -> tuple[Specs, SavedForBackward]:
         A = self.floats(self.N, self.HV, self.K) if final and self.precond else None
