@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import is_bad, zero_where
-from ..common.packing import program_chunk
+from ..common.packing import program_chunk, program_segment
 
 ROWS = tl.constexpr(16)
 
@@ -77,26 +77,14 @@ def eliminate_rows(products, gains, OWN: tl.constexpr):
     return join_columns(done), divisors, weights
 
 
-@triton.jit(do_not_specialize=["time"])
-def eliminate_blocks(
-    matrix, out, D, gain, scratch, chunks, time, ridge, HV,
+@triton.jit
+def eliminate(
+    M, out, D, gain, scratch, first, count, head, HV,
     K: tl.constexpr, PK: tl.constexpr, HEADS_GAIN: tl.constexpr, TOKENS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """matrix, out [M, HV, K, K]: `out` is the inverse of `matrix`, whose prior counts as 2^-20 of the trace at least. TOKENS: K
-    tokens with `matrix` U A U^T; `out` is the lower triangular T with r = T U A, and D [BT, HV] are the d. scratch [M, HV, 16
-    PK]."""
-    m, head, first, count = program_chunk(chunks, time)
-    if count == 0:
-        return
-    number = m.to(tl.int64) * HV + head
-    at, scratch = number * K * K, scratch + number * (ROWS * PK)
+    """-M^-1 of M [PK, PK]. TOKENS: K tokens with M = U A U^T; `out` [K, K] takes the lower triangular T with r = T U A, and D
+    [BT, HV] the d. scratch: 16 PK numbers of the program."""
     r, c, t = tl.arange(0, PK), tl.arange(0, PK), tl.arange(0, ROWS)
-    inside = (r < K)[:, None] & (c < K)[None, :]
-    M = tl.load(matrix + at + r[:, None] * K + c[None, :], inside, 0.0)
-    if not TOKENS:
-        diagonal = r[:, None] == c[None, :]
-        trace = tl.sum(tl.sum(tl.where(diagonal, M, 0.0), 1), 0)
-        M = tl.where(diagonal, tl.where((r >= K)[:, None], 1.0, M + tl.maximum(2.0**-20 * trace - ridge, 0.0)), M)
     for b in range(0, K, ROWS):
         tl.store(scratch + (r - b)[:, None] * PK + c[None, :], M, ((r >= b) & (r < b + ROWS))[:, None])
         tl.debug_barrier()
@@ -113,10 +101,45 @@ def eliminate_blocks(
         rows = tl.dot(tl.trans(turned), rows, input_precision=PRECISION)
         if TOKENS:
             lower = tl.where(c[None, :] <= (b + t)[:, None], -rows, 0.0)
-            tl.store(out + at + (b + t)[:, None] * K + c[None, :], lower, (c < K)[None, :])
+            tl.store(out + (b + t)[:, None] * K + c[None, :], lower, (c < K)[None, :])
             tl.store(D + (first + b + t) * HV + head, divisors, b + t < count)
         rows *= tl.sqrt(weights)[:, None]
         is_block = own[None, :] | ((r >= b) & (r < b + ROWS))[:, None]
         M = tl.dot(-tl.trans(rows), rows, tl.where(is_block, 0.0, M), input_precision=PRECISION)
-    if not TOKENS:
-        tl.store(out + at + r[:, None] * K + c[None, :], -M, inside)
+    return M
+
+
+@triton.jit(do_not_specialize=["time"])
+def invert_sums(
+    sums, out, scratch, segments, time, ridge, HV,
+    K: tl.constexpr, PK: tl.constexpr, LENGTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out [M, HV, K, K]: for the first chunk of every segment the inverse of `sums` [P, HV, K, K], whose prior counts as 2^-20 of
+    the trace at least. scratch [P, HV, 16 PK]."""
+    p, head, first, count, chunk = program_segment(segments, time, LENGTH)
+    if count == 0:
+        return
+    number = p.to(tl.int64) * HV + head
+    r, c = tl.arange(0, PK), tl.arange(0, PK)
+    inside = (r < K)[:, None] & (c < K)[None, :]
+    M = tl.load(sums + number * K * K + r[:, None] * K + c[None, :], inside, 0.0)
+    diagonal = r[:, None] == c[None, :]
+    trace = tl.sum(tl.sum(tl.where(diagonal, M, 0.0), 1), 0)
+    M = tl.where(diagonal, tl.where((r >= K)[:, None], 1.0, M + tl.maximum(2.0**-20 * trace - ridge, 0.0)), M)
+    M = eliminate(
+        M, out, None, None, scratch + number * (ROWS * PK), first, count, head, HV, K, PK, 1, False, PRECISION
+    )  # fmt: skip
+    tl.store(out + (chunk * HV + head) * K * K + r[:, None] * K + c[None, :], -M, inside)
+
+
+@triton.jit(do_not_specialize=["time"])
+def eliminate_tokens(products, T, D, scratch, chunks, time, HV, PRECISION: tl.constexpr):
+    """T [M, HV, 64, 64] and D [BT, HV] of a chunk's tokens from `products` U A U^T [M, HV, 64, 64]. scratch [M, HV, 16 64]."""
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
+    number = m.to(tl.int64) * HV + head
+    at = number * 4096
+    i = tl.arange(0, 64)
+    M = tl.load(products + at + i[:, None] * 64 + i[None, :])
+    eliminate(M, T + at, D, None, scratch + number * (ROWS * 64), first, count, head, HV, 64, 64, 1, True, PRECISION)

@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 
-from ..common.call import Call, Specs, make_rule, padded
+from ..common.call import Call, Specs, make_rule, max_pieces, padded
 from ..common.packing import CHUNK, record_tables
 from ..runtime.workspace import TensorSpec
 from .carried import carry_adjoint, carry_inverse, chunk_adjoint, finish_gradients
-from .directions import direction_gradients, solve_tokens, token_products, token_rows
-from .elimination import eliminate_blocks
-from .sums import chunk_sums, scan_sums
+from .directions import solve_tokens, token_products, token_rows
+from .elimination import eliminate_tokens, invert_sums
+from .segments import segment_adjoints, segment_gradients, solve_segment
+from .sums import scan_sums, segment_sums
 
 ROWS = 16  # of a block that is eliminated at once
 SCAN_BLOCK = 1024  # numbers of the state that one program adds up
+SEGMENT_CHUNKS = 2, 4  # of 64 tokens in a segment: up to 64 channels, and with more
 
 
 class GramInputs(namedtuple("GramInputs", "u b gain G cu_seqlens", defaults=(None,))):
@@ -29,14 +31,13 @@ class RefreshInputs(namedtuple("RefreshInputs", "u b refresh A cu_seqlens", defa
     """u, b [B, T, h, K]; refresh [B, T, 1] in float32; A [N, HV, K, K]; cu_seqlens [N+1] or None, on the device."""
 
 
-class Saved(namedtuple("Saved", "A R D chunk_table T", defaults=(None,))):
-    """In float32 the inverses at the chunks' starts [M, HV, K, K], r [BT, HV, K] and d [BT, HV]; the table of chunks; with a
-    refresh T [M, HV, 64, 64]."""
+class Saved(namedtuple("Saved", "A R D table T", defaults=(None,))):
+    """In float32 the inverses at the chunks' starts [M, HV, K, K], r [BT, HV, K] and d [BT, HV]; the table of segments, with a
+    refresh of chunks; with a refresh T [M, HV, 64, 64]."""
 
 
 class GramCall(Call):
-    """What calls have in common whose state is a matrix [K, K] or its inverse. STATE: its name among the inputs. gain, refresh:
-    of the tokens, None where a rule has none."""
+    """What calls have in common whose state is a matrix [K, K] or its inverse. STATE: its name among the inputs."""
 
     STATE = "G"
 
@@ -44,13 +45,12 @@ class GramCall(Call):
         return self.x.u, getattr(self.x, self.STATE).shape[1:3]
 
     def set_up(self) -> None:
-        self.gain, self.refresh = (getattr(self.x, name, None) for name in ("gain", "refresh"))
         self.PK = padded(self.K)
         # A weak direction of A stands beside 1e4 times stronger ones: always float32's precision.
         self.gradient_precision, self.precision = self.precision, "tf32x3"
         self.exact_tile = min(64 if self.dtype == torch.bfloat16 else 32, self.PK)  # with keys that need no tf32x3
         self.warps = 4 if self.PK <= 64 else 8  # of a program that holds a whole matrix
-        heads = {"HEADS": self.group(self.x.u), "HEADS_GAIN": self.group(self.gain)}
+        heads = {"HEADS": self.group(self.x.u), "HEADS_GAIN": self.group(getattr(self.x, "gain", None))}
         self.constants |= {"PRECISION": self.precision, **heads}
 
     def vectors(self, dtype: torch.dtype = torch.float32) -> TensorSpec:
@@ -59,105 +59,78 @@ class GramCall(Call):
     def matrices(self, count: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
         return self.empty(count, self.HV, self.K, self.K, dtype=dtype)
 
-    def squares(self) -> TensorSpec:
-        """The products of a chunk's tokens with each other."""
-        return self.floats(self.M, self.HV, CHUNK, CHUNK)
-
     def kept(self) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
         """A, r and d: see `Saved`."""
         return self.matrices(self.M), self.vectors(), self.token_tensor(self.HV, dtype=torch.float32)
-
-    def table(self) -> TensorSpec | None:
-        return self.empty(self.M, 2, dtype=torch.int32) if self.packed else None
-
-    def choose_tile(self, precision: str) -> int:
-        """Key channels of a program's tile; where a product is three, wider ones spill."""
-        return min(32 if precision == "tf32x3" else 64, self.PK)
-
-    def launch_chunks(self, kernel: Any, saved: Any, *arguments: Any, parts: int = 1, **constants: Any) -> None:
-        """A kernel of `parts` programs per chunk and head."""
-        grid, options = (parts * self.M, self.HV), {"num_warps": 4, "num_stages": 1, **constants}
-        self.launch(kernel, grid, *arguments, saved.chunk_table, self.T, self.HV, **options)
 
     def launch_sequences(self, kernel: Any, *arguments: Any, programs: Sequence[int] = (), **constants: Any) -> None:
         """A kernel of one program per sequence and head, or so many."""
         grid = self.N, self.HV, *programs
         self.launch(kernel, grid, *arguments, self.x.cu_seqlens, self.T, self.HV, num_stages=1, **constants)
 
-    def record_table(self, saved: Any) -> None:
-        if self.packed:  # nothing here reads the place of a segment
-            segments = self.empty(self.N, 5, dtype=torch.int32)
-            tokens = self.T + CHUNK
-            record_tables(self.recorder, self.x.cu_seqlens, saved.chunk_table, segments, self.T, tokens)
-
-    def record_elimination(
-        self, saved: Any, matrix: Any, out: Any, ridge: float, size: int, tokens: bool = False
-    ) -> None:
-        PK = padded(size)
-        self.launch(
-            eliminate_blocks, (self.M, self.HV), matrix, out, saved.D if tokens else None, self.gain if tokens else None,
-            self.floats(self.M, self.HV, ROWS, PK), saved.chunk_table, self.T, ridge, self.HV, K=size, PK=PK,
-            TOKENS=tokens, num_warps=4, num_stages=1, maxnreg=168 if PK <= 64 else None,
-        )  # fmt: skip
-
-    def record_tokens(self, saved: Any, T: TensorSpec, y: Any, ridge: float) -> None:
-        """r and d of all tokens and their T [M, HV, 64, 64] from A; y where b is u."""
-        u, S = self.x.u, self.squares()
-        self.launch_chunks(token_products, saved, u, self.refresh, saved.A, saved.R, S, BK=self.exact_tile)
-        self.record_elimination(saved, S, T, ridge, CHUNK, tokens=True)
-        tile = self.choose_tile(self.precision)
-        self.launch_chunks(token_rows, saved, u, self.gain, T, saved.D, saved.R, y, BK=tile)
-
-    def record_solve(self, saved: Any, b: Any, out: Any, precision: str, scaled: bool = False) -> None:
-        """out_t = A_t b_t; `scaled`: times the gain."""
-        self.launch_chunks(
-            solve_tokens, saved, self.x.u, self.gain, self.refresh, saved.A, saved.R, saved.D, b, out, PRECISION=precision,
-            BK=self.choose_tile(precision), HEADS_B=self.group(b), SCALED=scaled,
-        )  # fmt: skip
-
 
 class InverseGram(GramCall):
     """Options: ridge. Outputs: y and G, this None unless it is wanted."""
 
+    def set_up(self) -> None:
+        super().set_up()
+        self.length = CHUNK * SEGMENT_CHUNKS[self.PK > 64]
+        self.P = max_pieces(self.N, self.T, self.length, self.packed)
+        self.constants |= {"LENGTH": self.length, "HEADS_B": self.group(self.x.b)}
+        # In which products take what a backward finds. Numbers of float16 have too few exponents.
+        self.work = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
         y = self.vectors(self.dtype if self.x.b is None else torch.float32)
         end = self.matrices(self.N, torch.float64) if final else None
-        return (y, end), Saved(*self.kept(), self.table())
+        table = self.empty(self.P, 5, dtype=torch.int32) if self.packed else None
+        return (y, end), Saved(*self.kept(), table)
 
-    def record_states(self, saved: Saved, added: Sequence[Any], start: Any, end: Any, back: bool) -> TensorSpec:
-        """The state at the chunks' starts from what the tokens add; `back`: H at the chunks' ends."""
-        sums, width = self.matrices(self.M), min(64 if back else self.exact_tile, self.PK)
-        other = {"HEADS": 1, "HEADS_GAIN": 1, "PRECISION": self.gradient_precision} if back else {}
-        self.launch_chunks(chunk_sums, saved, *added, sums, parts=-(-self.K // width), BK=width, **other)
+    def launch_segments(
+        self, kernel: Any, saved: Saved, *arguments: Any, parts: Sequence[int] = (), **constants: Any
+    ) -> None:
+        """A kernel of one program per segment and head, or so many."""
+        options = {"num_warps": self.warps, "num_stages": 1, **constants}
+        self.launch(kernel, (self.P, self.HV, *parts), *arguments, saved.table, self.T, self.HV, **options)
+
+    def record_scan(self, start: Any, sums: TensorSpec, end: Any, back: bool) -> None:
+        """From what the segments add the state at their starts; `back`: H at their ends."""
         blocks = -(-self.K * self.K // SCAN_BLOCK)
         self.launch_sequences(scan_sums, start, sums, end, programs=(blocks,), BACK=back, BLOCK=SCAN_BLOCK, num_warps=4)
-        return sums
 
     def forward(self, final: bool) -> tuple[Specs, Saved]:
-        x, (ridge,) = self.x, self.options
+        x, (ridge,), HV, P = self.x, self.options, self.HV, self.P
         (y, end), saved = self.shapes(final)
-        self.record_table(saved)
-        G = self.record_states(saved, (x.u, None, None, x.gain), x.G, end, back=False)
-        self.record_elimination(saved, G, saved.A, ridge, self.K)
-        self.record_tokens(saved, self.squares(), y if x.b is None else None, ridge)
-        if x.b is not None:
-            self.record_solve(saved, x.b, y, self.precision)
+        if self.packed:
+            record_tables(self.recorder, x.cu_seqlens, None, saved.table, self.T, self.length)
+        sums, width = self.matrices(P), self.exact_tile
+        self.launch_segments(
+            segment_sums, saved, x.u, x.gain, sums, parts=(-(-self.K // width),), BK=width, num_warps=4
+        )
+        self.record_scan(x.G, sums, end, back=False)
+        scratch = self.floats(P, HV, ROWS, self.PK)
+        self.launch(
+            invert_sums, (P, HV), sums, saved.A, scratch, saved.table, self.T, ridge, HV, num_warps=4, num_stages=1,
+            maxnreg=168 if self.PK <= 64 else None,
+        )  # fmt: skip
+        T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS, CHUNK)
+        self.launch_segments(solve_segment, saved, x.u, x.b, x.gain, saved.A, saved.R, saved.D, y, T, scratch)
         return (y, end), saved
 
     def backward(self, saved: Saved, output_grads: Sequence[Any], state_grads: bool) -> GramInputs:
         x, (dy, dG_end), precision = self.x, output_grads, self.gradient_precision
         alone = x.b is None
-        adjoint, y, divisor = self.vectors(), saved.R, saved.D
-        self.record_solve(saved, dy, adjoint, precision, scaled=alone and x.gain is not None)
-        if not alone:
-            y, divisor = self.vectors(), None
-            self.record_solve(saved, x.b, y, self.precision)
+        adjoint, H = self.vectors(self.work), self.matrices(self.P)
+        y = saved.R if alone else self.vectors(self.work)
+        self.launch_segments(
+            segment_adjoints, saved, x.u, x.b, x.gain, saved.A, saved.R, saved.D, dy, adjoint, y, H, PRECISION=precision
+        )
         dG = self.matrices(self.N, torch.float64) if state_grads else None
-        H = self.record_states(saved, (adjoint, y, divisor, None), dG_end, dG, back=True)
+        self.record_scan(dG_end, H, dG, back=True)
         du, db, dgain = self.vectors(self.dtype), None if alone else self.vectors(x.b.dtype), self.gate_gradient(x.gain)
-        self.launch_chunks(
-            direction_gradients, saved, x.u, x.gain, adjoint, y, divisor, H, dy, du, dgain, db, PRECISION=precision,
-            BK=self.choose_tile(precision), SELF=alone, num_warps=self.warps,
+        self.launch_segments(
+            segment_gradients, saved, x.u, x.gain, adjoint, y, saved.D, H, dy, du, dgain, db, PRECISION=precision,
+            SELF=alone,
         )  # fmt: skip
         return GramInputs(du, db, dgain, dG)
 
@@ -168,15 +141,49 @@ class Refreshed(GramCall):
     STATE = "A"
 
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
-        saved = Saved(*self.kept(), self.table(), self.squares())
+        table = self.empty(self.M, 2, dtype=torch.int32) if self.packed else None
+        saved = Saved(*self.kept(), table, self.squares())
         return (self.vectors(), self.matrices(self.N) if final else None), saved
+
+    def squares(self) -> TensorSpec:
+        """The products of a chunk's tokens with each other."""
+        return self.floats(self.M, self.HV, CHUNK, CHUNK)
+
+    def choose_tile(self, precision: str) -> int:
+        """Key channels of a program's tile; where a product is three, wider ones spill."""
+        return min(32 if precision == "tf32x3" else 64, self.PK)
+
+    def launch_chunks(self, kernel: Any, saved: Saved, *arguments: Any, **constants: Any) -> None:
+        """A kernel of one program per chunk and head."""
+        options = {"num_warps": 4, "num_stages": 1, **constants}
+        self.launch(kernel, (self.M, self.HV), *arguments, saved.table, self.T, self.HV, **options)
+
+    def record_table(self, saved: Saved) -> None:
+        if self.packed:  # nothing here reads the place of a segment
+            segments = self.empty(self.N, 5, dtype=torch.int32)
+            record_tables(self.recorder, self.x.cu_seqlens, saved.table, segments, self.T, self.T + CHUNK)
+
+    def record_tokens(self, saved: Saved) -> None:
+        """r and d of all tokens and their T [M, HV, 64, 64] from A."""
+        u, S = self.x.u, self.squares()
+        self.launch_chunks(token_products, saved, u, self.x.refresh, saved.A, saved.R, S, BK=self.exact_tile)
+        scratch = self.floats(self.M, self.HV, ROWS, CHUNK)
+        self.launch_chunks(eliminate_tokens, saved, S, saved.T, saved.D, scratch, maxnreg=168)
+        self.launch_chunks(token_rows, saved, saved.T, saved.R, BK=self.choose_tile(self.precision))
+
+    def record_solve(self, saved: Saved, b: Any, out: Any, precision: str) -> None:
+        """out_t = A_t b_t."""
+        self.launch_chunks(
+            solve_tokens, saved, self.x.u, self.x.refresh, saved.A, saved.R, saved.D, b, out, PRECISION=precision,
+            BK=self.choose_tile(precision), HEADS_B=self.group(b),
+        )  # fmt: skip
 
     def forward(self, final: bool) -> tuple[Specs, Saved]:
         x = self.x
         (y, end), saved = self.shapes(final)
         self.record_table(saved)
         self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)
-        self.record_tokens(saved, saved.T, None, 0.0)
+        self.record_tokens(saved)
         self.record_solve(saved, x.b, y, self.precision)
         return (y, end), saved
 
