@@ -76,7 +76,7 @@ class InverseGram(GramCall):
         super().set_up()
         self.length = CHUNK * SEGMENT_CHUNKS[self.PK > 64]
         self.P = max_pieces(self.N, self.T, self.length, self.packed)
-        self.constants |= {"LENGTH": self.length, "HEADS_B": self.group(self.x.b)}
+        self.constants |= {"LENGTH": self.length, "HV": self.HV, "HEADS_B": self.group(self.x.b)}
         # In which products take what a backward finds. Numbers of float16 have too few exponents.
         self.work = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
 
@@ -91,7 +91,7 @@ class InverseGram(GramCall):
     ) -> None:
         """A kernel of one program per segment and head, or so many."""
         options = {"num_warps": self.warps, "num_stages": 1, **constants}
-        self.launch(kernel, (self.P, self.HV, *parts), *arguments, saved.table, self.T, self.HV, **options)
+        self.launch(kernel, (self.P, self.HV, *parts), *arguments, saved.table, self.T, **options)
 
     def record_scan(self, start: Any, sums: TensorSpec, end: Any, back: bool) -> None:
         """From what the segments add the state at their starts; `back`: H at their ends."""

@@ -86,8 +86,8 @@ def solve_rows_of_chunk(
 
 @triton.jit(do_not_specialize=["time"])
 def solve_segment(
-    u, b, gain, A, R, D, y, T, scratch, segments, time, HV,
-    K: tl.constexpr, PK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr,
+    u, b, gain, A, R, D, y, T, scratch, segments, time,
+    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr,
     HEADS_GAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """R [BT, HV, K], D [BT, HV] and in y [BT, HV, K] A_t b_t, without b gain_t A_t u_t, from A of the segments' first chunks;
@@ -138,8 +138,8 @@ def solve_segment(
 
 @triton.jit(do_not_specialize=["time"])
 def segment_adjoints(
-    u, b, gain, A, R, D, dy, x, y, sums, segments, time, HV,
-    K: tl.constexpr, PK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr,
+    u, b, gain, A, R, D, dy, x, y, sums, segments, time,
+    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr,
     HEADS_GAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """x_t = A_t dy_t, without b times the gain, and y_t = A_t b_t where there is b [BT, HV, K], in the dtype in which products
@@ -192,8 +192,8 @@ def apply_in_two(H, rows, out, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["time"])
 def segment_gradients(
-    u, gain, x, y, D, H, dy, du, dgain, db, segments, time, HV,
-    K: tl.constexpr, PK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr,
+    u, gain, x, y, D, H, dy, du, dgain, db, segments, time,
+    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr,
     SELF: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """du, db [BT, HV, K] and dgain [BT, HV], from the last chunk of a segment to the first, with H [P, HV, K, K] at the segments'

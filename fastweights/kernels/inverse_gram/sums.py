@@ -92,8 +92,8 @@ def rounded_dot(x, y, out, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["time"])
 def segment_sums(
-    u, gain, sums, segments, time, HV,
-    K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr,
+    u, gain, sums, segments, time,
+    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sums [P, HV, K, K]: of every segment sum_t gain_t u_t u_t^T, BK columns per program. u [BT, HV // HEADS, K]."""
