@@ -11,14 +11,15 @@ import torch
 from ..common.call import Call, Specs, make_rule, max_pieces, padded
 from ..common.packing import CHUNK, record_tables
 from ..runtime.workspace import TensorSpec
-from .carried import carry_adjoint, carry_inverse, chunk_adjoint, finish_gradients
-from .directions import solve_tokens, token_products, token_rows
-from .elimination import eliminate_tokens, invert_sums
+from .carried import carry_adjoint, chunk_adjoint, finish_gradients
+from .directions import solve_tokens
+from .elimination import invert_sums
 from .segments import segment_adjoints, segment_gradients, solve_segment
 from .sums import scan_sums, segment_sums
 
 ROWS = 16  # of a block that is eliminated at once
 SCAN_BLOCK = 1024  # numbers of the state that one program adds up
+LONGEST = 2**30  # tokens of a sequence
 SEGMENT_CHUNKS = 2, 4  # of 64 tokens in a segment: up to 64 channels, and with more
 
 
@@ -114,7 +115,9 @@ class InverseGram(GramCall):
             maxnreg=168 if self.PK <= 64 else None,
         )  # fmt: skip
         T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS, CHUNK)
-        self.launch_segments(solve_segment, saved, x.u, x.b, x.gain, saved.A, saved.R, saved.D, y, T, scratch)
+        self.launch_segments(
+            solve_segment, saved, x.u, x.b, x.gain, None, None, saved.A, None, saved.R, saved.D, y, T, scratch
+        )
         return (y, end), saved
 
     def backward(self, saved: Saved, output_grads: Sequence[Any], state_grads: bool) -> GramInputs:
@@ -158,18 +161,13 @@ class Refreshed(GramCall):
         options = {"num_warps": 4, "num_stages": 1, **constants}
         self.launch(kernel, (self.M, self.HV), *arguments, saved.table, self.T, self.HV, **options)
 
-    def record_table(self, saved: Saved) -> None:
-        if self.packed:  # nothing here reads the place of a segment
-            segments = self.empty(self.N, 5, dtype=torch.int32)
-            record_tables(self.recorder, self.x.cu_seqlens, saved.table, segments, self.T, self.T + CHUNK)
-
-    def record_tokens(self, saved: Saved) -> None:
-        """r and d of all tokens and their T [M, HV, 64, 64] from A."""
-        u, S = self.x.u, self.squares()
-        self.launch_chunks(token_products, saved, u, self.x.refresh, saved.A, saved.R, S, BK=self.exact_tile)
-        scratch = self.floats(self.M, self.HV, ROWS, CHUNK)
-        self.launch_chunks(eliminate_tokens, saved, S, saved.T, saved.D, scratch, maxnreg=168)
-        self.launch_chunks(token_rows, saved, saved.T, saved.R, BK=self.choose_tile(self.precision))
+    def record_tables(self, saved: Saved) -> TensorSpec | None:
+        """Where chunks lie, and where sequences, None for rows."""
+        if not self.packed:
+            return None
+        sequences = self.empty(self.N, 5, dtype=torch.int32)
+        record_tables(self.recorder, self.x.cu_seqlens, saved.table, sequences, self.T, LONGEST)
+        return sequences
 
     def record_solve(self, saved: Saved, b: Any, out: Any, precision: str) -> None:
         """out_t = A_t b_t."""
@@ -181,9 +179,11 @@ class Refreshed(GramCall):
     def forward(self, final: bool) -> tuple[Specs, Saved]:
         x = self.x
         (y, end), saved = self.shapes(final)
-        self.record_table(saved)
-        self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)
-        self.record_tokens(saved)
+        sequences, scratch = self.record_tables(saved), self.floats(self.N, self.HV, ROWS, CHUNK)
+        self.launch(
+            solve_segment, (self.N, self.HV), x.u, None, None, x.refresh, x.A, saved.A, end, saved.R, saved.D, None, saved.T,
+            scratch, sequences, self.T, HV=self.HV, LENGTH=LONGEST, HEADS_B=1, num_warps=self.warps, num_stages=1,
+        )  # fmt: skip
         self.record_solve(saved, x.b, y, self.precision)
         return (y, end), saved
 

@@ -84,55 +84,91 @@ def solve_rows_of_chunk(
     return precise_dot(tl.trans(rows), tl.trans(scores), out, PRECISION), bad
 
 
+@triton.jit
+def store_matrix(x, values, K: tl.constexpr, rows, columns):
+    """Write [rows, columns] of the matrix [K, K] at x."""
+    tl.store(x + (rows[:, None] * K + columns[None, :]), values, (rows < K)[:, None] & (columns < K)[None, :])
+
+
+@triton.jit
+def nan_where_bad(x):
+    """NaN where x holds a bad number, 0 otherwise."""
+    return tl.where(tl.max(tl.max(is_bad(x).to(tl.int32), 1), 0) > 0, float("nan"), 0.0)
+
+
 @triton.jit(do_not_specialize=["time"])
 def solve_segment(
-    u, b, gain, A, R, D, y, T, scratch, segments, time,
+    u, b, gain, refresh, begin, A, end, R, D, y, T, scratch, segments, time,
     HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr,
     HEADS_GAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """R [BT, HV, K], D [BT, HV] and in y [BT, HV, K] A_t b_t, without b gain_t A_t u_t, from A of the segments' first chunks;
-    that of the others is written. T [P, HV, 64, 64] and `scratch` [P, HV, 16 64] are the program's own."""
+    """R [BT, HV, K], D [BT, HV] and in y [BT, HV, K] or None A_t b_t, else gain_t A_t u_t. A [M, HV, K, K] has the inverse at
+    the segments' first chunks, and takes that of the others. With a refresh segments are sequences: their first and last
+    inverses are `begin` and `end` [N, HV, K, K], and T [M, HV, 64, 64] is kept. Else T [P, HV, 64, 64] is the program's own, as
+    is `scratch` [P, HV, 16 64]."""
     BK: tl.constexpr = min(PK, 64)
     p, head, first, count, chunk = program_segment(segments, time, LENGTH)
-    if count == 0:
-        return
     i, c, part = tl.arange(0, 64), tl.arange(0, PK), tl.arange(0, BK)
     number = p.to(tl.int64) * HV + head
-    T += number * 4096
+    if begin is not None:
+        now = load_matrix(begin, number, c, c, K)
+        now += nan_where_bad(now)
+        if count > 0:
+            store_matrix(A + (chunk * HV + head) * K * K, now, K, c, c)
+        elif end is not None:
+            store_matrix(end + number * K * K, now, K, c, c)
+        tl.debug_barrier()
     for done in range(0, count, 64):
         start, left = first + done, count - done
         live = i < left
         matrix = (chunk + done // 64) * HV + head
+        lower_at = T + (number if refresh is None else matrix) * 4096
         rows = times_rows(A, matrix, u, start, live, head, HV, K, PK, HEADS, PRECISION)
         U = load_tokens(u, start, live, head, HV, c, K, HEADS)
         spoiled = bad_tokens(U, gain, start, live, head, HV, HEADS_GAIN)
         U = zero_where(U, is_bad(U))
-        products = exact_dot(U, rows, tl.zeros((64, 64), tl.float32), PRECISION)
+        products = tl.zeros((64, 64), tl.float32)
+        if refresh is not None:
+            added = tl.load(refresh + start + i, live, 0.0)
+            before = tl.cumsum(added, 0) - added
+            shared = tl.minimum(before[:, None], before[None, :])  # what the earlier of two tokens finds
+            products = shared * exact_dot(U, tl.trans(U), products, PRECISION)
+        products = exact_dot(U, rows, products, PRECISION)
+        if refresh is not None:
+            rows += before[None, :] * tl.trans(U.to(tl.float32))
         eliminate(
-            products, T, D, gain, scratch + number * 1024, start, left, head, HV, 64, 64, HEADS_GAIN, True, PRECISION
+            products, lower_at, D, gain, scratch + number * 1024, start, left, head, HV, 64, 64, HEADS_GAIN, True, PRECISION
         )  # fmt: skip
         tl.debug_barrier()
-        lower = tl.load(T + i[:, None] * 64 + i[None, :])
+        lower = tl.load(lower_at + i[:, None] * 64 + i[None, :])
         rows = precise_dot(rows, tl.trans(lower), tl.zeros((PK, 64), tl.float32), PRECISION)
         store_tokens(R, tl.trans(rows), start, live, head, HV, c, K)
         weights = load_weights(gain, load_divisors(D, start, live, head, HV), start, live, head, HV, HEADS_GAIN)
         weighted = rows * weights[None, :]
         tl.debug_barrier()
-        if b is None:
-            found = weighted
-        else:
-            found, bad = solve_rows_of_chunk(b, A, matrix, R, weights, start, live, head, HV, K, PK, HEADS_B, PRECISION)
-            found = tl.where(bad[None, :], float("nan"), found)
-        found = tl.trans(tl.where(spoiled[None, :], float("nan"), found))
-        store_tokens(y, found, start, live, head, HV, c, K)
-        if left > 64:
+        if y is not None:
+            if b is None:
+                found = weighted
+            else:
+                found, bad = solve_rows_of_chunk(
+                    b, A, matrix, R, weights, start, live, head, HV, K, PK, HEADS_B, PRECISION
+                )
+                found = tl.where(bad[None, :], float("nan"), found)
+            found = tl.trans(tl.where(spoiled[None, :], float("nan"), found))
+            store_tokens(y, found, start, live, head, HV, c, K)
+        if (left > 64) | (end is not None):
+            next_at = A + (matrix + HV) * K * K
+            if end is not None:  # noqa: SIM102 (one is known when compiling)
+                if left <= 64:
+                    next_at = end + number * K * K
             ruin = tl.where(tl.max(spoiled.to(tl.int32), 0) > 0, float("nan"), 0.0)
             for c0 in tl.static_range(0, K, BK):
-                added = load_tokens(R, start, live, head, HV, c0 + part, K, 1)
+                others = load_tokens(R, start, live, head, HV, c0 + part, K, 1)
                 now = load_matrix(A, matrix, c, c0 + part, K)
-                now = precise_dot(-weighted, added, now, PRECISION) + ruin
-                inside = (c < K)[:, None] & (c0 + part < K)[None, :]
-                tl.store(A + (matrix + HV) * K * K + (c[:, None] * K + (c0 + part)[None, :]), now, inside)
+                now = precise_dot(-weighted, others, now, PRECISION) + ruin
+                if refresh is not None:
+                    now += tl.where(c[:, None] == (c0 + part)[None, :], tl.sum(added, 0), 0.0)
+                store_matrix(next_at, now, K, c, c0 + part)
             tl.debug_barrier()
 
 
@@ -173,9 +209,7 @@ def segment_adjoints(
             answers = tl.trans(tl.where((spoiled | bad)[None, :], float("nan"), answers))
             store_tokens(y, answers, start, live, head, HV, c, K)
         total = tl.dot(found, answers.to(WORK), total, input_precision=PRECISION)
-    inside = (c < K)[:, None] & (c < K)[None, :]
-    at = (p.to(tl.int64) * HV + head) * K * K
-    tl.store(sums + at + (c[:, None] * K + c[None, :]), total + tl.trans(total), inside)
+    store_matrix(sums + (p.to(tl.int64) * HV + head) * K * K, total + tl.trans(total), K, c, c)
 
 
 @triton.jit

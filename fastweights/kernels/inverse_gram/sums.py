@@ -93,8 +93,8 @@ def rounded_dot(x, y, out, PRECISION: tl.constexpr):
 @triton.jit(do_not_specialize=["time"])
 def segment_sums(
     u, gain, sums, segments, time,
-    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr,
+    HEADS_GAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sums [P, HV, K, K]: of every segment sum_t gain_t u_t u_t^T, BK columns per program. u [BT, HV // HEADS, K]."""
     p, head, first, count, _ = program_segment(segments, time, LENGTH)
