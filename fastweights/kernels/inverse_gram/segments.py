@@ -111,12 +111,12 @@ def solve_segment(
     i, c, part = tl.arange(0, 64), tl.arange(0, PK), tl.arange(0, BK)
     number = p.to(tl.int64) * HV + head
     if begin is not None:
-        now = load_matrix(begin, number, c, c, K)
-        now += nan_where_bad(now)
+        given = load_matrix(begin, number, c, c, K)
+        given += nan_where_bad(given)
         if count > 0:
-            store_matrix(A + (chunk * HV + head) * K * K, now, K, c, c)
+            store_matrix(A + (chunk * HV + head) * K * K, given, K, c, c)
         elif end is not None:
-            store_matrix(end + number * K * K, now, K, c, c)
+            store_matrix(end + number * K * K, given, K, c, c)
         tl.debug_barrier()
     for done in range(0, count, 64):
         start, left = first + done, count - done
