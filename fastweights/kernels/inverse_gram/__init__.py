@@ -7,8 +7,9 @@ r_t = A_{t-1} u_t follows from Sherman and Morrison's formula, t times over:
     Y = B A - tril(B R^T) diag(w) R                  y_t = r_t / d_t where b_t = u_t
 
 A sequence is cut into segments of a few chunks. `segment_sums` and `scan_sums` find G at every segment's start, a sum that is
-added up in float64, and `invert_sums` inverts all of them in parallel. `solve_segment` then takes the chunks of a segment one after
-the other, with A - R^T diag(w) R for the next. No inverse is carried further, so errors do not grow with the number of tokens.
+added up in float64, and `invert_sums` inverts all of them in parallel. `solve_segment` then takes the chunks of a segment one
+after the other, with A - R^T diag(w) R for the next. No inverse is carried further, so errors do not grow with the number of
+tokens.
 
 `eliminate` sweeps blocks of 16 channels. With P = L L^T the pivot block of M and R its rows, where the pivot's own columns
 are replaced by -I, and N = L^-1 R, one product takes a block to its place in -M^-1:

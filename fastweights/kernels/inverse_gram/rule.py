@@ -12,9 +12,8 @@ from ..common.call import Call, Specs, make_rule, max_pieces, padded
 from ..common.packing import CHUNK, record_tables
 from ..runtime.workspace import TensorSpec
 from .carried import carry_adjoint, chunk_adjoint, finish_gradients
-from .directions import solve_tokens
 from .elimination import invert_sums
-from .segments import segment_adjoints, segment_gradients, solve_segment
+from .segments import segment_adjoints, segment_gradients, solve_segment, solve_tokens
 from .sums import scan_sums, segment_sums
 
 ROWS = 16  # of a block that is eliminated at once
@@ -171,9 +170,9 @@ class Refreshed(GramCall):
 
     def record_solve(self, saved: Saved, b: Any, out: Any, precision: str) -> None:
         """out_t = A_t b_t."""
-        self.launch_chunks(
-            solve_tokens, saved, self.x.u, self.x.refresh, saved.A, saved.R, saved.D, b, out, PRECISION=precision,
-            BK=self.choose_tile(precision), HEADS_B=self.group(b),
+        self.launch(
+            solve_tokens, (self.M, self.HV), self.x.u, self.x.refresh, saved.A, saved.R, saved.D, b, out, saved.table, self.T,
+            HV=self.HV, HEADS_B=self.group(b), PRECISION=precision, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
 
     def forward(self, final: bool) -> tuple[Specs, Saved]:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import any_so_far, is_bad, zero_where
-from ..common.packing import program_segment
+from ..common.packing import live_tokens, program_chunk, program_segment
 from ..common.tiles import load_gate, load_tile, tile_address
 from .elimination import eliminate
 from .sums import exact_dot, load_divisors, load_matrix, precise_dot, split_first_bits
@@ -170,6 +170,29 @@ def solve_segment(
                     now += tl.where(c[:, None] == (c0 + part)[None, :], tl.sum(added, 0), 0.0)
                 store_matrix(next_at, now, K, c, c0 + part)
             tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["time"])
+def solve_tokens(
+    u, refresh, A, R, D, b, out, chunks, time,
+    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """With a refresh, from A at the chunks' starts, out_t = A_t b_t [BT, HV, K] of a chunk."""
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
+    i, live = live_tokens(count)
+    c = tl.arange(0, PK)
+    spoiled = bad_tokens(load_tokens(u, first, live, head, HV, c, K, HEADS), None, first, live, head, HV, 1)
+    weights = 1.0 / load_divisors(D, first, live, head, HV)
+    matrix = m.to(tl.int64) * HV + head
+    found, bad = solve_rows_of_chunk(b, A, matrix, R, weights, first, live, head, HV, K, PK, HEADS_B, PRECISION)
+    added = tl.cumsum(tl.load(refresh + first + i, live, 0.0), 0)
+    given = load_tokens(b, first, live, head, HV, c, K, HEADS_B)
+    found = tl.trans(tl.where((spoiled | bad)[None, :], float("nan"), found))
+    found += added[:, None] * zero_where(given, is_bad(given)).to(tl.float32)
+    store_tokens(out, found, first, live, head, HV, c, K)
 
 
 @triton.jit(do_not_specialize=["time"])
