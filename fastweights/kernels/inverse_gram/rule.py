@@ -51,7 +51,7 @@ class GramCall(Call):
         self.exact_tile = min(64 if self.dtype == torch.bfloat16 else 32, self.PK)  # with keys that need no tf32x3
         self.warps = 4 if self.PK <= 64 else 8  # of a program that holds a whole matrix
         heads = {"HEADS": self.group(self.x.u), "HEADS_GAIN": self.group(getattr(self.x, "gain", None))}
-        self.constants |= {"PRECISION": self.precision, **heads}
+        self.constants |= {"PRECISION": self.precision, "HV": self.HV, **heads}
 
     def vectors(self, dtype: torch.dtype = torch.float32) -> TensorSpec:
         return self.token_tensor(self.HV, self.K, dtype=dtype)
@@ -76,9 +76,7 @@ class InverseGram(GramCall):
         super().set_up()
         self.length = CHUNK * SEGMENT_CHUNKS[self.PK > 64]
         self.P = max_pieces(self.N, self.T, self.length, self.packed)
-        self.constants |= {"LENGTH": self.length, "HV": self.HV, "HEADS_B": self.group(self.x.b)}
-        # In which products take what a backward finds. Numbers of float16 have too few exponents.
-        self.work = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+        self.constants |= {"LENGTH": self.length, "HEADS_B": self.group(self.x.b)}
 
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
         y = self.vectors(self.dtype if self.x.b is None else torch.float32)
@@ -122,8 +120,10 @@ class InverseGram(GramCall):
     def backward(self, saved: Saved, output_grads: Sequence[Any], state_grads: bool) -> GramInputs:
         x, (dy, dG_end), precision = self.x, output_grads, self.gradient_precision
         alone = x.b is None
-        adjoint, H = self.vectors(self.work), self.matrices(self.P)
-        y = saved.R if alone else self.vectors(self.work)
+        # Numbers of float16 have too few exponents.
+        work = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+        adjoint, H = self.vectors(work), self.matrices(self.P)
+        y = saved.R if alone else self.vectors(work)
         self.launch_segments(
             segment_adjoints, saved, x.u, x.b, x.gain, saved.A, saved.R, saved.D, dy, adjoint, y, H, PRECISION=precision
         )
@@ -151,14 +151,10 @@ class Refreshed(GramCall):
         """The products of a chunk's tokens with each other."""
         return self.floats(self.M, self.HV, CHUNK, CHUNK)
 
-    def choose_tile(self, precision: str) -> int:
-        """Key channels of a program's tile; where a product is three, wider ones spill."""
-        return min(32 if precision == "tf32x3" else 64, self.PK)
-
     def launch_chunks(self, kernel: Any, saved: Saved, *arguments: Any, **constants: Any) -> None:
         """A kernel of one program per chunk and head."""
-        options = {"num_warps": 4, "num_stages": 1, **constants}
-        self.launch(kernel, (self.M, self.HV), *arguments, saved.table, self.T, self.HV, **options)
+        options = {"num_warps": self.warps, "num_stages": 1, **constants}
+        self.launch(kernel, (self.M, self.HV), *arguments, saved.table, self.T, **options)
 
     def record_tables(self, saved: Saved) -> TensorSpec | None:
         """Where chunks lie, and where sequences, None for rows."""
@@ -170,9 +166,9 @@ class Refreshed(GramCall):
 
     def record_solve(self, saved: Saved, b: Any, out: Any, precision: str) -> None:
         """out_t = A_t b_t."""
-        self.launch(
-            solve_tokens, (self.M, self.HV), self.x.u, self.x.refresh, saved.A, saved.R, saved.D, b, out, saved.table, self.T,
-            HV=self.HV, HEADS_B=self.group(b), PRECISION=precision, num_warps=self.warps, num_stages=1,
+        self.launch_chunks(
+            solve_tokens, saved, self.x.u, self.x.refresh, saved.A, saved.R, saved.D, b, out, HEADS_B=self.group(b),
+            PRECISION=precision,
         )  # fmt: skip
 
     def forward(self, final: bool) -> tuple[Specs, Saved]:
@@ -181,7 +177,7 @@ class Refreshed(GramCall):
         sequences, scratch = self.record_tables(saved), self.floats(self.N, self.HV, ROWS, CHUNK)
         self.launch(
             solve_segment, (self.N, self.HV), x.u, None, None, x.refresh, x.A, saved.A, end, saved.R, saved.D, None, saved.T,
-            scratch, sequences, self.T, HV=self.HV, LENGTH=LONGEST, HEADS_B=1, num_warps=self.warps, num_stages=1,
+            scratch, sequences, self.T, LENGTH=LONGEST, HEADS_B=1, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
         self.record_solve(saved, x.b, y, self.precision)
         return (y, end), saved
@@ -190,27 +186,22 @@ class Refreshed(GramCall):
         x, (dy, dA_end), precision = self.x, output_grads, self.gradient_precision
         db = self.vectors(x.b.dtype)
         self.record_solve(saved, dy, db, precision)
-        rounded = self.dtype != torch.float32
-        E = self.matrices(self.M, torch.bfloat16 if rounded else torch.float32)  # E - I
-        N, adjoint = self.matrices(self.M), self.matrices(self.M)
-        direct, W, V, rest = (self.vectors() for _ in range(4))
-        tile = self.choose_tile(precision)
-
-        def record_chunks(at_ends: Any, *results: Any) -> None:
-            self.launch_chunks(
-                chunk_adjoint, saved, x.u, x.b, dy, x.refresh, saved.R, saved.D, saved.T, at_ends, *results, direct, W, V, rest,
-                BK=tile, HEADS_B=self.group(x.b), PRECISION=precision,
-            )  # fmt: skip
-
-        record_chunks(None, E, N)
+        E = self.matrices(self.M, torch.float32 if self.dtype == torch.float32 else torch.bfloat16)  # E - I
+        N, adjoint, direct = self.matrices(self.M), self.matrices(self.M), self.vectors()
+        self.launch_chunks(
+            chunk_adjoint, saved, x.u, x.b, dy, saved.R, saved.D, saved.T, E, N, direct, HEADS_B=self.group(x.b),
+            PRECISION=precision,
+        )  # fmt: skip
         dA = self.matrices(self.N) if state_grads else None
-        stages = 3 if self.PK <= 64 else 2 if rounded and self.has_large_shared_memory else 1
+        stages = 3 if self.PK <= 64 else 2 if E.dtype == torch.bfloat16 and self.has_large_shared_memory else 1
         self.launch_sequences(
             carry_adjoint, dA_end, E, N, adjoint, dA, STAGES=stages, PRECISION=precision, num_warps=self.warps
         )
-        record_chunks(adjoint, None, None)
         du = self.vectors(self.dtype)
-        self.launch_chunks(finish_gradients, saved, saved.A, V, rest, du, BK=tile, PRECISION=precision)
+        self.launch_chunks(
+            finish_gradients, saved, x.u, x.refresh, saved.A, saved.R, saved.D, saved.T, adjoint, direct, du,
+            PRECISION=precision,
+        )  # fmt: skip
         return RefreshInputs(du, db, None, dA)
 
 

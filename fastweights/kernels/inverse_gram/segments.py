@@ -10,7 +10,7 @@ from ..common.math import any_so_far, is_bad, zero_where
 from ..common.packing import live_tokens, program_chunk, program_segment
 from ..common.tiles import load_gate, load_tile, tile_address
 from .elimination import eliminate
-from .sums import exact_dot, load_divisors, load_matrix, precise_dot, split_first_bits
+from .sums import dot_in_two, exact_dot, load_divisors, load_matrix, precise_dot
 
 
 @triton.jit
@@ -235,18 +235,6 @@ def segment_adjoints(
     store_matrix(sums + (p.to(tl.int64) * HV + head) * K * K, total + tl.trans(total), K, c, c)
 
 
-@triton.jit
-def apply_in_two(H, rows, out, PRECISION: tl.constexpr):
-    """out + H rows^T for H in float32. Where rows have 16 bits, H is the sum of two such numbers."""
-    if rows.dtype == tl.bfloat16:
-        high, rest = split_first_bits(H)
-        out = tl.dot(rest.to(tl.bfloat16), tl.trans(rows), out)
-        out = tl.dot(high, tl.trans(rows), out)
-    else:
-        out = tl.dot(H, tl.trans(rows), out, input_precision=PRECISION)
-    return out
-
-
 @triton.jit(do_not_specialize=["time"])
 def segment_gradients(
     u, gain, x, y, D, H, dy, du, dgain, db, segments, time,
@@ -267,7 +255,7 @@ def segment_gradients(
         done = (chunks - 1 - step) * 64
         start, live = first + done, i < count - done
         U = load_tokens(u, start, live, head, HV, c, K, HEADS).to(WORK)
-        out = apply_in_two(now, U, tl.zeros((PK, 64), tl.float32), PRECISION)
+        out = dot_in_two(now, tl.trans(U), tl.zeros((PK, 64), tl.float32), PRECISION)
         Y = load_tokens(y, start, live, head, HV, c, K, 1)
         if SELF:
             share = 1.0 / load_divisors(D, start, live, head, HV)

@@ -79,6 +79,20 @@ def exact_dot(x, y, out, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def dot_in_two(x, y, out, PRECISION: tl.constexpr):
+    """out + x y. Where one factor comes in bfloat16, the other, in float32, is the sum of two such numbers."""
+    if x.dtype == tl.bfloat16 and y.dtype == tl.float32:
+        high, rest = split_first_bits(y)
+        out = tl.dot(x, high, tl.dot(x, rest.to(tl.bfloat16), out))
+    elif y.dtype == tl.bfloat16 and x.dtype == tl.float32:
+        high, rest = split_first_bits(x)
+        out = tl.dot(high, y, tl.dot(rest.to(tl.bfloat16), y, out))
+    else:
+        out = tl.dot(x, y, out, input_precision=PRECISION)
+    return out
+
+
+@triton.jit
 def rounded_dot(x, y, out, PRECISION: tl.constexpr):
     """out + x y. Where one factor has 16 bits, the other is rounded to as many."""
     if x.dtype == tl.float32 and y.dtype == tl.float32:
