@@ -106,12 +106,12 @@ class InverseGram(GramCall):
             segment_sums, saved, x.u, x.gain, sums, parts=(-(-self.K // width),), BK=width, num_warps=4
         )
         self.record_scan(x.G, sums, end, back=False)
-        scratch = self.floats(P, HV, ROWS, self.PK)
+        scratch = self.floats(P, HV, ROWS * self.PK + 512)
         self.launch(
             invert_sums, (P, HV), sums, saved.A, scratch, saved.table, self.T, ridge, HV, num_warps=4, num_stages=1,
             maxnreg=168 if self.PK <= 64 else None,
         )  # fmt: skip
-        T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS, CHUNK)
+        T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS * CHUNK + 512)
         self.launch_segments(
             solve_segment, saved, x.u, x.b, x.gain, None, None, saved.A, None, saved.R, saved.D, y, T, scratch
         )
@@ -174,7 +174,7 @@ class Refreshed(GramCall):
     def forward(self, final: bool) -> tuple[Specs, Saved]:
         x = self.x
         (y, end), saved = self.shapes(final)
-        sequences, scratch = self.record_tables(saved), self.floats(self.N, self.HV, ROWS, CHUNK)
+        sequences, scratch = self.record_tables(saved), self.floats(self.N, self.HV, ROWS * CHUNK + 512)
         self.launch(
             solve_segment, (self.N, self.HV), x.u, None, None, x.refresh, x.A, saved.A, end, saved.R, saved.D, None, saved.T,
             scratch, sequences, self.T, LENGTH=LONGEST, HEADS_B=1, num_warps=self.warps, num_stages=1,

@@ -105,7 +105,7 @@ def solve_segment(
     """R [BT, HV, K], D [BT, HV] and in y [BT, HV, K] or None A_t b_t, else gain_t A_t u_t. A [M, HV, K, K] has the inverse at
     the segments' first chunks, and takes that of the others. With a refresh segments are sequences: their first and last
     inverses are `begin` and `end` [N, HV, K, K], and T [M, HV, 64, 64] is kept. Else T [P, HV, 64, 64] is the program's own, as
-    is `scratch` [P, HV, 16 64]."""
+    is `scratch` [P, HV, 1536]."""
     BK: tl.constexpr = min(PK, 64)
     p, head, first, count, chunk = program_segment(segments, time, LENGTH)
     i, c, part = tl.arange(0, 64), tl.arange(0, PK), tl.arange(0, BK)
@@ -137,7 +137,7 @@ def solve_segment(
         if refresh is not None:
             rows += before[None, :] * tl.trans(U.to(tl.float32))
         eliminate(
-            products, lower_at, D, gain, scratch + number * 1024, start, left, head, HV, 64, 64, HEADS_GAIN, True, PRECISION
+            products, lower_at, D, gain, scratch + number * 1536, start, left, head, HV, 64, 64, HEADS_GAIN, True, PRECISION
         )  # fmt: skip
         tl.debug_barrier()
         lower = tl.load(lower_at + i[:, None] * 64 + i[None, :])
