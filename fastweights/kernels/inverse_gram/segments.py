@@ -55,11 +55,13 @@ def times_rows(
     """A x^T [PK, 64] of a chunk's tokens, of which bad numbers count as 0."""
     BK: tl.constexpr = min(PK, 64)
     r, part = tl.arange(0, PK), tl.arange(0, BK)
+    tiles, rows = (), ()
+    for c0 in tl.static_range(0, K, BK):  # all are on their way before the first is waited for
+        tiles += (load_matrix(A, matrix, r, c0 + part, K),)
+        rows += (load_tokens(x, first, live, head, HV, c0 + part, K, HEADS),)
     out = tl.zeros((PK, 64), tl.float32)
-    for c0 in tl.static_range(0, K, BK):
-        rows = load_tokens(x, first, live, head, HV, c0 + part, K, HEADS)
-        rows = zero_where(rows, is_bad(rows))
-        out = exact_dot(load_matrix(A, matrix, r, c0 + part, K), tl.trans(rows), out, PRECISION)
+    for k in tl.static_range(len(tiles)):
+        out = exact_dot(tiles[k], tl.trans(zero_where(rows[k], is_bad(rows[k]))), out, PRECISION)
     return out
 
 
@@ -71,17 +73,20 @@ def solve_rows_of_chunk(
     """A_t x_t of a chunk's tokens, transposed [PK, 64], and which x_t have bad numbers [64]."""
     BK: tl.constexpr = min(PK, 64)
     i, part = tl.arange(0, 64), tl.arange(0, BK)
+    given, rows = (), ()
+    for c0 in tl.static_range(0, K, BK):
+        given += (load_tokens(x, first, live, head, HV, c0 + part, K, HEADS),)
+        rows += (load_tokens(R, first, live, head, HV, c0 + part, K, 1),)
     scores = tl.zeros((64, 64), tl.float32)
     bad = i < 0
-    for c0 in tl.static_range(0, K, BK):
-        given = load_tokens(x, first, live, head, HV, c0 + part, K, HEADS)
-        bad |= tl.max(is_bad(given).to(tl.int32), 1) > 0
-        rows = load_tokens(R, first, live, head, HV, c0 + part, K, 1)
-        scores = exact_dot(zero_where(given, is_bad(given)), tl.trans(rows), scores, PRECISION)
+    for k in tl.static_range(len(given)):
+        is_bad_number = is_bad(given[k])
+        bad |= tl.max(is_bad_number.to(tl.int32), 1) > 0
+        scores = exact_dot(zero_where(given[k], is_bad_number), tl.trans(rows[k]), scores, PRECISION)
     scores = tl.where(i[:, None] >= i[None, :], scores * -weights[None, :], 0.0)
     out = times_rows(A, matrix, x, first, live, head, HV, K, PK, HEADS, PRECISION)
-    rows = load_tokens(R, first, live, head, HV, tl.arange(0, PK), K, 1)
-    return precise_dot(tl.trans(rows), tl.trans(scores), out, PRECISION), bad
+    whole = load_tokens(R, first, live, head, HV, tl.arange(0, PK), K, 1)
+    return precise_dot(tl.trans(whole), tl.trans(scores), out, PRECISION), bad
 
 
 @triton.jit
@@ -162,13 +167,15 @@ def solve_segment(
                 if left <= 64:
                     next_at = end + number * K * K
             ruin = tl.where(tl.max(spoiled.to(tl.int32), 0) > 0, float("nan"), 0.0)
+            tiles, others = (), ()
             for c0 in tl.static_range(0, K, BK):
-                others = load_tokens(R, start, live, head, HV, c0 + part, K, 1)
-                now = load_matrix(A, matrix, c, c0 + part, K)
-                now = precise_dot(-weighted, others, now, PRECISION) + ruin
+                tiles += (load_matrix(A, matrix, c, c0 + part, K),)
+                others += (load_tokens(R, start, live, head, HV, c0 + part, K, 1),)
+            for k in tl.static_range(len(tiles)):
+                now = precise_dot(-weighted, others[k], tiles[k], PRECISION) + ruin
                 if refresh is not None:
-                    now += tl.where(c[:, None] == (c0 + part)[None, :], tl.sum(added, 0), 0.0)
-                store_matrix(next_at, now, K, c, c0 + part)
+                    now += tl.where(c[:, None] == (k * BK + part)[None, :], tl.sum(added, 0), 0.0)
+                store_matrix(next_at, now, K, c, k * BK + part)
             tl.debug_barrier()
 
 
