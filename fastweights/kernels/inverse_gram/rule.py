@@ -13,7 +13,7 @@ from ..common.packing import CHUNK, record_tables
 from ..runtime.workspace import TensorSpec
 from .carried import carry_adjoint, chunk_adjoint, finish_gradients
 from .elimination import invert_sums
-from .segments import segment_adjoints, segment_gradients, solve_segment, solve_tokens
+from .segments import segment_gradients, solve_segment, solve_tokens
 from .sums import scan_sums, segment_sums
 
 ROWS = 16  # of a block that is eliminated at once
@@ -31,9 +31,9 @@ class RefreshInputs(namedtuple("RefreshInputs", "u b refresh A cu_seqlens", defa
     """u, b [B, T, h, K]; refresh [B, T, 1] in float32; A [N, HV, K, K]; cu_seqlens [N+1] or None, on the device."""
 
 
-class Saved(namedtuple("Saved", "A R D table T", defaults=(None,))):
-    """In float32 the inverses at the chunks' starts [M, HV, K, K], r [BT, HV, K] and d [BT, HV]; the table of segments, with a
-    refresh of chunks; with a refresh T [M, HV, 64, 64]."""
+class Saved(namedtuple("Saved", "A R D chunk_table segment_table T", defaults=(None, None))):
+    """In float32 the inverses at the chunks' starts [M, HV, K, K], r [BT, HV, K] and d [BT, HV]; the tables of chunks and of
+    segments, these without a refresh; with a refresh T [M, HV, 64, 64]."""
 
 
 class GramCall(Call):
@@ -59,9 +59,23 @@ class GramCall(Call):
     def matrices(self, count: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
         return self.empty(count, self.HV, self.K, self.K, dtype=dtype)
 
-    def kept(self) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-        """A, r and d: see `Saved`."""
-        return self.matrices(self.M), self.vectors(), self.token_tensor(self.HV, dtype=torch.float32)
+    def kept(self) -> tuple[TensorSpec, TensorSpec, TensorSpec, TensorSpec | None]:
+        """A, r, d and the table of chunks: see `Saved`."""
+        chunks = self.empty(self.M, 2, dtype=torch.int32) if self.packed else None
+        return self.matrices(self.M), self.vectors(), self.token_tensor(self.HV, dtype=torch.float32), chunks
+
+    def launch_chunks(self, kernel: Any, saved: Saved, *arguments: Any, **constants: Any) -> None:
+        """A kernel of one program per chunk and head."""
+        options = {"num_warps": self.warps, "num_stages": 1, **constants}
+        self.launch(kernel, (self.M, self.HV), *arguments, saved.chunk_table, self.T, **options)
+
+    def record_solve(self, saved: Saved, b: Any, out: Any, precision: str, scaled: bool = False) -> None:
+        """out_t = A_t b_t; `scaled`: times the gain."""
+        gain, refresh = (getattr(self.x, name, None) for name in ("gain", "refresh"))
+        self.launch_chunks(
+            solve_tokens, saved, self.x.u, gain, refresh, saved.A, saved.R, saved.D, b, out, HEADS_B=self.group(b),
+            SCALED=scaled, PRECISION=precision,
+        )  # fmt: skip
 
     def launch_sequences(self, kernel: Any, *arguments: Any, programs: Sequence[int] = (), **constants: Any) -> None:
         """A kernel of one program per sequence and head, or so many."""
@@ -76,59 +90,62 @@ class InverseGram(GramCall):
         super().set_up()
         self.length = CHUNK * SEGMENT_CHUNKS[self.PK > 64]
         self.P = max_pieces(self.N, self.T, self.length, self.packed)
-        self.constants |= {"LENGTH": self.length, "HEADS_B": self.group(self.x.b)}
+        self.constants["LENGTH"] = self.length
+        # In which products take what a backward finds. Numbers of float16 have too few exponents.
+        self.work = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
 
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
         y = self.vectors(self.dtype if self.x.b is None else torch.float32)
         end = self.matrices(self.N, torch.float64) if final else None
-        table = self.empty(self.P, 5, dtype=torch.int32) if self.packed else None
-        return (y, end), Saved(*self.kept(), table)
+        return (y, end), Saved(*self.kept(), self.empty(self.P, 5, dtype=torch.int32) if self.packed else None)
 
     def launch_segments(
         self, kernel: Any, saved: Saved, *arguments: Any, parts: Sequence[int] = (), **constants: Any
     ) -> None:
         """A kernel of one program per segment and head, or so many."""
         options = {"num_warps": self.warps, "num_stages": 1, **constants}
-        self.launch(kernel, (self.P, self.HV, *parts), *arguments, saved.table, self.T, **options)
+        self.launch(kernel, (self.P, self.HV, *parts), *arguments, saved.segment_table, self.T, **options)
 
-    def record_scan(self, start: Any, sums: TensorSpec, end: Any, back: bool) -> None:
-        """From what the segments add the state at their starts; `back`: H at their ends."""
+    def record_states(self, saved: Saved, added: Sequence[Any], start: Any, end: Any, back: bool) -> TensorSpec:
+        """From what the tokens add the state at the segments' starts; `back`: H at their ends."""
+        sums, width = self.matrices(self.P), min(64 if back else self.exact_tile, self.PK)
+        other = {"HEADS": 1, "PRECISION": self.gradient_precision} if back else {}
+        parts = (-(-self.K // width),)
+        self.launch_segments(segment_sums, saved, *added, sums, parts=parts, BK=width, num_warps=4, **other)
         blocks = -(-self.K * self.K // SCAN_BLOCK)
         self.launch_sequences(scan_sums, start, sums, end, programs=(blocks,), BACK=back, BLOCK=SCAN_BLOCK, num_warps=4)
+        return sums
 
     def forward(self, final: bool) -> tuple[Specs, Saved]:
         x, (ridge,), HV, P = self.x, self.options, self.HV, self.P
         (y, end), saved = self.shapes(final)
         if self.packed:
-            record_tables(self.recorder, x.cu_seqlens, None, saved.table, self.T, self.length)
-        sums, width = self.matrices(P), self.exact_tile
-        self.launch_segments(
-            segment_sums, saved, x.u, x.gain, sums, parts=(-(-self.K // width),), BK=width, num_warps=4
-        )
-        self.record_scan(x.G, sums, end, back=False)
+            record_tables(self.recorder, x.cu_seqlens, saved.chunk_table, saved.segment_table, self.T, self.length)
+        sums = self.record_states(saved, (x.u, None, None, x.gain), x.G, end, back=False)
         scratch = self.floats(P, HV, ROWS * self.PK + 512)
         self.launch(
-            invert_sums, (P, HV), sums, saved.A, scratch, saved.table, self.T, ridge, HV, num_warps=4, num_stages=1,
+            invert_sums, (P, HV), sums, saved.A, scratch, saved.segment_table, self.T, ridge, HV, num_warps=4, num_stages=1,
             maxnreg=168 if self.PK <= 64 else None,
         )  # fmt: skip
         T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS * CHUNK + 512)
         self.launch_segments(
-            solve_segment, saved, x.u, x.b, x.gain, None, None, saved.A, None, saved.R, saved.D, y, T, scratch
-        )
+            solve_segment, saved, x.u, x.gain, None, None, saved.A, None, saved.R, saved.D, y if x.b is None else None, T,
+            scratch,
+        )  # fmt: skip
+        if x.b is not None:
+            self.record_solve(saved, x.b, y, self.precision)
         return (y, end), saved
 
     def backward(self, saved: Saved, output_grads: Sequence[Any], state_grads: bool) -> GramInputs:
         x, (dy, dG_end), precision = self.x, output_grads, self.gradient_precision
         alone = x.b is None
-        # Numbers of float16 have too few exponents.
-        work = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
-        adjoint, H = self.vectors(work), self.matrices(self.P)
-        y = saved.R if alone else self.vectors(work)
-        self.launch_segments(
-            segment_adjoints, saved, x.u, x.b, x.gain, saved.A, saved.R, saved.D, dy, adjoint, y, H, PRECISION=precision
-        )
+        adjoint, y, divisor = self.vectors(self.work), saved.R, saved.D
+        self.record_solve(saved, dy, adjoint, precision, scaled=alone and x.gain is not None)
+        if not alone:
+            y, divisor = self.vectors(self.work), None
+            self.record_solve(saved, x.b, y, precision)
         dG = self.matrices(self.N, torch.float64) if state_grads else None
-        self.record_scan(dG_end, H, dG, back=True)
+        H = self.record_states(saved, (adjoint, y, divisor, None), dG_end, dG, back=True)
         du, db, dgain = self.vectors(self.dtype), None if alone else self.vectors(x.b.dtype), self.gate_gradient(x.gain)
         self.launch_segments(
             segment_gradients, saved, x.u, x.gain, adjoint, y, saved.D, H, dy, du, dgain, db, PRECISION=precision,
@@ -143,41 +160,28 @@ class Refreshed(GramCall):
     STATE = "A"
 
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
-        table = self.empty(self.M, 2, dtype=torch.int32) if self.packed else None
-        saved = Saved(*self.kept(), table, self.squares())
+        saved = Saved(*self.kept(), T=self.squares())
         return (self.vectors(), self.matrices(self.N) if final else None), saved
 
     def squares(self) -> TensorSpec:
         """The products of a chunk's tokens with each other."""
         return self.floats(self.M, self.HV, CHUNK, CHUNK)
 
-    def launch_chunks(self, kernel: Any, saved: Saved, *arguments: Any, **constants: Any) -> None:
-        """A kernel of one program per chunk and head."""
-        options = {"num_warps": self.warps, "num_stages": 1, **constants}
-        self.launch(kernel, (self.M, self.HV), *arguments, saved.table, self.T, **options)
-
     def record_tables(self, saved: Saved) -> TensorSpec | None:
         """Where chunks lie, and where sequences, None for rows."""
         if not self.packed:
             return None
         sequences = self.empty(self.N, 5, dtype=torch.int32)
-        record_tables(self.recorder, self.x.cu_seqlens, saved.table, sequences, self.T, LONGEST)
+        record_tables(self.recorder, self.x.cu_seqlens, saved.chunk_table, sequences, self.T, LONGEST)
         return sequences
-
-    def record_solve(self, saved: Saved, b: Any, out: Any, precision: str) -> None:
-        """out_t = A_t b_t."""
-        self.launch_chunks(
-            solve_tokens, saved, self.x.u, self.x.refresh, saved.A, saved.R, saved.D, b, out, HEADS_B=self.group(b),
-            PRECISION=precision,
-        )  # fmt: skip
 
     def forward(self, final: bool) -> tuple[Specs, Saved]:
         x = self.x
         (y, end), saved = self.shapes(final)
         sequences, scratch = self.record_tables(saved), self.floats(self.N, self.HV, ROWS * CHUNK + 512)
         self.launch(
-            solve_segment, (self.N, self.HV), x.u, None, None, x.refresh, x.A, saved.A, end, saved.R, saved.D, None, saved.T,
-            scratch, sequences, self.T, LENGTH=LONGEST, HEADS_B=1, num_warps=self.warps, num_stages=1,
+            solve_segment, (self.N, self.HV), x.u, None, x.refresh, x.A, saved.A, end, saved.R, saved.D, None, saved.T,
+            scratch, sequences, self.T, LENGTH=LONGEST, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
         self.record_solve(saved, x.b, y, self.precision)
         return (y, end), saved

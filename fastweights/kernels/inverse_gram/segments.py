@@ -103,11 +103,11 @@ def nan_where_bad(x):
 
 @triton.jit(do_not_specialize=["time"])
 def solve_segment(
-    u, b, gain, refresh, begin, A, end, R, D, y, T, scratch, segments, time,
-    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr,
-    HEADS_GAIN: tl.constexpr, PRECISION: tl.constexpr,
+    u, gain, refresh, begin, A, end, R, D, y, T, scratch, segments, time,
+    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """R [BT, HV, K], D [BT, HV] and in y [BT, HV, K] or None A_t b_t, else gain_t A_t u_t. A [M, HV, K, K] has the inverse at
+    """R [BT, HV, K], D [BT, HV] and in y [BT, HV, K] or None gain_t A_t u_t. A [M, HV, K, K] has the inverse at
     the segments' first chunks, and takes that of the others. With a refresh segments are sequences: their first and last
     inverses are `begin` and `end` [N, HV, K, K], and T [M, HV, 64, 64] is kept. Else T [P, HV, 64, 64] is the program's own, as
     is `scratch` [P, HV, 1536]."""
@@ -152,14 +152,7 @@ def solve_segment(
         weighted = rows * weights[None, :]
         tl.debug_barrier()
         if y is not None:
-            if b is None:
-                found = weighted
-            else:
-                found, bad = solve_rows_of_chunk(
-                    b, A, matrix, R, weights, start, live, head, HV, K, PK, HEADS_B, PRECISION
-                )
-                found = tl.where(bad[None, :], float("nan"), found)
-            found = tl.trans(tl.where(spoiled[None, :], float("nan"), found))
+            found = tl.trans(tl.where(spoiled[None, :], float("nan"), weighted))
             store_tokens(y, found, start, live, head, HV, c, K)
         if (left > 64) | (end is not None):
             next_at = A + (matrix + HV) * K * K
@@ -181,65 +174,28 @@ def solve_segment(
 
 @triton.jit(do_not_specialize=["time"])
 def solve_tokens(
-    u, refresh, A, R, D, b, out, chunks, time,
-    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr,
-    PRECISION: tl.constexpr,
+    u, gain, refresh, A, R, D, b, out, chunks, time,
+    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr,
+    HEADS_B: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """With a refresh, from A at the chunks' starts, out_t = A_t b_t [BT, HV, K] of a chunk."""
+    """From A at the chunks' starts out_t = A_t b_t [BT, HV, K] of a chunk, SCALED: gain_t A_t b_t."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
     i, live = live_tokens(count)
     c = tl.arange(0, PK)
-    spoiled = bad_tokens(load_tokens(u, first, live, head, HV, c, K, HEADS), None, first, live, head, HV, 1)
-    weights = 1.0 / load_divisors(D, first, live, head, HV)
+    spoiled = bad_tokens(load_tokens(u, first, live, head, HV, c, K, HEADS), gain, first, live, head, HV, HEADS_GAIN)
+    weights = load_weights(gain, load_divisors(D, first, live, head, HV), first, live, head, HV, HEADS_GAIN)
     matrix = m.to(tl.int64) * HV + head
     found, bad = solve_rows_of_chunk(b, A, matrix, R, weights, first, live, head, HV, K, PK, HEADS_B, PRECISION)
-    added = tl.cumsum(tl.load(refresh + first + i, live, 0.0), 0)
-    given = load_tokens(b, first, live, head, HV, c, K, HEADS_B)
+    if SCALED:
+        found *= load_gate(gain, first, live, head, HV, HEADS_GAIN)[None, :]
     found = tl.trans(tl.where((spoiled | bad)[None, :], float("nan"), found))
-    found += added[:, None] * zero_where(given, is_bad(given)).to(tl.float32)
+    if refresh is not None:
+        added = tl.cumsum(tl.load(refresh + first + i, live, 0.0), 0)
+        given = load_tokens(b, first, live, head, HV, c, K, HEADS_B)
+        found += added[:, None] * zero_where(given, is_bad(given)).to(tl.float32)
     store_tokens(out, found, first, live, head, HV, c, K)
-
-
-@triton.jit(do_not_specialize=["time"])
-def segment_adjoints(
-    u, b, gain, A, R, D, dy, x, y, sums, segments, time,
-    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr,
-    HEADS_GAIN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """x_t = A_t dy_t, without b times the gain, and y_t = A_t b_t where there is b [BT, HV, K], in the dtype in which products
-    take them. sums [P, HV, K, K]: of every segment sum_t x_t y_t^T + y_t x_t^T."""
-    WORK: tl.constexpr = x.dtype.element_ty
-    p, head, first, count, chunk = program_segment(segments, time, LENGTH)
-    if count == 0:
-        return
-    i, c = tl.arange(0, 64), tl.arange(0, PK)
-    total = tl.zeros((PK, PK), tl.float32)
-    for done in range(0, count, 64):
-        start, left = first + done, count - done
-        live = i < left
-        matrix = (chunk + done // 64) * HV + head
-        spoiled = bad_tokens(
-            load_tokens(u, start, live, head, HV, c, K, HEADS), gain, start, live, head, HV, HEADS_GAIN
-        )
-        divisors = load_divisors(D, start, live, head, HV)
-        weights = load_weights(gain, divisors, start, live, head, HV, HEADS_GAIN)
-        found, bad = solve_rows_of_chunk(dy, A, matrix, R, weights, start, live, head, HV, K, PK, 1, PRECISION)
-        if b is None and gain is not None:
-            found *= load_gate(gain, start, live, head, HV, HEADS_GAIN)[None, :]
-        found = tl.where((spoiled | bad)[None, :], float("nan"), found).to(WORK)
-        store_tokens(x, tl.trans(found), start, live, head, HV, c, K)
-        if b is None:
-            answers = load_tokens(R, start, live, head, HV, c, K, 1) * (1.0 / divisors)[:, None]
-        else:
-            answers, bad = solve_rows_of_chunk(
-                b, A, matrix, R, weights, start, live, head, HV, K, PK, HEADS_B, PRECISION
-            )
-            answers = tl.trans(tl.where((spoiled | bad)[None, :], float("nan"), answers))
-            store_tokens(y, answers, start, live, head, HV, c, K)
-        total = tl.dot(found, answers.to(WORK), total, input_precision=PRECISION)
-    store_matrix(sums + (p.to(tl.int64) * HV + head) * K * K, total + tl.trans(total), K, c, c)
 
 
 @triton.jit(do_not_specialize=["time"])

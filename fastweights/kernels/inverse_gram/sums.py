@@ -106,11 +106,12 @@ def rounded_dot(x, y, out, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["time"])
 def segment_sums(
-    u, gain, sums, segments, time,
+    x, y, divisor, gain, sums, segments, time,
     HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr,
     HEADS_GAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sums [P, HV, K, K]: of every segment sum_t gain_t u_t u_t^T, BK columns per program. u [BT, HV // HEADS, K]."""
+    """sums [P, HV, K, K]: of every segment sum_t gain_t x_t x_t^T, or where y is given sum_t (x_t y_t^T + y_t x_t^T) / divisor_t,
+    BK columns per program. x [BT, HV // HEADS, K], y [BT, HV, K], divisor [BT, HV] or None."""
     p, head, first, count, _ = program_segment(segments, time, LENGTH)
     if count == 0:
         return
@@ -119,11 +120,20 @@ def segment_sums(
     out = tl.zeros((PK, BK), tl.float32)
     for done in range(0, count, 64):
         start, live = first + done, i < count - done
-        left = load_rows(u, start, live, head, HV, r, K, HEADS)
-        right = load_rows(u, start, live, head, HV, c, K, HEADS)
-        if gain is not None:
-            right = right.to(tl.float32) * load_gate(gain, start, live, head, HV, HEADS_GAIN)[:, None]
-        out = exact_dot(tl.trans(left), right, out, PRECISION)
+        left = load_rows(x, start, live, head, HV, r, K, HEADS)
+        right = load_rows(x, start, live, head, HV, c, K, HEADS)
+        if y is None:
+            if gain is not None:
+                right = right.to(tl.float32) * load_gate(gain, start, live, head, HV, HEADS_GAIN)[:, None]
+            out = exact_dot(tl.trans(left), right, out, PRECISION)
+        else:
+            other = load_rows(y, start, live, head, HV, r, K, 1)
+            columns = load_rows(y, start, live, head, HV, c, K, 1)
+            if divisor is not None:
+                share = 1.0 / load_divisors(divisor, start, live, head, HV)
+                other, columns = other * share[:, None], columns * share[:, None]
+            out = tl.dot(tl.trans(left), columns.to(x.dtype.element_ty), out, input_precision=PRECISION)
+            out = tl.dot(tl.trans(other.to(x.dtype.element_ty)), right, out, input_precision=PRECISION)
     at = (p.to(tl.int64) * HV + head) * K * K
     tl.store(sums + at + r[:, None] * K + c[None, :], out, (r < K)[:, None] & (c < K)[None, :])
 
