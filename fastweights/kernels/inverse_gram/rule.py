@@ -18,6 +18,7 @@ from .sums import scan_sums, segment_sums
 
 ROWS = 16  # of a block that is eliminated at once
 SCAN_BLOCK = 1024  # numbers of the state that one program adds up
+SOLVE_REGISTERS = 128  # per thread, so that a multiprocessor runs two programs of 8 warps
 LONGEST = 2**30  # tokens of a sequence
 SEGMENT_CHUNKS = 2, 4  # of 64 tokens in a segment: up to 64 channels, and with more
 
@@ -74,7 +75,7 @@ class GramCall(Call):
         gain, refresh = (getattr(self.x, name, None) for name in ("gain", "refresh"))
         self.launch_chunks(
             solve_tokens, saved, self.x.u, gain, refresh, saved.A, saved.R, saved.D, b, out, HEADS_B=self.group(b),
-            SCALED=scaled, PRECISION=precision,
+            SCALED=scaled, PRECISION=precision, maxnreg=SOLVE_REGISTERS if self.PK > 64 else None,
         )  # fmt: skip
 
     def launch_sequences(self, kernel: Any, *arguments: Any, programs: Sequence[int] = (), **constants: Any) -> None:
