@@ -14,7 +14,6 @@ from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..runtime.workspace import TensorSpec
 from .unit_keys import divisor_gradients, divisors, scan_rows, unit_key_gradients, unit_keys
 
-
 REGISTERS = 128  # per thread, so that a multiprocessor runs two programs of 8 warps
 
 
