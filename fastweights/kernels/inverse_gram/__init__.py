@@ -35,8 +35,8 @@ chunk of any tokens has the same form: with n_t what was added before token t si
     W_t = (A + n_t I) u_t      S_ts = S_st = W_t.u_s for t <= s      I + S = L L^T      Z = L^-1 W
     A_t b = (A + m_t I) b - sum_{j <= t} z_j (z_j.b)
 
-`solve_segment` passes A through a sequence chunk by chunk, from W and S: r = T W with the unit factor's T, and A + n I - Z^T Z =
-A + n I - R^T diag(1 / d) R.
+`carry_inverse` passes A through a sequence chunk by chunk, with the symmetric (I + S)^-1 in the place of its factor: A - W^T (I +
+S)^-1 W.
 
 Backwards, with Y_t = A_t b_t, Q = tril(B Z^T), Q' = tril(dY Z^T), F the adjoint of A at the chunk's end, and H(X) the lower
 triangle of X with half of its diagonal:

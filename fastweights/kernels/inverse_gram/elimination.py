@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import is_bad, zero_where
-from ..common.packing import program_segment
+from ..common.packing import program_chunk, program_segment
 
 ROWS = tl.constexpr(16)
 
@@ -120,3 +120,16 @@ def invert_sums(
         M, out, None, None, scratch + number * (ROWS * PK + 512), first, count, head, HV, K, PK, 1, False, PRECISION
     )  # fmt: skip
     tl.store(out + (chunk * HV + head) * K * K + r[:, None] * K + c[None, :], -M, inside)
+
+
+@triton.jit(do_not_specialize=["time"])
+def eliminate_tokens(products, T, D, scratch, chunks, time, HV, PRECISION: tl.constexpr):
+    """T [M, HV, 64, 64] and D [BT, HV] of a chunk's tokens from `products` U A U^T [M, HV, 64, 64]. scratch [M, HV, 1536]."""
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
+    number = m.to(tl.int64) * HV + head
+    at = number * 4096
+    i = tl.arange(0, 64)
+    M = tl.load(products + at + i[:, None] * 64 + i[None, :])
+    eliminate(M, T + at, D, None, scratch + number * 1536, first, count, head, HV, 64, 64, 1, True, PRECISION)

@@ -11,16 +11,16 @@ import torch
 from ..common.call import Call, Specs, make_rule, max_pieces, padded
 from ..common.packing import CHUNK, record_tables
 from ..runtime.workspace import TensorSpec
-from .carried import carry_adjoint, chunk_adjoint, finish_gradients
-from .elimination import invert_sums
+from .carried import carry_adjoint, carry_inverse, chunk_adjoint, finish_gradients
+from .directions import token_products, token_rows
+from .elimination import eliminate_tokens, invert_sums
 from .segments import segment_gradients, solve_segment, solve_tokens
 from .sums import scan_sums, segment_sums
 
 ROWS = 16  # of a block that is eliminated at once
 SCAN_BLOCK = 1024  # numbers of the state that one program adds up
 SOLVE_REGISTERS = 128  # per thread, so that a multiprocessor runs two programs of 8 warps
-LONGEST = 2**30  # tokens of a sequence
-SEGMENT_CHUNKS = 2, 4  # of 64 tokens in a segment: up to 64 channels, and with more
+SEGMENT_CHUNKS = 4, 8  # of 64 tokens in a segment: up to 64 channels, and with more
 
 
 class GramInputs(namedtuple("GramInputs", "u b gain G cu_seqlens", defaults=(None,))):
@@ -130,7 +130,7 @@ class InverseGram(GramCall):
         )  # fmt: skip
         T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS * CHUNK + 512)
         self.launch_segments(
-            solve_segment, saved, x.u, x.gain, None, None, saved.A, None, saved.R, saved.D, y if x.b is None else None, T,
+            solve_segment, saved, x.u, x.gain, saved.A, saved.R, saved.D, y if x.b is None else None, T,
             scratch,
         )  # fmt: skip
         if x.b is not None:
@@ -168,22 +168,28 @@ class Refreshed(GramCall):
         """The products of a chunk's tokens with each other."""
         return self.floats(self.M, self.HV, CHUNK, CHUNK)
 
-    def record_tables(self, saved: Saved) -> TensorSpec | None:
-        """Where chunks lie, and where sequences, None for rows."""
-        if not self.packed:
-            return None
-        sequences = self.empty(self.N, 5, dtype=torch.int32)
-        record_tables(self.recorder, self.x.cu_seqlens, saved.chunk_table, sequences, self.T, LONGEST)
-        return sequences
+    def record_table(self, saved: Saved) -> None:
+        if self.packed:  # nothing here reads the place of a segment
+            segments = self.empty(self.N, 5, dtype=torch.int32)
+            record_tables(self.recorder, self.x.cu_seqlens, saved.chunk_table, segments, self.T, self.T + CHUNK)
+
+    def record_tokens(self, saved: Saved) -> None:
+        """r and d of all tokens and their T [M, HV, 64, 64] from A."""
+        S, place = self.squares(), (saved.chunk_table, self.T, self.HV)
+        grid, options = (self.M, self.HV), {"num_warps": 4, "num_stages": 1}
+        self.launch(
+            token_products, grid, self.x.u, self.x.refresh, saved.A, saved.R, S, *place, BK=self.exact_tile, **options
+        )
+        scratch = self.floats(self.M, self.HV, ROWS * CHUNK + 512)
+        self.launch(eliminate_tokens, grid, S, saved.T, saved.D, scratch, *place, maxnreg=168, **options)
+        self.launch(token_rows, grid, saved.T, saved.R, *place, BK=min(32, self.PK), **options)
 
     def forward(self, final: bool) -> tuple[Specs, Saved]:
         x = self.x
         (y, end), saved = self.shapes(final)
-        sequences, scratch = self.record_tables(saved), self.floats(self.N, self.HV, ROWS * CHUNK + 512)
-        self.launch(
-            solve_segment, (self.N, self.HV), x.u, None, x.refresh, x.A, saved.A, end, saved.R, saved.D, None, saved.T,
-            scratch, sequences, self.T, LENGTH=LONGEST, num_warps=self.warps, num_stages=1,
-        )  # fmt: skip
+        self.record_table(saved)
+        self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)
+        self.record_tokens(saved)
         self.record_solve(saved, x.b, y, self.precision)
         return (y, end), saved
 

@@ -103,49 +103,31 @@ def nan_where_bad(x):
 
 @triton.jit(do_not_specialize=["time"])
 def solve_segment(
-    u, gain, refresh, begin, A, end, R, D, y, T, scratch, segments, time,
+    u, gain, A, R, D, y, T, scratch, segments, time,
     HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """R [BT, HV, K], D [BT, HV] and in y [BT, HV, K] or None gain_t A_t u_t. A [M, HV, K, K] has the inverse at
-    the segments' first chunks, and takes that of the others. With a refresh segments are sequences: their first and last
-    inverses are `begin` and `end` [N, HV, K, K], and T [M, HV, 64, 64] is kept. Else T [P, HV, 64, 64] is the program's own, as
-    is `scratch` [P, HV, 1536]."""
+    """R [BT, HV, K], D [BT, HV] and in y [BT, HV, K] or None gain_t A_t u_t. A [M, HV, K, K] has the inverse at the segments'
+    first chunks, and takes that of the others. T [P, HV, 64, 64] and `scratch` [P, HV, 1536] are the program's own."""
     BK: tl.constexpr = min(PK, 64)
     p, head, first, count, chunk = program_segment(segments, time, LENGTH)
     i, c, part = tl.arange(0, 64), tl.arange(0, PK), tl.arange(0, BK)
     number = p.to(tl.int64) * HV + head
-    if begin is not None:
-        given = load_matrix(begin, number, c, c, K)
-        given += nan_where_bad(given)
-        if count > 0:
-            store_matrix(A + (chunk * HV + head) * K * K, given, K, c, c)
-        elif end is not None:
-            store_matrix(end + number * K * K, given, K, c, c)
-        tl.debug_barrier()
+    T += number * 4096
     for done in range(0, count, 64):
         start, left = first + done, count - done
         live = i < left
         matrix = (chunk + done // 64) * HV + head
-        lower_at = T + (number if refresh is None else matrix) * 4096
         rows = times_rows(A, matrix, u, start, live, head, HV, K, PK, HEADS, PRECISION)
         U = load_tokens(u, start, live, head, HV, c, K, HEADS)
         spoiled = bad_tokens(U, gain, start, live, head, HV, HEADS_GAIN)
         U = zero_where(U, is_bad(U))
-        products = tl.zeros((64, 64), tl.float32)
-        if refresh is not None:
-            added = tl.load(refresh + start + i, live, 0.0)
-            before = tl.cumsum(added, 0) - added
-            shared = tl.minimum(before[:, None], before[None, :])  # what the earlier of two tokens finds
-            products = shared * exact_dot(U, tl.trans(U), products, PRECISION)
-        products = exact_dot(U, rows, products, PRECISION)
-        if refresh is not None:
-            rows += before[None, :] * tl.trans(U.to(tl.float32))
+        products = exact_dot(U, rows, tl.zeros((64, 64), tl.float32), PRECISION)
         eliminate(
-            products, lower_at, D, gain, scratch + number * 1536, start, left, head, HV, 64, 64, HEADS_GAIN, True, PRECISION
+            products, T, D, gain, scratch + number * 1536, start, left, head, HV, 64, 64, HEADS_GAIN, True, PRECISION
         )  # fmt: skip
         tl.debug_barrier()
-        lower = tl.load(lower_at + i[:, None] * 64 + i[None, :])
+        lower = tl.load(T + i[:, None] * 64 + i[None, :])
         rows = precise_dot(rows, tl.trans(lower), tl.zeros((PK, 64), tl.float32), PRECISION)
         store_tokens(R, tl.trans(rows), start, live, head, HV, c, K)
         weights = load_weights(gain, load_divisors(D, start, live, head, HV), start, live, head, HV, HEADS_GAIN)
@@ -154,11 +136,8 @@ def solve_segment(
         if y is not None:
             found = tl.trans(tl.where(spoiled[None, :], float("nan"), weighted))
             store_tokens(y, found, start, live, head, HV, c, K)
-        if (left > 64) | (end is not None):
+        if left > 64:
             next_at = A + (matrix + HV) * K * K
-            if end is not None:  # noqa: SIM102 (one is known when compiling)
-                if left <= 64:
-                    next_at = end + number * K * K
             ruin = tl.where(tl.max(spoiled.to(tl.int32), 0) > 0, float("nan"), 0.0)
             tiles, others = (), ()
             for c0 in tl.static_range(0, K, BK):
@@ -166,8 +145,6 @@ def solve_segment(
                 others += (load_tokens(R, start, live, head, HV, c0 + part, K, 1),)
             for k in tl.static_range(len(tiles)):
                 now = precise_dot(-weighted, others[k], tiles[k], PRECISION) + ruin
-                if refresh is not None:
-                    now += tl.where(c[:, None] == (k * BK + part)[None, :], tl.sum(added, 0), 0.0)
                 store_matrix(next_at, now, K, c, k * BK + part)
             tl.debug_barrier()
 
