@@ -25,8 +25,9 @@ pytestmark = [
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "gdn": delta_rule, "gdn, strong": delta_rule, "write keys": delta_rule, "pgdn": preconditioned_delta_rule,
-    "simple_gla": linear_attention, "pdn": preconditioned_delta_rule, "kda": delta_rule, "kda, in two halves": delta_rule,
+    "gdn": delta_rule, "gdn, strong": delta_rule, "write keys": delta_rule, "write keys, no decay": delta_rule,
+    "pgdn": preconditioned_delta_rule, "simple_gla": linear_attention, "pdn": preconditioned_delta_rule,
+    "kda": delta_rule, "kda, in two halves": delta_rule,
     "kda, strong": delta_rule,
     "pkda": preconditioned_delta_rule,
 }  # fmt: skip
@@ -48,11 +49,11 @@ def draw(rule: str, rows: int, time: int, heads: int, value_heads: int, states: 
     else:
         g *= 1e-3  # so little that segments depend on those before and behind them
     drawn = {"q": q, "k": k, "v": v, "S": torch.randn(states, value_heads, 128, 128, device="cuda")}
-    if rule != "pdn":
+    if rule not in ("pdn", "write keys, no decay"):
         drawn["g"] = -g
     if rule != "simple_gla":
         drawn["beta"] = beta
-    if rule == "write keys":
+    if rule in ("write keys", "write keys, no decay"):
         drawn["write_key"] = (k * torch.exp(torch.randn_like(k).tanh() / 2)).bfloat16()
     if rule in ("pgdn", "pdn", "pkda"):
         drawn |= {
@@ -109,7 +110,7 @@ CASES += [("kda, strong", "odd and grouped"), ("kda, in two halves", "odd and gr
 CASES += [("gdn, strong", "segments"), ("gdn, strong", "packed, in segments")]
 CASES += [
     (rule, form)
-    for rule in ("write keys", "pgdn", "simple_gla", "kda", "pkda")
+    for rule in ("write keys", "write keys, no decay", "pgdn", "simple_gla", "kda", "pkda")
     for form in ("odd and grouped", "segments", "packed, in segments")
 ]
 

@@ -160,7 +160,7 @@ def test_weights_add_up_in_float64() -> None:
         torch.empty(1, 1, 2, 2, dtype=torch.float64, device=DEVICE),
     )
     wanted = torch.cat([start, start + sums.double().cumsum(0)])
-    launch(scan_sums, (1, 1, 1), start, sums, end, None, 65_536, 1, K=2, BACK=False, BLOCK=16)
+    launch(scan_sums, (1, 1, 1), start, sums, end, None, 65_536, 1, K=2, LENGTH=64, BACK=False, BLOCK=16)
     assert relative_error(end, wanted[-1:]) <= 1e-14
     assert torch.equal(sums, wanted[:-1].float())
 

@@ -38,14 +38,17 @@ SPILLED = {
     "slot_gradients": 504,
     "prepare_turns_back": 224,  # on sm_80; on sm_90 40
     "posterior_gradients": 400,
-    "eliminate_blocks": 1136,  # on sm_80 at 128 channels; on sm_90 8
-    "chunk_adjoint": 128,
+    "invert_sums": 288,
+    "solve_segment": 560,  # what a chunk's tokens are found from, while they are eliminated
+    "solve_tokens": 568,  # with 128 registers, so that two programs run
+    "chunk_adjoint": 192,
     "carry_inverse": 896,  # at 128 channels; at 64 channels 216
-    "solve_tokens": 16,
+    "finish_gradients": 24,
     "decode_inverse_gram": 64,
     "chunk_state_backward": 16,  # of variational linear attention at 128 channels
-    "chunk_sums": 192,  # on sm_80: the tiles are those of Hopper
-    "direction_gradients": 64,
+    "segment_sums": 128,  # on sm_80: the tiles are those of Hopper; on sm_90 8
+    "segment_gradients": 448,
+    "unit_key_gradients": 80,  # with 128 registers, so that two programs run
     "solve_chunk": 960,
     "backward_kernel": 16,  # of the convolution, outside of its loop
     "rotate_into_ring": 32,  # no spill: cosines of large angles work on an array
@@ -59,15 +62,19 @@ SPILLED_AT_128_ON_80 = {
     "chunk_adjoint": 632,
     "chunk_state": 8,
     "chunk_state_backward": 336,
-    "chunk_sums": 464,
     "element_gradients": 24,
     "gram_sums_back": 88,
+    "invert_sums": 1168,
     "pass_gradients": 120,
     "pass_tokens_back": 688,
     "posterior_gradients": 424,
     "posterior_state": 80,
     "prepare_turns_back": 232,
+    "segment_gradients": 15184,
+    "segment_sums": 1632,
     "slot_gradients": 536,
+    "solve_segment": 3640,
+    "solve_tokens": 1224,
     "system_gradients": 11288,
     "token_products": 136,
     "unit_key_gradients": 120,

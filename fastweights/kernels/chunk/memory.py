@@ -75,7 +75,12 @@ class Memory(MemoryCall):
         kept = super().placeholders()
         if not takes_one_pass(self):
             return kept
-        kept = kept._replace(T=None, G=None, records=self.empty(self.M, self.HV, record_length(self)))
+        transitions = kept.transitions
+        if self.lasting:  # each the sum of two in the inputs' dtype
+            count = self.cut * self.P * self.HV * 2 * self.K * self.K
+            transitions = self.segment_tensor(count, dtype=None)
+        records = self.empty(self.M, self.HV, record_length(self))
+        kept = kept._replace(T=None, G=None, transitions=transitions, records=records)
         if self.decay == 2:
             decayed = {name: self.token_tensor(self.HV, self.K) for name in (*DECAYED, "gates")}
             kept = kept._replace(**decayed, last_gates=self.floats(self.M, self.HV, self.K))

@@ -173,6 +173,25 @@ def segment_place(segments, p, T):
 
 
 @triton.jit
+def program_segment(segments, time, LENGTH: tl.constexpr):
+    """The segment of LENGTH tokens and the head of a program of a grid (P, HV), its first token (int64), its number of tokens and
+    its first chunk (int64). segments: the table of packed sequences, None for rows of `time` tokens, which are cut even so."""
+    p, head = tl.program_id(0), tl.program_id(1)
+    if segments is None:
+        per_row = tl.cdiv(time, LENGTH)
+        row = p // per_row
+        before = (p - row * per_row) * LENGTH
+        first = (row * time + before).to(tl.int64)
+        count = tl.minimum(time - before, LENGTH)
+        chunk = (row * tl.cdiv(time, 64) + before // 64).to(tl.int64)
+    else:
+        first = tl.load(segments + 5 * p).to(tl.int64)
+        count = tl.load(segments + 5 * p + 1) - tl.load(segments + 5 * p)
+        chunk = tl.load(segments + 5 * p + 2).to(tl.int64)
+    return p, head, first, count, chunk
+
+
+@triton.jit
 def pieces_of_sequence(cu_seqlens, n, T, L, LEAST: tl.constexpr):
     """Number of the first piece of L tokens of sequence n, and how many pieces it has, LEAST at least."""
     if cu_seqlens is None:

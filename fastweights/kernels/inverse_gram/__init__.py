@@ -6,15 +6,17 @@ r_t = A_{t-1} u_t follows from Sherman and Morrison's formula, t times over:
     r_t = A u_t - sum_{j < t} w_j r_j (r_j.u_t)      d_t = 1 + c_t r_t.u_t      w_t = c_t / d_t
     Y = B A - tril(B R^T) diag(w) R                  y_t = r_t / d_t where b_t = u_t
 
-Between chunks no inverse is carried on: `chunk_sums` and `scan_sums` find G at every chunk's start, a sum that is added up in
-float64, and `eliminate_blocks` inverts all of them in parallel. So errors do not grow with the number of tokens.
+A sequence is cut into segments of a few chunks. `segment_sums` and `scan_sums` find G at every segment's start, a sum that is
+added up in float64, and `invert_sums` inverts all of them in parallel. `solve_segment` then takes the chunks of a segment one
+after the other, with A - R^T diag(w) R for the next. No inverse is carried further, so errors do not grow with the number of
+tokens.
 
-`eliminate_blocks` sweeps blocks of 16 channels. With P = L L^T the pivot block of M and R its rows, where the pivot's own columns
+`eliminate` sweeps blocks of 16 channels. With P = L L^T the pivot block of M and R its rows, where the pivot's own columns
 are replaced by -I, and N = L^-1 R, one product takes a block to its place in -M^-1:
 
     M <- (M without the block's rows and columns) - N^T N
 
-The factor of 16 rows is found by `eliminate`, in scalars that all threads hold, for the channels as for the tokens of a chunk.
+The factor of 16 rows is found by `eliminate_rows`, within a warp, for the channels as for the tokens of a chunk.
 
 Backwards, with x_t = A_t dy_t, which is Y with dY in the place of B:
 
@@ -23,7 +25,8 @@ Backwards, with x_t = A_t dy_t, which is Y with dY in the place of B:
 Without b the output is c_t y_t: then c_t dy_t takes the place of dy_t, and dc_t gains y_t.dy_t.
 
 D_t = sum_{s >= t} dG_s, so -2 D_t u_t = sum_{s >= t} x_s (y_s.u_t) + y_s (x_s.u_t): two linear attentions, from the last token to
-the first, whose one state H = -2 D `chunk_sums` and `scan_sums` find for all chunks. No inverse is differentiated.
+the first, whose one state is H = -2 D. `segment_adjoints` finds x and what a segment adds to H, `scan_sums` H at the segments'
+ends, and `segment_gradients` goes through a segment from its last chunk to the first. No inverse is differentiated.
 
 **What tokens add to A.** With a refresh A_t = (A_{t-1}^-1 + u u^T)^-1 + rho_t I, and G is no sum. A is then the covariance of a
 vector that is observed through every u with noise 1 and takes a random step of variance rho after some observations. So a
@@ -33,7 +36,7 @@ chunk of any tokens has the same form: with n_t what was added before token t si
     A_t b = (A + m_t I) b - sum_{j <= t} z_j (z_j.b)
 
 `carry_inverse` passes A through a sequence chunk by chunk, with the symmetric (I + S)^-1 in the place of its factor: A - W^T (I +
-S)^-1 W. The launches above do the rest.
+S)^-1 W.
 
 Backwards, with Y_t = A_t b_t, Q = tril(B Z^T), Q' = tril(dY Z^T), F the adjoint of A at the chunk's end, and H(X) the lower
 triangle of X with half of its diagonal:

@@ -1,5 +1,4 @@
-"""Where tokens also add to A: the inverse at the chunks' starts, its adjoint, and the gradients of the tokens. See the head of
-this package."""
+"""Where tokens also add to A: its adjoint, and the gradients of the tokens. See the head of this package."""
 
 from __future__ import annotations
 
@@ -8,8 +7,9 @@ import triton.language as tl
 
 from ..common.math import is_bad, zero_where
 from ..common.packing import live_tokens, pieces_of_sequence, program_chunk, tokens_of_sequence
-from ..common.tiles import load_gate, load_rows, row_places
-from .sums import exact_dot, load_divisors, load_float_rows, load_matrix, precise_dot, rounded_dot
+from ..common.tiles import load_gate, load_rows
+from .segments import load_tokens, nan_where_bad, store_matrix, store_tokens, times_rows
+from .sums import dot_in_two, exact_dot, load_divisors, load_matrix, precise_dot, rounded_dot
 
 COARSE = tl.constexpr(5e-3)  # how close Newton's iteration comes
 FINE = tl.constexpr(3e-5)  # how close the refinement comes: one step from there
@@ -97,106 +97,63 @@ def carry_inverse(
 
 
 @triton.jit
-def nan_where_bad(x):
-    """NaN where x holds a bad number, 0 otherwise."""
-    return tl.where(tl.max(tl.max(is_bad(x).to(tl.int32), 1), 0) > 0, float("nan"), 0.0)
+def lower_triangle(x):
+    """With half of the diagonal."""
+    i = tl.arange(0, 64)
+    return x * tl.where(i[:, None] > i[None, :], 1.0, tl.where(i[:, None] == i[None, :], 0.5, 0.0))
 
 
 @triton.jit
-def load_factor_rows(R, root, first, live, head, HV, columns, K: tl.constexpr):
-    """Rows of Z."""
-    return root[:, None] * load_float_rows(R, first, live, head, HV, columns, K, 1)
+def through_factor(dZ, Z, U, T, root, WORK: tl.constexpr, PRECISION: tl.constexpr):
+    """dW [64, PK] and C [64, 64] of a chunk from dZ, and L^-1 - I. T: of the chunk [64, 64]; L^-1 is T over the roots of d."""
+    i = tl.arange(0, 64)
+    overlaps = lower_triangle(tl.dot(dZ.to(WORK), tl.trans(Z), input_precision=PRECISION))
+    overlaps += tl.trans(overlaps)
+    lifted = root[:, None] * tl.load(T + i[:, None] * 64 + i[None, :])
+    products = tl.dot(overlaps, lifted, input_precision=PRECISION)
+    products = tl.dot(tl.trans(lifted), products, input_precision=PRECISION)
+    C = -tl.trans(lower_triangle(products))
+    change = (lifted - tl.where(i[:, None] == i[None, :], 1.0, 0.0)).to(WORK)
+    # In a product with L^-1 itself dZ would be rounded.
+    dW = tl.dot(tl.trans(change), dZ.to(WORK), dZ, input_precision=PRECISION)
+    return tl.dot(C.to(WORK), U, dW, input_precision=PRECISION), C, change
 
 
 @triton.jit(do_not_specialize=["time"])
 def chunk_adjoint(
-    u, b, dy, refresh, R, D, T, adjoint, transition, written, direct, W, V, rest, chunks, time, HV,
-    K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr, PRECISION: tl.constexpr,
+    u, b, dy, R, D, T, transition, written, direct, chunks, time,
+    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """From the tokens alone, without `adjoint`: E - I and N of the chunk, `transition` (transposed) and `written` [M, HV, K,
-    K], and in `direct` dZ for F = 0; W is scratch [BT, HV, K]. With the adjoint of A at the chunk's end and `direct`: V and
-    `rest`, from which `finish_gradients` finds du."""
+    """From the tokens alone: E - I of the chunk, transposed, in `transition`, N + N^T in `written` [M, HV, K, K], and in `direct`
+    [BT, HV, K] dZ for F = 0."""
+    WORK: tl.constexpr = tl.bfloat16 if u.dtype.element_ty == tl.bfloat16 else tl.float32
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
     i, live = live_tokens(count)
-    part = tl.arange(0, BK)
+    c = tl.arange(0, PK)
     matrix = m.to(tl.int64) * HV + head
     root = tl.where(live, tl.rsqrt(load_divisors(D, first, live, head, HV)), 0.0)
-    if adjoint is None:
-        along_b, along_dy = tl.zeros((64, 64), tl.float32), tl.zeros((64, 64), tl.float32)
-        for c0 in range(0, K, BK):
-            c = c0 + part
-            Z = tl.trans(load_factor_rows(R, root, first, live, head, HV, c, K))
-            B = load_float_rows(b, first, live, head, HV, c, K, HEADS_B)
-            along_b = tl.dot(B, Z, along_b, input_precision=PRECISION)
-            along_dy = tl.dot(
-                load_float_rows(dy, first, live, head, HV, c, K, 1), Z, along_dy, input_precision=PRECISION
-            )
-        lower = i[:, None] >= i[None, :]
-        along_b, along_dy = tl.trans(tl.where(lower, -along_b, 0.0)), tl.trans(tl.where(lower, -along_dy, 0.0))
-    overlaps = tl.zeros((64, 64), tl.float32)
-    for c0 in range(0, K, BK):
-        c = c0 + part
-        at, here = row_places(first, live, head, HV, c, K, 1)
-        if adjoint is None:
-            dZ = tl.dot(along_b, load_float_rows(dy, first, live, head, HV, c, K, 1), input_precision=PRECISION)
-            dZ = tl.dot(
-                along_dy, load_float_rows(b, first, live, head, HV, c, K, HEADS_B), dZ, input_precision=PRECISION
-            )
-            tl.store(direct + at, dZ, here)
-        else:
-            dZ = tl.load(direct + at, here, 0.0)
-            for r0 in range(0, K, BK):
-                r = r0 + part
-                both = load_matrix(adjoint, matrix, c, r, K) + tl.trans(load_matrix(adjoint, matrix, r, c, K))
-                Z = load_factor_rows(R, root, first, live, head, HV, r, K)
-                dZ = tl.dot(-Z, tl.trans(both), dZ, input_precision=PRECISION)
-        Z = load_factor_rows(R, root, first, live, head, HV, c, K)
-        overlaps = tl.dot(dZ, tl.trans(Z), overlaps, input_precision=PRECISION)
-        tl.store(W + at, dZ, here)
-    tl.debug_barrier()
-    scale = tl.where(i[:, None] > i[None, :], 1.0, tl.where(i[:, None] == i[None, :], 0.5, 0.0))
-    overlaps *= scale
-    overlaps += tl.trans(overlaps)
-    lifted = root[:, None] * tl.load(T + matrix * 4096 + i[:, None] * 64 + i[None, :])  # L^-1
-    products = tl.dot(overlaps, lifted, input_precision=PRECISION)
-    products = -tl.dot(tl.trans(lifted), products, input_precision=PRECISION) * tl.trans(scale)
-    added = load_gate(refresh, first, live, 0, 1, 1)
-    before = tl.cumsum(added, 0) - added
-    for c0 in range(0, K, BK):
-        c = c0 + part
-        at, here = row_places(first, live, head, HV, c, K, 1)
-        U = load_float_rows(u, first, live, head, HV, c, K, HEADS)
-        dW = tl.dot(tl.trans(lifted), tl.load(W + at, here, 0.0), input_precision=PRECISION)
-        dW = tl.dot(products, U, dW, input_precision=PRECISION)
-        if adjoint is None:
-            tl.debug_barrier()
-            tl.store(W + at, dW, here)
-        else:
-            tl.store(V + at, tl.dot(tl.trans(products), U, dW, input_precision=PRECISION), here)
-            through = tl.dot(tl.trans(products), before[:, None] * U, before[:, None] * dW, input_precision=PRECISION)
-            tl.store(rest + at, through, here)
-    if adjoint is None:
-        tl.debug_barrier()
-        for c0 in range(0, K, BK):
-            c = c0 + part
-            U = load_float_rows(u, first, live, head, HV, c, K, HEADS)
-            B = load_float_rows(b, first, live, head, HV, c, K, HEADS_B)
-            X = tl.dot(lifted, U, input_precision=PRECISION)
-            for r0 in range(0, K, BK):
-                r = r0 + part
-                at = matrix * K * K
-                inside = (r < K)[:, None] & (c < K)[None, :]
-                Z = tl.trans(load_factor_rows(R, root, first, live, head, HV, r, K))
-                change = tl.dot(-Z, X, input_precision=PRECISION)
-                tl.store(transition + at + c[None, :] * K + r[:, None], change, inside)
-                found = tl.dot(
-                    tl.trans(load_float_rows(dy, first, live, head, HV, r, K, 1)), B, input_precision=PRECISION
-                )
-                dW = tl.trans(load_float_rows(W, first, live, head, HV, r, K, 1))
-                found = tl.dot(dW, U, found, input_precision=PRECISION)
-                tl.store(written + at + r[:, None] * K + c[None, :], found, inside)
+    Z = (root[:, None] * load_tokens(R, first, live, head, HV, c, K, 1)).to(WORK)
+    B = load_tokens(b, first, live, head, HV, c, K, HEADS_B).to(WORK)
+    dY = load_tokens(dy, first, live, head, HV, c, K, 1).to(tl.float32)
+    lower = i[:, None] >= i[None, :]
+    along_b = tl.where(lower, -tl.dot(B, tl.trans(Z), input_precision=PRECISION), 0.0).to(WORK)
+    along_dy = tl.where(lower, -tl.dot(dY.to(WORK), tl.trans(Z), input_precision=PRECISION), 0.0).to(WORK)
+    dZ = tl.dot(tl.trans(along_b), dY.to(WORK), input_precision=PRECISION)
+    dZ = tl.dot(tl.trans(along_dy), B, dZ, input_precision=PRECISION)
+    store_tokens(direct, dZ, first, live, head, HV, c, K)
+    U = load_tokens(u, first, live, head, HV, c, K, HEADS).to(WORK)
+    dW, _, change = through_factor(dZ, Z, U, T + matrix * 4096, root, WORK, PRECISION)
+    lifted = tl.dot(change, U, U.to(tl.float32), input_precision=PRECISION).to(WORK)
+    E = tl.dot(-tl.trans(lifted), Z, input_precision=PRECISION)
+    store_matrix(transition + matrix * K * K, E.to(transition.dtype.element_ty), K, c, c)
+    N = dot_in_two(tl.trans(dY), B, tl.zeros((PK, PK), tl.float32), PRECISION)
+    N = dot_in_two(tl.trans(B), dY, N, PRECISION)
+    N = dot_in_two(tl.trans(dW), U, N, PRECISION)
+    N = dot_in_two(tl.trans(U), dW, N, PRECISION)
+    store_matrix(written + matrix * K * K, N, K, c, c)
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -206,7 +163,8 @@ def carry_adjoint(
 ):  # fmt: skip
     """adjoint [M, HV, K, K]: the gradient of A at the end of every chunk. With E - I, which is small, a product adds the
     rounding of what changes: that of E, which cuts off in tf32, took .1% of the gradient in every chunk.
-    start [N, HV, K, K] or None: the gradient of A after the last chunk. end: the gradient of A before the first."""
+    start [N, HV, K, K] or None: the gradient of A after the last chunk. end: the gradient of A before the first. What goes from
+    chunk to chunk is F + F^T, as is what `written` adds."""
     n, head = tl.program_id(0), tl.program_id(1)
     chunk, count = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
     c = tl.arange(0, PK)
@@ -216,6 +174,7 @@ def carry_adjoint(
     now = tl.zeros((PK, PK), tl.float32)
     if start is not None:
         now = load_matrix(start, place, c, c, K)
+        now += tl.trans(now)
     for step in tl.range(0, count, num_stages=STAGES):  # E - I and N are loaded ahead
         number = (chunk + count - 1 - step).to(tl.int64) * HV + head
         tl.store(adjoint + number * K * K + at, now, inside)
@@ -224,23 +183,32 @@ def carry_adjoint(
         now = half + load_matrix(written, number, c, c, K)
         now = rounded_dot(half, tl.trans(change), now, PRECISION)
     if end is not None:
-        tl.store(end + place * K * K + at, now, inside)
+        tl.store(end + place * K * K + at, 0.5 * now, inside)
 
 
 @triton.jit(do_not_specialize=["time"])
-def finish_gradients(A, V, rest, du, chunks, time, HV, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
-    """du = V A + rest [BT, HV, K]."""
+def finish_gradients(
+    u, refresh, A, R, D, T, adjoint, direct, du, chunks, time,
+    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """du [BT, HV, K] from `direct` and the adjoint of A at the chunk's end, of which `adjoint` is F + F^T."""
+    WORK: tl.constexpr = tl.bfloat16 if u.dtype.element_ty == tl.bfloat16 else tl.float32
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
     i, live = live_tokens(count)
-    part = tl.arange(0, BK)
+    c = tl.arange(0, PK)
     matrix = m.to(tl.int64) * HV + head
-    for c0 in range(0, K, BK):
-        c = c0 + part
-        found = load_float_rows(rest, first, live, head, HV, c, K, 1)
-        for r0 in range(0, K, BK):
-            rows = load_float_rows(V, first, live, head, HV, r0 + part, K, 1)
-            found = tl.dot(rows, tl.trans(load_matrix(A, matrix, c, r0 + part, K)), found, input_precision=PRECISION)
-        at, here = row_places(first, live, head, HV, c, K, 1)
-        tl.store(du + at, found.to(du.dtype.element_ty), here)
+    root = tl.where(live, tl.rsqrt(load_divisors(D, first, live, head, HV)), 0.0)
+    dZ = times_rows(adjoint, matrix, R, first, live, head, HV, K, PK, 1, PRECISION) * -root[None, :]
+    dZ = load_tokens(direct, first, live, head, HV, c, K, 1) + tl.trans(dZ)
+    Z = (root[:, None] * load_tokens(R, first, live, head, HV, c, K, 1)).to(WORK)
+    U = load_tokens(u, first, live, head, HV, c, K, HEADS).to(WORK)
+    dW, C, _ = through_factor(dZ, Z, U, T + matrix * 4096, root, WORK, PRECISION)
+    turned = tl.trans(C).to(WORK)
+    V = tl.dot(turned, U, dW, input_precision=PRECISION)
+    out = tl.trans(tl.dot(load_matrix(A, matrix, c, c, K), tl.trans(V), input_precision=PRECISION))
+    added = load_gate(refresh, first, live, 0, 1, 1)
+    before = tl.cumsum(added, 0) - added
+    out = tl.dot(turned, (before[:, None] * U.to(tl.float32)).to(WORK), out, input_precision=PRECISION)
+    store_tokens(du, out + before[:, None] * dW, first, live, head, HV, c, K)

@@ -14,6 +14,8 @@ from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..runtime.workspace import TensorSpec
 from .unit_keys import divisor_gradients, divisors, scan_rows, unit_key_gradients, unit_keys
 
+REGISTERS = 128  # per thread, so that a multiprocessor runs two programs of 8 warps
+
 
 class PenalizedInputs(namedtuple("PenalizedInputs", "q k v y S z cu_seqlens", defaults=(None, None, None))):
     """q, k [B, T, H, K]; v [B, T, HV, V]; y [B, T, h, K] in float32, A_t k_t; S [N, HV, K, V] or None; z [N, HV, K] or None;
@@ -105,7 +107,7 @@ class Penalized(DeltaRule):
         dq, dk, dy = (self.token_tensor(HV, K, dtype=dtype) for dtype in (self.dtype, self.dtype, torch.float32))
         self.launch_chunks(
             unit_key_gradients, saved, x.q, x.k, x.y, saved.z, later, ddivisor, found.q, found.k, found.write_key, dq, dk, dy,
-            HEADS=group,
+            HEADS=group, maxnreg=REGISTERS,
         )  # fmt: skip
         return PenalizedInputs(dq, dk, found.v, dy, None if x.S is None else found.S, dz)
 

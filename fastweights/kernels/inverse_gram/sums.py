@@ -1,14 +1,14 @@
-"""A state that only adds up: what every chunk adds, and from that the state at every chunk's border."""
+"""A state that only adds up: what every segment adds, and from that the state at every segment's border."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from ..common.packing import live_tokens, pieces_of_sequence, program_part
+from ..common.packing import pieces_of_sequence, program_segment
 from ..common.tiles import load_gate, load_rows
 
-AHEAD = tl.constexpr(4)  # chunks that are loaded at once
+AHEAD = tl.constexpr(4)  # segments that are loaded at once
 
 
 @triton.jit
@@ -26,8 +26,8 @@ def load_divisors(D, first, live, head, HV):
 @triton.jit
 def load_matrix(x, matrix, rows, columns, K: tl.constexpr):
     """[rows, columns] of one of the matrices x [M, HV, K, K]."""
-    at = matrix * K * K + rows[:, None] * K + columns[None, :]
-    return tl.load(x + at, (rows < K)[:, None] & (columns < K)[None, :], 0.0)
+    x += matrix * K * K  # a scalar in front, so that the offsets of a tile are small numbers
+    return tl.load(x + rows[:, None] * K + columns[None, :], (rows < K)[:, None] & (columns < K)[None, :], 0.0)
 
 
 @triton.jit
@@ -79,6 +79,20 @@ def exact_dot(x, y, out, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def dot_in_two(x, y, out, PRECISION: tl.constexpr):
+    """out + x y. Where one factor comes in bfloat16, the other, in float32, is the sum of two such numbers."""
+    if x.dtype == tl.bfloat16 and y.dtype == tl.float32:
+        high, rest = split_first_bits(y)
+        out = tl.dot(x, high, tl.dot(x, rest.to(tl.bfloat16), out))
+    elif y.dtype == tl.bfloat16 and x.dtype == tl.float32:
+        high, rest = split_first_bits(x)
+        out = tl.dot(high, y, tl.dot(rest.to(tl.bfloat16), y, out))
+    else:
+        out = tl.dot(x, y, out, input_precision=PRECISION)
+    return out
+
+
+@triton.jit
 def rounded_dot(x, y, out, PRECISION: tl.constexpr):
     """out + x y. Where one factor has 16 bits, the other is rounded to as many."""
     if x.dtype == tl.float32 and y.dtype == tl.float32:
@@ -91,44 +105,49 @@ def rounded_dot(x, y, out, PRECISION: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["time"])
-def chunk_sums(
-    x, y, divisor, gain, sums, chunks, time, HV,
-    K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr,
-    PRECISION: tl.constexpr,
+def segment_sums(
+    x, y, divisor, gain, sums, segments, time,
+    HV: tl.constexpr, K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, LENGTH: tl.constexpr, HEADS: tl.constexpr,
+    HEADS_GAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sums [M, HV, K, K]: of every chunk sum_t gain_t x_t x_t^T, or where y is given
-    sum_t (x_t y_t^T + y_t x_t^T) / divisor_t. x [BT, HV // HEADS, K], y [BT, HV, K], divisor [BT, HV] or None."""
-    part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
+    """sums [P, HV, K, K]: of every segment sum_t gain_t x_t x_t^T, or where y is given sum_t (x_t y_t^T + y_t x_t^T) / divisor_t,
+    BK columns per program. x [BT, HV // HEADS, K], y [BT, HV, K], divisor [BT, HV] or None."""
+    p, head, first, count, _ = program_segment(segments, time, LENGTH)
     if count == 0:
         return
-    i, live = live_tokens(count)
-    r, c = tl.arange(0, PK), part * BK + tl.arange(0, BK)
-    left = load_rows(x, first, live, head, HV, r, K, HEADS)
-    right = load_rows(x, first, live, head, HV, c, K, HEADS)
+    i = tl.arange(0, 64)
+    r, c = tl.arange(0, PK), tl.program_id(2) * BK + tl.arange(0, BK)
     out = tl.zeros((PK, BK), tl.float32)
-    if y is None:
-        if gain is not None:
-            right = right.to(tl.float32) * load_gate(gain, first, live, head, HV, HEADS_GAIN)[:, None]
-        out = exact_dot(tl.trans(left), right, out, PRECISION)
-    else:
-        other = load_rows(y, first, live, head, HV, r, K, 1)
-        columns = load_rows(y, first, live, head, HV, c, K, 1)
-        if divisor is not None:
-            share = 1.0 / load_divisors(divisor, first, live, head, HV)
-            other, columns = other * share[:, None], columns * share[:, None]
-        out = tl.dot(tl.trans(left), columns, out, input_precision=PRECISION)
-        out = tl.dot(tl.trans(other), right, out, input_precision=PRECISION)
-    at = (m.to(tl.int64) * HV + head) * K * K
+    for done in range(0, count, 64):
+        start, live = first + done, i < count - done
+        left = load_rows(x, start, live, head, HV, r, K, HEADS)
+        right = load_rows(x, start, live, head, HV, c, K, HEADS)
+        if y is None:
+            if gain is not None:
+                right = right.to(tl.float32) * load_gate(gain, start, live, head, HV, HEADS_GAIN)[:, None]
+            out = exact_dot(tl.trans(left), right, out, PRECISION)
+        else:
+            other = load_rows(y, start, live, head, HV, r, K, 1)
+            columns = load_rows(y, start, live, head, HV, c, K, 1)
+            if divisor is not None:
+                share = 1.0 / load_divisors(divisor, start, live, head, HV)
+                other, columns = other * share[:, None], columns * share[:, None]
+            out = tl.dot(tl.trans(left), columns.to(x.dtype.element_ty), out, input_precision=PRECISION)
+            out = tl.dot(tl.trans(other.to(x.dtype.element_ty)), right, out, input_precision=PRECISION)
+    at = (p.to(tl.int64) * HV + head) * K * K
     tl.store(sums + at + r[:, None] * K + c[None, :], out, (r < K)[:, None] & (c < K)[None, :])
 
 
 @triton.jit(do_not_specialize=["time"])
-def scan_sums(start, sums, end, cu_seqlens, time, HV, K: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr):
-    """Turns `sums` into the state at every chunk's start, from `start` [N, HV, K, K], and leaves that after the last in `end`,
-    both in float64. BACK: into H at every chunk's end, where start and end are the gradients of the states after and before
+def scan_sums(
+    start, sums, end, cu_seqlens, time, HV,
+    K: tl.constexpr, LENGTH: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Turns `sums` into the state at every segment's start, from `start` [N, HV, K, K], and leaves that after the last in `end`,
+    both in float64. BACK: into H at every segment's end, where start and end are the gradients of the states after and before
     the sequence."""
     n, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    low, count = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
+    low, count = pieces_of_sequence(cu_seqlens, n, time, LENGTH, 0)
     e = part * BLOCK + tl.arange(0, BLOCK)
     inside = e < K * K
     at_state = (n.to(tl.int64) * HV + head) * K * K

@@ -107,7 +107,7 @@ def place_segment(segments, cu_seqlens, segment, time, length):
 def end_of_segment(
     begin, added, transition, norms, cu_seqlens, segment, sequence, head, part, time, length,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
-    STARTED: gl.constexpr, NORMS: gl.constexpr,
+    LASTING: gl.constexpr, STARTED: gl.constexpr, NORMS: gl.constexpr,
 ):  # fmt: skip
     """The gradient [columns, keys] of the state after a segment: of that after its sequence, taken back through the segments
     behind it, see `segments_needed`."""
@@ -120,7 +120,7 @@ def end_of_segment(
             needed = segments_needed(norms, (segment + 1) * HV + head, HV, later, NORMS)
             S = gl.where(needed < later, 0.0 * S, S)
         at = (segment + needed).to(gl.int64) * HV + head
-        S = through_segments(S, added, transition, at, -HV, needed, part, K, V, TYPE, DELTA, True)
+        S = through_segments(S, added, transition, at, -HV, needed, part, K, V, TYPE, DELTA, LASTING, True)
     return S
 
 

@@ -86,7 +86,7 @@ def channel_gradients_back(
         return
     S = end_of_segment(
         begin, added, transition, norms, cu_seqlens, segment, sequence, head, 0, time, length,
-        HV, K, V, V, TYPE, True, STARTED, NORMS,
+        HV, K, V, V, TYPE, True, False, STARTED, NORMS,
     )  # fmt: skip
     chunks = (tokens + 63) // 64
     TALL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)

@@ -94,7 +94,8 @@ def gradients_back(
     q, k, w, v, made, do, u, h, begin, added, transition, norms, dS, dq, dk, dw, dv, gate_grads, segments, cu_seqlens,
     time, length, stride, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
-    DELTA: gl.constexpr, DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr, NORMS: gl.constexpr,
+    DELTA: gl.constexpr, LASTING: gl.constexpr, DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr,
+    NORMS: gl.constexpr,
 ):  # fmt: skip
     """From the last chunk of a segment to the first: dq, dk, dv of the value heads [BT, HV, K or V], and the gradients of beta
     and of the log decays, `stride` apart in gate_grads [2, BT, HV]. w: write keys, and dw their gradient, None where k writes and
@@ -124,7 +125,7 @@ def gradients_back(
         return
     S = end_of_segment(
         begin, added, transition, norms, cu_seqlens, segment, sequence, head, 0, time, length,
-        HV, K, V, V, TYPE, DELTA, STARTED, NORMS,
+        HV, K, V, V, TYPE, DELTA, LASTING, STARTED, NORMS,
     )  # fmt: skip
     chunks = (tokens + 63) // 64
     TALL: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)

@@ -52,7 +52,7 @@ def takes_one_pass(call: DeltaRule) -> bool:
     """Whether a call has these launches: wherever they were measured, they are faster."""
     x = call.memory
     has_rule = call.delta or (call.decay <= 1 and not call.writes)
-    is_plain = not call.lasting and not call.finer and x.divisor is None
+    is_plain = not call.finer and x.divisor is None
     dtypes = (torch.bfloat16,) if call.decay == 2 else (torch.bfloat16, torch.float16)  # a wide range of exponents
     has_sizes = call.K == 128 and call.V == 128 and call.dtype in dtypes
     return bool(has_rule and is_plain and has_sizes and runs_gluon(call.device))
@@ -86,7 +86,7 @@ class OnePass(DeltaRule):
     def set_up(self) -> None:
         super().set_up()
         self.record = record_length(self, self.keeps)
-        self.constants |= {"H": self.H, "HV": self.HV, "RECORD": self.record}
+        self.constants |= {"H": self.H, "HV": self.HV, "RECORD": self.record, "LASTING": self.lasting}
         self.choose_segments()
         few = not self.cut and 2 * self.N * self.HV <= PROGRAMS
         self.pass_tile = HALF if few else WHOLE
@@ -166,7 +166,8 @@ class OnePass(DeltaRule):
             added, norms = self.floats(self.P, HV, self.V, self.K), self.norms(columns // HALF.BV)
             transition = saved.transitions
             if transition is None:
-                transition = self.empty(self.P, HV, self.K, self.K) if self.delta else self.floats(self.P, HV)
+                parts = 1 + self.lasting
+                transition = self.empty(self.P, HV, parts, self.K, self.K) if self.delta else self.floats(self.P, HV)
             self.launch(
                 summarize_chunks, (columns // HALF.BV * self.P, HV), *tokens[1:], x.v, made, solved, added, transition,
                 norms, *place, **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens.w), LAST=saved.transitions is not None,

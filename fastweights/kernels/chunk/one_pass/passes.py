@@ -309,39 +309,63 @@ def segments_needed(norms, near, step, count, NORMS: gl.constexpr):
 
 
 @gluon.jit
+def copy_transition(buffers, at, transition, there, K: gl.constexpr, PARTS: gl.constexpr):
+    """Begin to copy one transition, which is the sum of PARTS matrices, as number `at` of those in `buffers`."""
+    for part in gl.static_range(PARTS):
+        copy_rows(buffers.index(at * PARTS + part), transition + part * (K * K), gl.where(there, K, 0), K, True)
+    async_copy.commit_group()
+
+
+@gluon.jit
 def through_segments(
     S, added, transition, at, step, count, part, K: gl.constexpr, V: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
-    BACK: gl.constexpr,
+    LASTING: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
     """S taken through `count` segments, or its gradient back through them: what a segment adds and its transition lie at number
-    `at`, those of the next `step` further. Without DELTA a transition is one decay."""
+    `at`, those of the next `step` further. Without DELTA a transition is one decay. LASTING: S and transitions as sums of two
+    numbers of 16 bits each, as nothing is forgotten and what each segment rounds would add up."""
     BV: gl.constexpr = S.shape[0]
     KEYS: gl.constexpr = S.type.layout
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, KEYS, 2)
+    PARTS: gl.constexpr = 2 if LASTING else 1
+    STAGES: gl.constexpr = 2 if LASTING else 3
     c = part * BV + gl.arange(0, BV, gl.SliceLayout(1, KEYS))
     d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
     adds = added + at * (K * V) + c[:, None] * K + d[None, :]
     R = gl.load(adds, count > 0, 0.0)
     if DELTA:
-        transition += at * (K * K)
-        through = gl.allocate_shared_memory(TYPE, [3, K, K], gl.NVMMASharedLayout.get_default_for([K, K], TYPE))
+        transition += at * (PARTS * K * K)
+        SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([K, K], TYPE)
+        through = gl.allocate_shared_memory(TYPE, [STAGES * PARTS, K, K], SQUARE)
         zeros = gl.zeros([BV, K], gl.float32, KEYS)
-        for ahead in gl.static_range(2):
-            copy_rows(through.index(ahead), transition, gl.where(ahead < count, K, 0), K, True)
-            async_copy.commit_group()
-            transition += step * (K * K)
+        for ahead in gl.static_range(STAGES - 1):
+            copy_transition(through, ahead, transition, ahead < count, K, PARTS)
+            transition += step * (PARTS * K * K)
     else:
         transition += at
     for n in range(count):
         adds += step * (K * V)
         if DELTA:
-            async_copy.wait_group(1)
-            low = gl.convert_layout(S.to(TYPE), gl.DotOperandLayout(0, KEYS, 2))
-            right = through.index(n % 3)
-            S = warpgroup_mma(low, right if BACK else right.permute((1, 0)), zeros, use_acc=False, is_async=True)
-            copy_rows(through.index((n + 2) % 3), transition, gl.where(n + 2 < count, K, 0), K, True)
-            async_copy.commit_group()
-            transition += step * (K * K)
-            S, low = warpgroup_mma_wait(0, deps=[S, low])
+            async_copy.wait_group(STAGES - 2)
+            rounded = S.to(TYPE)
+            low = gl.convert_layout(rounded, LEFT)
+            now = n % STAGES * PARTS
+            if LASTING:
+                rest = gl.convert_layout((S - rounded.to(gl.float32)).to(TYPE), LEFT)
+                right, right_rest = through.index(now), through.index(now + 1)
+                if not BACK:
+                    right, right_rest = right.permute((1, 0)), right_rest.permute((1, 0))
+                S = warpgroup_mma(low, right_rest, zeros, use_acc=False, is_async=True)
+                S = warpgroup_mma(rest, right, S, is_async=True)
+                S = warpgroup_mma(low, right, S, is_async=True)
+                S, low, rest = warpgroup_mma_wait(0, deps=[S, low, rest])
+            else:
+                right = through.index(now)
+                S = warpgroup_mma(low, right if BACK else right.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            copy_transition(through, (n + STAGES - 1) % STAGES, transition, n + STAGES - 1 < count, K, PARTS)
+            transition += step * (PARTS * K * K)
+            if not LASTING:
+                S, low = warpgroup_mma_wait(0, deps=[S, low])
         else:
             S *= gl.load(transition)
             transition += step
@@ -356,7 +380,7 @@ def through_segments(
 def start_of_segment(
     begin, added, transition, norms, cu_seqlens, segment, sequence, earlier, head, part, time, length,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
-    STARTED: gl.constexpr, NORMS: gl.constexpr,
+    LASTING: gl.constexpr, STARTED: gl.constexpr, NORMS: gl.constexpr,
 ):  # fmt: skip
     """The state [columns, keys] that a segment starts from: that of its sequence, taken through the segments before, see
     `segments_needed`."""
@@ -370,7 +394,7 @@ def start_of_segment(
             needed = segments_needed(norms, (segment - 1) * HV + head, -HV, earlier, NORMS)
             S = gl.where(needed < earlier, 0.0 * S, S)
         at = (segment - needed).to(gl.int64) * HV + head
-        S = through_segments(S, added, transition, at, HV, needed, part, K, V, TYPE, DELTA, False)
+        S = through_segments(S, added, transition, at, HV, needed, part, K, V, TYPE, DELTA, LASTING, False)
     return S
 
 
@@ -378,8 +402,8 @@ def start_of_segment(
 def read_chunks(
     q, k, w, v, made, solved, begin, added, transition, norms, o, end, u, starts, segments, cu_seqlens, time, length, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
-    RECORD: gl.constexpr, DELTA: gl.constexpr, DECAY: gl.constexpr, STARTED: gl.constexpr, ENDED: gl.constexpr,
-    NORMS: gl.constexpr, STAGES: gl.constexpr,
+    RECORD: gl.constexpr, DELTA: gl.constexpr, LASTING: gl.constexpr, DECAY: gl.constexpr, STARTED: gl.constexpr,
+    ENDED: gl.constexpr, NORMS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The outputs of a segment. begin, end: the state before and after every sequence [N, HV, K, V]; added, transition and norms:
     what `summarize_chunks` left of the segments, of `length` tokens, None where there is one. For a backward u [BT, HV, V] and
@@ -397,7 +421,7 @@ def read_chunks(
         solved += (m * HV + head) * 4096
     S = start_of_segment(
         begin, added, transition, norms, cu_seqlens, segment, sequence, earlier, head, part, time, length,
-        HV, K, V, BV, TYPE, DELTA, STARTED, NORMS,
+        HV, K, V, BV, TYPE, DELTA, LASTING, STARTED, NORMS,
     )  # fmt: skip
     if w is not None:
         w += (first * (HV // HEADS_W) + head // HEADS_W) * K
@@ -413,7 +437,7 @@ def read_chunks(
     if lost != lost:  # a NaN or an infinity, which a state keeps: outputs before it were spoiled by products with 0
         S = start_of_segment(
             begin, added, transition, norms, cu_seqlens, segment, sequence, earlier, head, part, time, length,
-            HV, K, V, BV, TYPE, DELTA, STARTED, NORMS,
+            HV, K, V, BV, TYPE, DELTA, LASTING, STARTED, NORMS,
         )  # fmt: skip
         S, _ = pass_segment(
             S, q + at_key, k + at_key, w, v + at_value, made, solved, o + at_value, u, tokens, scale, True,
@@ -429,11 +453,13 @@ def read_chunks(
 def summarize_chunks(
     k, w, v, made, solved, added, transition, norms, segments, cu_seqlens, time, length,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
-    RECORD: gl.constexpr, DELTA: gl.constexpr, DECAY: gl.constexpr, STAGES: gl.constexpr, LAST: gl.constexpr,
+    RECORD: gl.constexpr, DELTA: gl.constexpr, LASTING: gl.constexpr, DECAY: gl.constexpr, STAGES: gl.constexpr,
+    LAST: gl.constexpr,
 ):  # fmt: skip
     """What a segment does to a state, S -> T S + R: R, transposed, into `added` [P, HV, V, K], T into `transition`
-    [P, HV, K, K], or without DELTA, where it is one decay, [P, HV]; norms [P, HV, parts]: see `segments_needed`. Of the last
-    segment of a sequence nobody reads R, and T only with LAST, in a backward."""
+    [P, HV, K, K], LASTING as the sum of two such matrices, or without DELTA, where it is one decay, [P, HV]; norms
+    [P, HV, parts]: see `segments_needed`. Of the last segment of a sequence nobody reads R, and T only with LAST, in a
+    backward."""
     KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
     VALUES: gl.constexpr = V // BV
     PARTS: gl.constexpr = VALUES + (K // BV if DELTA else 0)
@@ -472,6 +498,10 @@ def summarize_chunks(
                 gl.store(transition + number, decay)
                 norm += decay
     else:
-        gl.store(transition + number * (K * K) + d[None, :] * K + c[:, None], S.to(transition.dtype.element_ty))
+        at_transition = transition + number * ((2 if LASTING else 1) * K * K) + d[None, :] * K + c[:, None]
+        rounded = S.to(transition.dtype.element_ty)
+        gl.store(at_transition, rounded)
+        if LASTING:
+            gl.store(at_transition + K * K, (S - rounded.to(gl.float32)).to(rounded.dtype))
     if norms is not None:
         gl.store(norms + number * PARTS + part, norm)
