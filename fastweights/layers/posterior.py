@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_number, check_positive, check_size
 from ..ops import linear_attention, palimpsa, palimpsa_posterior
-from ..ops.authoring import Op, State, gated_writes, multiply_rows
+from ..ops.authoring import Op, State, gated_writes, importance_writes, multiply_rows
 from .cache import LayerCache
 from .decay import HeadDecay, StepDecay
 from .gates import ImportanceGain, SigmoidGain, VarianceShift, WindowThreshold
@@ -127,12 +127,16 @@ class PosteriorLayer(OpLayer):
     ) -> tuple[Tensor, dict[str, Tensor | None], Tensor | None]:
         """Write s v with its gain in importance and read with q: answers [B, T, G, V], the memory after them, and the shift
         [B, T, G, V] of the output gate (None without one)."""
-        z_BTGV, c_BTG = (None, None) if self.importance is None else self.importance(x_BTD, s_BTG)
+        importance, backend = self.importance, choose_layer_backend(run.keywords["backend"])
         windows: dict[str, Tensor | None] = {}
-        if self.threshold is not None:
+        if importance is None:
+            write, beta = gated_writes(v_BTGV, s_BTG, backend=backend)
+        elif self.threshold is None:
+            write, beta = importance_writes(v_BTGV, s_BTG, importance(x_BTD), importance.b_scale, backend=backend)
+        else:
             share_BTG, windows = self.threshold(g_BTG, run)
-            c_BTG = c_BTG * share_BTG
-        write, beta = gated_writes(v_BTGV, s_BTG, z_BTGV, c_BTG, backend=choose_layer_backend(run.keywords["backend"]))
+            scale_BTG = importance.scale(s_BTG) * share_BTG
+            write, beta = gated_writes(v_BTGV, s_BTG, importance(x_BTD), scale_BTG, backend=backend)
         self.probe(importance=beta)
         prior = self.options.prior
         if beta is None:
