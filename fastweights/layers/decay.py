@@ -226,7 +226,8 @@ class GLADecay(ProjectedGate):
             self.gk_proj = nn.Sequential(first, RampedLinear(rank, num_heads, channels, str(long_memory), divisor))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self._decay(project(x_BTD, self.gk_proj))
+        first = self.projection
+        return self._decay(self.gk_proj(x_BTD)) if first is None else self.finish(project(x_BTD, first))
 
     def input_products(self) -> InputProducts:
         return plain_products(self.gk_proj)
@@ -236,7 +237,11 @@ class GLADecay(ProjectedGate):
         return find_first_part(self.gk_proj)
 
     def finish(self, y: Tensor) -> Tensor:
-        return self._decay(self.gk_proj[1](y))
+        second = self.gk_proj[1]
+        if joins(y, second):
+            decay = Product(second.weight, "logsigmoid", second.bias, largest=1 / self.divisor)
+            return multiply(y, second, decay).unflatten(2, (-1, self.channels))
+        return self._decay(second(y))
 
     def _decay(self, z: Tensor) -> Tensor:
         return (F.logsigmoid(at_least_float32(z)) / self.divisor).unflatten(2, (-1, self.channels))

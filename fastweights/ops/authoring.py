@@ -17,6 +17,9 @@ from ..kernels.runtime.launch_plan import Rule as Rule
 from .context_parallel.group import ContextParallel as ContextParallel
 from .context_parallel.heads import on_heads as on_heads
 from .delta_rule import forms as _delta_rule
+from .delta_writes import read_keys as read_keys
+from .delta_writes import takes_delta_writes as takes_delta_writes
+from .delta_writes import write_gain as write_gain
 from .framework import roles as roles
 from .framework.call import InPlace as InPlace
 from .framework.call import Op as Op

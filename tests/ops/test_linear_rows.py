@@ -42,6 +42,8 @@ def test_what_follows(rows):
         ({"kind": "swiglu"}, (w, more), F.silu(y) * F.linear(x, more)),
         ({"kind": "sigmoid", "largest": 2.0}, (w,), 2 * torch.sigmoid(y)),
         ({"kind": "sigmoid", "bias": bias}, (w,), torch.sigmoid(y + bias)),
+        ({"kind": "logsigmoid", "largest": 0.25}, (w,), F.logsigmoid(y) / 4),
+        ({"kind": "logsigmoid", "bias": bias}, (w,), F.logsigmoid(y + bias)),
         (
             {"kind": "sigmoid", "other": log_rate}, (w,),
             log_rate.exp().repeat_interleave(4) * torch.sigmoid(y),

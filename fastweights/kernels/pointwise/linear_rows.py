@@ -6,6 +6,7 @@ r"""Kernel of linear maps of a few rows, as decoding has them, with what stands 
     sigmoid:  y = largest exp(rate) sigmoid(x W^T + b), float32; one rate, up to 44, for a group of outputs, or 0
     decay:    y = -exp(A_log) softplus(x W^T + b), float32; one A_log for a group of outputs, of which what is above 44 is
               added to the sum: exp does not overflow, and the decay stays the same
+    logsigmoid: y = largest log(sigmoid(x W^T + b)), float32
 
 One launch computes several products of the same x, each of its own kind, and may compute x itself as the RMSNorm of a residual
 stream and a branch (`residual_norm`).
@@ -55,6 +56,7 @@ NARROW_ROWS = 32  # of such a program at most
 INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a number: float32 needs more registers
 LINE = 128  # bytes of a line of the GPU's cache
 SHARED = 96 * 1024  # bytes of shared memory, which every GPU from Ampere on has
+IN_FLOAT32 = ("sigmoid", "decay", "logsigmoid")  # results
 NO_PRODUCT = (None, None, None, None, 0, 0, 1, 1.0)  # arguments of one that is not there
 
 
@@ -87,6 +89,8 @@ def finish(
     elif KINDS[PLACE] == "decay":
         log_rate, rest = log_rate_and_rest(other)
         z = -tl.exp(log_rate) * softplus(z + rest)
+    elif KINDS[PLACE] == "logsigmoid":
+        z = -largest * softplus(-(z if HAS_BIAS else z.to(DTYPE).to(tl.float32)))
     tl.store(y + at, z.to(y.dtype.element_ty), here)
 
 
@@ -231,7 +235,7 @@ def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None 
         tile, tall = tile // 2, min(tall, NARROW_ROWS)
     for weight, kind, bias, other, largest, _ in products:
         width = len(weight)
-        y = x.new_empty(*x.shape[:-1], width, dtype=torch.float32 if kind in ("sigmoid", "decay") else x.dtype)
+        y = x.new_empty(*x.shape[:-1], width, dtype=torch.float32 if kind in IN_FLOAT32 else x.dtype)
         outputs.append(y)
         arguments += [
             weight.contiguous(), bias, None if other is None else other.contiguous(), y, width, programs,
