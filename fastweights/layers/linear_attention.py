@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from ..checks import check_flag
 from ..ops import linear_attention, precondition_queries
-from ..ops.authoring import State, expand_heads
+from ..ops.authoring import State, expand_heads, positive_keys, takes_positive_keys
 from .decay import FixedDecay, GLADecay, HeadDecay
 from .gates import SigmoidGain
 from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
 from .preconditioner import SIDES, PreconditionerOptions, build_preconditioner, find_gates
+from .projections import choose_layer_backend
 from .registry import ADDITIVE, KEY_ENERGY, PDN, register_mixer, register_variants
 from .shared_input import compute_gates
 
@@ -111,7 +112,11 @@ class LinearAttention(MemoryLayer):
         return self.preconditioner if "key" in SIDES[self.options.preconditioner] else None
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
-        q_BTHK, k_BTHK = (FEATURE_MAPS[self.options.feature_map](y) for y in (q_BTHK, k_BTHK))
+        backend = choose_layer_backend(self.options.backend)
+        if self.options.feature_map == "elu" and takes_positive_keys(q_BTHK, k_BTHK, backend=backend):
+            q_BTHK, k_BTHK, _ = positive_keys(q_BTHK, k_BTHK)
+        else:
+            q_BTHK, k_BTHK = (FEATURE_MAPS[self.options.feature_map](y) for y in (q_BTHK, k_BTHK))
         if self.normalizes_features:
             q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
         gates, sides = find_gates(self.preconditioner, self.options), SIDES[self.options.preconditioner]

@@ -18,8 +18,10 @@ from ..ops.authoring import (
     State,
     expand_heads,
     penalized_memory,
+    positive_keys,
     read_keys,
     takes_delta_writes,
+    takes_positive_keys,
 )
 from .cache import check_memory
 from .initialization import OwnInitialValues, ResidualProjection
@@ -32,6 +34,7 @@ from .projections import ACTIVATIONS, choose_layer_backend
 from .registry import ADDITIVE, DELTA, EXACT, register_mixer
 from .shared_input import InputProducts, is_plain, joins, multiply
 from .softmax_attention import SoftmaxAttention
+from .wrapped import is_bare
 
 __all__ = ["PrintedDeltaNet", "VariationalLinearAttention"]
 
@@ -126,8 +129,14 @@ class VariationalLinearAttention(MemoryLayer):
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         options = self.options
-        u_BTHK = None if self.penalty is None else self.penalty(k_BTHK)
-        q_BTHK, k_BTHK = F.elu(q_BTHK) + 1, F.elu(k_BTHK) + 1
+        weight, backend = None if self.penalty is None else self.penalty.weight, choose_layer_backend(options.backend)
+        if (self.penalty is None or is_bare(self.penalty, PenaltyDirection)) and takes_positive_keys(
+            q_BTHK, k_BTHK, weight, backend
+        ):
+            q_BTHK, k_BTHK, u_BTHK = positive_keys(q_BTHK, k_BTHK, weight)
+        else:
+            u_BTHK = None if self.penalty is None else self.penalty(k_BTHK)
+            q_BTHK, k_BTHK = F.elu(q_BTHK) + 1, F.elu(k_BTHK) + 1
         self.probe(q=q_BTHK, k=k_BTHK, penalty_direction=u_BTHK)
         self.probe(write_key=lambda: self._write_keys(x_BTD, k_BTHK, run))
         o_BTGV, state = penalized_memory(

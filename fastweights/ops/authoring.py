@@ -73,6 +73,8 @@ from .linear_rows import Product as Product
 from .linear_rows import linear_rows as linear_rows
 from .linear_rows import multiply_rows as multiply_rows
 from .linear_rows import takes_linear_rows as takes_linear_rows
+from .positive_keys import positive_keys as positive_keys
+from .positive_keys import takes_positive_keys as takes_positive_keys
 from .residual_norm import residual_norm as residual_norm
 from .ring_attention import ring_attention as ring_attention
 from .ring_attention import takes_ring as takes_ring

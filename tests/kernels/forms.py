@@ -132,7 +132,7 @@ def gated_norm() -> Iterator[Callable[[], object]]:
 
 
 def gated_writes() -> Iterator[Callable[[], object]]:
-    """Values alone, and with the gain of the importance."""
+    """Values alone, with the gain of the importance, and without gradients also two tensors and one number per head."""
     from fastweights.kernels.pointwise.gated_writes import backward, forward
 
     for dtype in (torch.bfloat16, torch.float32):
@@ -142,6 +142,29 @@ def gated_writes() -> Iterator[Callable[[], object]]:
             yield partial(backward, v, None, v, s, None, None)
             yield partial(forward, v, s, v, s)
             yield partial(backward, v, v, v, s, v, s)
+            yield partial(forward, v, s, v, None)
+            yield partial(forward, v, s, v, None, torch.empty(16))
+
+
+def delta_writes() -> Iterator[Callable[[], object]]:
+    """Every form of a gain, and keys that are read, with queries and without."""
+    from fastweights.kernels.pointwise.delta_writes import read_keys, write_gain
+
+    k, gate, heads = torch.empty(8, 1, 4, 128, dtype=torch.bfloat16), torch.empty(8, 1, 8), torch.empty(8)
+    for form in ("longhorn", "fading", "unit", "damped", "exact", "nlms"):
+        yield partial(write_gain, gate, k, k, gate, form)
+    yield partial(read_keys, k, k, gate, heads, heads[:4], 8, -10.0)
+    yield partial(read_keys, k.float(), None, gate, None, None, 8, -10.0)
+
+
+def positive_keys() -> Iterator[Callable[[], object]]:
+    """With the directions of a penalty and without."""
+    from fastweights.kernels.pointwise.positive_keys import positive_keys
+
+    for dtype, width in ((torch.bfloat16, 128), (torch.float32, 64)):
+        k, w = torch.empty(8, 1, 4, width, dtype=dtype), torch.empty(4, width, width, dtype=dtype)
+        yield partial(positive_keys, k, k, w, 1e-6)
+        yield partial(positive_keys, k, k, None, 1e-6)
 
 
 def convolution_step() -> Iterator[Callable[[], object]]:
@@ -162,6 +185,7 @@ def linear_rows() -> Iterator[Callable[[], object]]:
     one, few, many = (torch.empty(rows, 1, 1024, dtype=torch.bfloat16) for rows in (1, 2, 64))
     gates = [Product(gate, "sigmoid", other=torch.empty(8)), Product(gate, "decay", torch.empty(8), torch.empty(8))]
     channels = Product(of_channel, "decay", torch.empty(1024), torch.empty(8))
+    other_channels = Product(of_channel, "logsigmoid", torch.empty(1024), largest=0.0625)
     for x in (one, few, many):
         stream, heads = Normed(w[0], 1e-6, x), Normed(w[0, :128], 1e-6, gate=x, value=x, skip=torch.empty(8), width=128)
         yield partial(multiply_rows, x, [Product(w), Product(w), Product(w), *gates], Normed(w[0], 1e-6))
@@ -169,6 +193,7 @@ def linear_rows() -> Iterator[Callable[[], object]]:
         yield partial(multiply_rows, x, [Product(w, "add", other=x)])
         yield partial(multiply_rows, x, [Product(w)], heads)
         yield partial(multiply_rows, x, [channels])
+        yield partial(multiply_rows, x, [other_channels])
     yield partial(multiply_rows, torch.empty(64, 300), [Product(torch.empty(40, 300))])
 
 

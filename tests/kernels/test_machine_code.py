@@ -363,6 +363,8 @@ AROUND_MEMORIES = {
         forms.decoding,
         forms.gated_norm,
         forms.gated_writes,
+        forms.delta_writes,
+        forms.positive_keys,
         forms.convolution_of_packed_rows,
         forms.convolution_of_slices,
         forms.convolution_step,

@@ -15,17 +15,18 @@ from .scoreboards import early_reads
 
 FORMS = (
     forms.decoding, forms.gated_norm, forms.linear_rows, forms.residual_norm, forms.l2_normalize, forms.step_decay,
-    forms.token_convolution, forms.ring_attention,
+    forms.token_convolution, forms.ring_attention, forms.gated_writes, forms.delta_writes, forms.positive_keys,
 )  # fmt: skip
-ASKING = "decode_systems that asks the memory"
+ASKING, WRITES = "decode_systems that asks the memory", "forward_kernel of gated writes"
 KERNELS = {
     "decode_delta_rule", "decode_key_energy", "decode_elementwise_longhorn", "decode_lattice", "decode_output_normalized_ttt",
     "decode_inverse_gram", "decode_systems", ASKING, "decode_palimpsa", "forward_kernel", "linear_rows_kernel",
     "residual_norm_forward", "l2_normalize_kernel", "step_decay_kernel", "token_convolution", "rotate_into_ring",
-    "attend_to_slots", "combine_shares",
+    "attend_to_slots", "combine_shares", WRITES, "write_gain_kernel", "read_keys_kernel", "positive_keys_kernel",
 }  # fmt: skip
 # Weights depend on no kernel. States were written a step ago: by no kernel that may still run, as each waits for the one before.
-READ_EARLY, FETCH = {"linear_rows_kernel", "token_convolution", ASKING}, {"decode_delta_rule", "token_convolution"}
+READ_EARLY = {"linear_rows_kernel", "token_convolution", ASKING, "positive_keys_kernel"}
+FETCH = {"decode_delta_rule", "token_convolution"}
 WAIT, TOUCHES = "ACQBULK", re.compile(r"(LDG|LD|STG|ST|LDGSTS|ATOM|ATOMG|RED|REDG)(\.|\s)")
 
 
@@ -38,8 +39,9 @@ def launched(overlaps: bool) -> dict[str, Compilation]:
 
 
 def name_of(one: Compilation) -> str:
-    asks = one.signature.get("U", "constexpr") != "constexpr"
-    return ASKING if asks else one.kernel.__name__
+    if one.signature.get("U", "constexpr") != "constexpr":
+        return ASKING
+    return WRITES if one.kernel.__module__.endswith("gated_writes") else one.kernel.__name__
 
 
 @pytest.fixture
