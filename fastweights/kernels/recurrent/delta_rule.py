@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.delta_rule.steps import erase_and_write, outputs_of_tokens, unroll_lengths, unroll_steps
+from ..common.delta_rule.steps import outputs_of_tokens, unroll_lengths, unroll_steps
 from ..common.math import to_float_or_nan
-from ..common.overlap import FETCHED, prefetch_lines, wait_for_inputs
+from ..common.overlap import wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import (
     PlacedState,
     choose_columns,
     decay_from_log,
+    fetch_state,
     jit_options,
     launch_recurrent,
     load_number,
@@ -73,12 +73,6 @@ def decode_steps(call: RecurrentCall) -> Tensor:
     return outputs_of_tokens(o, steps)
 
 
-def decode_dplr(call: RecurrentCall) -> Tensor:
-    """o [B, T, HV, V] of `dplr_delta_rule`. In float32: 16 bits would round the quotients in every step."""
-    exact: dict[str, Any] = {name: x if x is None else x.float() for name, x in call.inputs.items()}
-    return decode_steps(call._replace(inputs=erase_and_write(**exact))).to(call.inputs["v"].dtype)
-
-
 INPUTS = ("q", "k", "v", "write_key", "beta", "g", "precond_g", "precond_beta")
 SHORT = ("q", "k", "v", "w", "beta", "g", "pg", "pb")  # in the kernel
 
@@ -102,10 +96,8 @@ def decode_delta_rule(
     """x, x_token, x_head, X_GROUP: see `strides`; w: write keys; pg, pb: the preconditioner's g and beta; A: one row per
     sequence, new_A: with strides, which may be a pool."""
     channel = tl.arange(0, BK)
-    if OVERLAP and state_indices is None and not VALUE_FIRST and tl.num_programs(0) <= FETCHED:
-        tile, _, n, head, _, _ = program_head(state_indices, P, HV, (V + BV - 1) // BV)
-        row = tl.minimum(channel, K - 1) * V + tile * BV
-        prefetch_lines(S + n.to(tl.int64) * S_step + head * S_head + row)
+    if OVERLAP and state_indices is None and not VALUE_FIRST:
+        fetch_state(S, S_step, S_head, channel, P, HV, K, V, BV)
     wait_for_inputs(OVERLAP)
     tile, place, n, head, index, held = program_head(state_indices, P, HV, (V + BV - 1) // BV)
     column = tile * BV + tl.arange(0, BV)

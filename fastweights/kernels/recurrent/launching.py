@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.call import padded
+from ..common.overlap import FETCHED, prefetch_lines
 from ..common.packing import pool_row
 from ..runtime.launch_plan import launch
 from . import RecurrentCall
@@ -85,6 +86,16 @@ def state_tile(
     exists = (row < K)[:, None] & (column < V)[None, :] & held
     # A call uses each number of the state once, so the state does not displace weights and activations from the caches.
     return at, exists, tl.load(S + at, mask=exists, other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def fetch_state(S, S_step, S_head, channel, P, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
+    """Begin to bring the program's columns of a state [K, V] into the GPU's cache, where the states are no rows of a pool and
+    the programs are few enough that all have room there."""
+    if tl.num_programs(0) <= FETCHED:
+        tile, _, n, head, _, _ = program_head(None, P, HV, (V + BV - 1) // BV)
+        row = tl.minimum(channel, K - 1) * V + tile * BV
+        prefetch_lines(S + n.to(tl.int64) * S_step + head * S_head + row)
 
 
 def strides(x: Tensor | None, batch: int, time: int, heads: int) -> tuple[Tensor | None, int, int, int]:
