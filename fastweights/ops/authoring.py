@@ -78,6 +78,10 @@ from .positive_keys import takes_positive_keys as takes_positive_keys
 from .residual_norm import residual_norm as residual_norm
 from .ring_attention import ring_attention as ring_attention
 from .ring_attention import takes_ring as takes_ring
+from .rwkv7 import erase_keys as erase_keys
+from .rwkv7 import read_answers as read_answers
+from .rwkv7 import takes_rwkv7 as takes_rwkv7
+from .rwkv7 import token_mix as token_mix
 from .shared.decay import make_decay as make_decay
 from .short_convolution import short_convolution as short_convolution
 from .short_convolution.token import TokenConvolution as TokenConvolution

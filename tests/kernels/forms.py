@@ -20,7 +20,8 @@ def decoding() -> Iterator[Callable[[], object]]:
     """The kernels in bfloat16: decaying a channel, with a preconditioner and without, with a variance and without, for one token
     and several."""
     by_columns = (
-        "linear_attention-channel", "delta_rule-channel-write", "preconditioned_delta_rule-channel", "palimpsa_posterior"
+        "linear_attention-channel", "delta_rule-channel-write", "preconditioned_delta_rule-channel", "dplr_delta_rule-channel",
+        "palimpsa_posterior",
     )  # fmt: skip
     for name in (*by_columns, *WHOLE_STATES):
         # A whole state of 256 channels does not fit the registers, nor quite one of 128 for several tokens.
@@ -167,6 +168,19 @@ def positive_keys() -> Iterator[Callable[[], object]]:
         yield partial(positive_keys, k, k, None, 1e-6)
 
 
+def rwkv7() -> Iterator[Callable[[], object]]:
+    """A token with the one before and without."""
+    from fastweights.kernels.pointwise.rwkv7 import erase_keys, read_answers, token_mix
+
+    for dtype, width in ((torch.bfloat16, 64), (torch.float32, 128)):
+        x, head = torch.empty(8, 1, 1024, dtype=dtype), torch.empty(1024 // width, width, dtype=dtype)
+        k = x.unflatten(2, (-1, width))
+        yield partial(token_mix, x, x, x[:6, 0], True, False)
+        yield partial(token_mix, x, None, x[:6, 0], False, False)
+        yield partial(erase_keys, k, k.float(), head, head, 1e-12)
+        yield partial(read_answers, k, k, k, k, k, head, head, head, 1e-5)
+
+
 def convolution_step() -> Iterator[Callable[[], object]]:
     """One token of a layer of transformers, whose filter sees as many inputs as are kept, and with a bias and fewer kept."""
     from fastweights.kernels.pointwise.convolution_step import step
@@ -177,7 +191,7 @@ def convolution_step() -> Iterator[Callable[[], object]]:
 
 
 def linear_rows() -> Iterator[Callable[[], object]]:
-    """Every kind in bfloat16, of one sequence, of two or of 64, with the norms of a block; a matrix in float32."""
+    """All kinds in bfloat16, of one sequence, of two or of 64, with the norms of a block; a matrix in float32."""
     from fastweights.kernels.pointwise import Normed, Product
     from fastweights.kernels.pointwise.linear_rows import multiply_rows
 
@@ -194,6 +208,7 @@ def linear_rows() -> Iterator[Callable[[], object]]:
         yield partial(multiply_rows, x, [Product(w)], heads)
         yield partial(multiply_rows, x, [channels])
         yield partial(multiply_rows, x, [other_channels])
+        yield partial(multiply_rows, x[None].repeat(2, 1, 1, 1), [Product(w), Product(gate, "tanh")], None, True)
     yield partial(multiply_rows, torch.empty(64, 300), [Product(torch.empty(40, 300))])
 
 

@@ -365,6 +365,7 @@ AROUND_MEMORIES = {
         forms.gated_writes,
         forms.delta_writes,
         forms.positive_keys,
+        forms.rwkv7,
         forms.convolution_of_packed_rows,
         forms.convolution_of_slices,
         forms.convolution_step,

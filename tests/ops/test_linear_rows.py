@@ -42,6 +42,7 @@ def test_what_follows(rows):
         ({"kind": "swiglu"}, (w, more), F.silu(y) * F.linear(x, more)),
         ({"kind": "sigmoid", "largest": 2.0}, (w,), 2 * torch.sigmoid(y)),
         ({"kind": "sigmoid", "bias": bias}, (w,), torch.sigmoid(y + bias)),
+        ({"kind": "tanh"}, (w,), y.tanh()),
         ({"kind": "logsigmoid", "largest": 0.25}, (w,), F.logsigmoid(y) / 4),
         ({"kind": "logsigmoid", "bias": bias}, (w,), F.logsigmoid(y + bias)),
         (
@@ -56,6 +57,21 @@ def test_what_follows(rows):
     for options, weights, wanted in cases:
         (got,) = linear_rows(x, *weights, **options)
         torch.testing.assert_close(got, wanted, **CLOSE, msg=lambda m, o=options: f"{o.get('kind')}: {m}")
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_one_input_for_each_product(rows):
+    x = draw(3, rows, 1, 300)
+    weights = [draw(width, 300, seed=width) / 17 for width in (40, 3, 33)]
+    products = [Product(weights[0]), Product(weights[1], "sigmoid", rounds=True), Product(weights[2])]
+    got = multiply_rows(x, products, each=True).results
+    first, second, third = (F.linear(one, w) for one, w in zip(x, weights, strict=True))
+    for one, other in zip(got, (first, second.sigmoid(), third), strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+    assert (
+        multiply_rows(x[0].half(), [Product(weights[1].half(), "sigmoid", rounds=True)]).results[0].dtype == torch.half
+    )
 
 
 @pytest.mark.kernels

@@ -30,11 +30,12 @@ class Product(NamedTuple):
         weight: W, [width, D].
         kind: "plain" for x W^T + b, "add" for other + x W^T, "swiglu" for silu(x W^T) (x U^T), and in float32 "sigmoid" for
             largest exp(other) sigmoid(x W^T + b), "decay" for -exp(other) softplus(x W^T + b) and "logsigmoid" for
-            largest log(sigmoid(x W^T + b)).
+            largest log(sigmoid(x W^T + b)); "tanh" for tanh(x W^T + b).
         bias: b, [width], or None for none.
         other: the residual [..., width], or numbers that serve equal groups of outputs; None for none, and for 0.
         largest: see kind.
         more: U, [width, D].
+        rounds: whether a result that is in float32 otherwise has the dtype of x.
     """
 
     weight: Tensor
@@ -43,6 +44,7 @@ class Product(NamedTuple):
     other: Tensor | None = None
     largest: float = 1.0
     more: Tensor | None = None
+    rounds: bool = False
 
 
 class Normed(NamedTuple):

@@ -7,9 +7,10 @@ r"""Kernel of linear maps of a few rows, as decoding has them, with what stands 
     decay:    y = -exp(A_log) softplus(x W^T + b), float32; one A_log for a group of outputs, of which what is above 44 is
               added to the sum: exp does not overflow, and the decay stays the same
     logsigmoid: y = largest log(sigmoid(x W^T + b)), float32
+    tanh:     y = tanh(x W^T + b)
 
-One launch computes several products of the same x, each of its own kind, and may compute x itself as the RMSNorm of a residual
-stream and a branch (`residual_norm`).
+One launch computes several products, each of its own kind: of the same x, or each of its own. It may compute x itself as the
+RMSNorm of a residual stream and a branch (`residual_norm`).
 
 One or two rows: a warp has one output, reads its weights before it waits for x, multiplies without tensor cores and adds up in
 itself. The norm is computed by every warp. More rows: a program owns 32 outputs of all rows, or 16 where that makes few programs,
@@ -91,15 +92,18 @@ def finish(
         z = -tl.exp(log_rate) * softplus(z + rest)
     elif KINDS[PLACE] == "logsigmoid":
         z = -largest * softplus(-(z if HAS_BIAS else z.to(DTYPE).to(tl.float32)))
+    elif KINDS[PLACE] == "tanh":
+        z = 2 * sigmoid(2 * z) - 1
     tl.store(y + at, z.to(y.dtype.element_ty), here)
 
 
 VARYING = [f"{name}_{i}" for name in ("width", "first", "group", "largest") for i in range(MOST_PRODUCTS)]
 
 
-@triton.jit(do_not_specialize=["rows", "eps", *VARYING])
+@triton.jit(do_not_specialize=["rows", "stride_streams", "eps", *VARYING])
 def linear_rows_kernel(
-    x, branch, gate, value, skip, norm, s, n, more, rows, stride_x, stride_branch, stride_gate, stride_value, eps,
+    x, branch, gate, value, skip, norm, s, n, more, rows, stride_x, stride_branch, stride_gate, stride_value,
+    stride_streams, eps,
     w_0, bias_0, other_0, y_0, width_0, first_0, group_0, largest_0,
     w_1, bias_1, other_1, y_1, width_1, first_1, group_1, largest_1,
     w_2, bias_2, other_2, y_2, width_2, first_2, group_2, largest_2,
@@ -112,8 +116,8 @@ def linear_rows_kernel(
     FEW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """norm: weight [NORMS] of an RMSNorm over groups of V numbers of x, or of x plus the branch, whose sum is s; n is the norm,
-    where it is kept. gate, value, skip: as in the gated norm. more: the second matrix of "swiglu". other_i: the residual, a
-    rate or A_log. first_i: the first program of a product."""
+    where it is kept. gate, value, skip: as in the gated norm. stride_streams: from the x of a product to that of the next. more:
+    the second matrix of "swiglu". other_i: the residual, a rate or A_log. first_i: the first program of a product."""
     weights = w_0, w_1, w_2, w_3, w_4, w_5, w_6, w_7
     biases = bias_0, bias_1, bias_2, bias_3, bias_4, bias_5, bias_6, bias_7
     others = other_0, other_1, other_2, other_3, other_4, other_5, other_6, other_7
@@ -127,6 +131,7 @@ def linear_rows_kernel(
     for i in tl.static_range(1, len(KINDS)):
         if program >= firsts[i]:
             which, w, width, first = i, weights[i], widths[i], firsts[i]
+    x += which * stride_streams.to(tl.int64)
     output = (program - first) * BN + tl.arange(0, BN)
     is_output = output < width
     # What follows a product is read before it, as it depends on no kernel but for a residual.
@@ -214,8 +219,13 @@ def linear_rows_kernel(
                 )  # fmt: skip
 
 
-def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None = None) -> RowProducts:
-    """The results [..., width] for x [..., D] of few rows; nothing is checked."""
+def multiply_rows(
+    x: Tensor, products: Sequence[Product], normed: Normed | None = None, each: bool = False
+) -> RowProducts:
+    """The results [..., width] for x [..., D] of few rows; nothing is checked. each: x [products, ..., D] has one of each
+    product."""
+    apart = x.contiguous() if each else x[None]
+    x, stride_streams = apart[0], apart[0].numel() if each else 0
     flat = rows_of(x)
     assert flat is not None
     rows, channels = flat.shape
@@ -233,9 +243,9 @@ def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None 
     tile, warps = (FEW_WARPS, FEW_WARPS) if few else (OUTPUTS, WARPS)
     if not few and sum(len(product.weight) for product in products) <= NARROW:
         tile, tall = tile // 2, min(tall, NARROW_ROWS)
-    for weight, kind, bias, other, largest, _ in products:
+    for weight, kind, bias, other, largest, _, rounds in products:
         width = len(weight)
-        y = x.new_empty(*x.shape[:-1], width, dtype=torch.float32 if kind in IN_FLOAT32 else x.dtype)
+        y = x.new_empty(*x.shape[:-1], width, dtype=torch.float32 if kind in IN_FLOAT32 and not rounds else x.dtype)
         outputs.append(y)
         arguments += [
             weight.contiguous(), bias, None if other is None else other.contiguous(), y, width, programs,
@@ -250,7 +260,7 @@ def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None 
         launch(
             linear_rows_kernel, grid, flat, *given, None if normed is None else contiguous(normed.skip),
             None if normed is None else contiguous(normed.weight), s, n, contiguous(products[0].more), rows, flat.stride(0),
-            *[0 if one is None else one.stride(0) for one in given], 0.0 if normed is None else normed.eps,
+            *[0 if one is None else one.stride(0) for one in given], stride_streams, 0.0 if normed is None else normed.eps,
             *arguments, *NO_PRODUCT * (MOST_PRODUCTS - len(products)),
             KINDS=tuple(product.kind for product in products),
             GATE=None if normed is None or normed.gate is None else normed.activation,

@@ -45,11 +45,16 @@ def linear_rows(
     return multiply_rows(x, [Product(weight, kind, bias, other, largest) for weight in weights]).results
 
 
-def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None = None) -> RowProducts:
+def multiply_rows(
+    x: Tensor, products: Sequence[Product], normed: Normed | None = None, each: bool = False
+) -> RowProducts:
     r"""Several products of x [..., D] that `takes_linear_rows` allows, each of its own kind; one of kind "swiglu" alone. With
-    `normed` x is a residual stream, and the products are those of its norm."""
+    `normed` x is a residual stream, and the products are those of its norm. With `each` x [products, ..., D] has one x for each
+    of at most eight products."""
     from ...kernels.pointwise.linear_rows import MOST_PRODUCTS, multiply_rows
 
+    if each:
+        return multiply_rows(x, products, None, each)
     first = multiply_rows(x, products[:MOST_PRODUCTS], normed)
     results = first.results
     for place in range(MOST_PRODUCTS, len(products), MOST_PRODUCTS):
