@@ -185,8 +185,10 @@ class FixedDecay(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         dtype = torch.promote_types(x_BTD.dtype, torch.float32)
         first = self.part.rank * self.num_heads
-        head = torch.arange(first, first + self.num_heads, device=x_BTD.device, dtype=dtype)
-        return torch.log1p(-(2.0 ** (-5 - head))).expand(*x_BTD.shape[:2], -1)
+        share = torch.logspace(
+            -5 - first, -4 - first - self.num_heads, self.num_heads, 2.0, device=x_BTD.device, dtype=dtype
+        )
+        return share.neg_().log1p_().expand(*x_BTD.shape[:2], -1)
 
 
 class RampedLinear(OwnInitialMatrices, nn.Linear):
