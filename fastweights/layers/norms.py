@@ -95,10 +95,13 @@ class GroupedRMSNorm(RMSNorm):
             activation=activation, eps=self.eps, gate_first=True, backend=backend,
         ).flatten(-2)  # fmt: skip
 
-    def of_rows(self, gate: Tensor | None, activation: str) -> Normed:
-        """The same of few rows [..., channels], as a part of the launch that multiplies them."""
+    def of_rows(
+        self, gate: Tensor | None, activation: str, value: Tensor | None = None, skip: Tensor | None = None
+    ) -> Normed:
+        """The same of few rows [..., channels], as a part of the launch that multiplies them; with value and skip of x + D v, for
+        one D per head."""
         weight = self.weight.view(self.groups, -1)
-        return Normed(weight, self.eps, None, gate, None, None, activation, gate_first=True, width=weight.shape[1])
+        return Normed(weight, self.eps, None, gate, value, skip, activation, gate_first=True, width=weight.shape[1])
 
     def _normalize_shared_group(self, x: Tensor, gate: Tensor | None, activation: str) -> Tensor:
         y = at_least_float32(x)

@@ -34,6 +34,7 @@ from .parts import HeadPart
 from .projections import GATES, ShortConvolution, ValueSkip, choose_layer_backend, convolve_together
 from .registry import ADDITIVE, register_mixer
 from .shared_input import InputProducts, compute_gates, joins_norm, plain_products, project
+from .wrapped import is_bare
 
 __all__ = ["PosteriorOptions", "PalimpsaD", "PalimpsaM", "PalimpsaMOptions"]
 
@@ -320,10 +321,18 @@ class PalimpsaM(PosteriorLayer):
         self.probe(o=o_BTGV, output_gate=lambda: None if gate is None else GATES[gate](z).view_as(o_BTGV))
         if cache is not None and conv_state is not None:
             cache.update(memory, {"vkq": conv_state})
-        o = (o_BTGV if self.skip is None else self.skip(o_BTGV, v_BTGV)).flatten(2)
         backend, given = choose_layer_backend(backend), None if gate is None else z
-        if joins_norm(o, self.norm, self.out_proj, given, backend=backend) and self.norm.span == 1:
-            return multiply_rows(o, [self.out_proj.product()], self.norm.of_rows(given, gate or "silu")).results[0]
+        skip, o = self.skip, o_BTGV.flatten(2)
+        added: tuple[Tensor | None, Tensor | None] = None, None
+        if skip is not None and is_bare(skip, ValueSkip):
+            added = v_BTGV.flatten(2), skip.D
+        joined = joins_norm(o, self.norm, self.out_proj, given, *added, backend=backend) and self.norm.span == 1
+        if skip is not None and not (joined and added[0] is not None):
+            o = skip(o_BTGV, v_BTGV).flatten(2)
+        if joined:
+            return multiply_rows(
+                o, [self.out_proj.product()], self.norm.of_rows(given, gate or "silu", *added)
+            ).results[0]
         return self.out_proj(self.norm(o, given, gate or "silu", backend))
 
     def input_products(self) -> InputProducts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -297,25 +297,28 @@ class RWKV7(OpLayer):
         )  # fmt: skip
 
     def _step(self, x_N1D: Tensor, run: RuleCall, cache: LayerCache | None, first_values: Tensor | None) -> Tensor:
-        """`forward` of one token per sequence in ten launches."""
+        """`forward` of one token per sequence in seven launches."""
         streams_SN1D, last_N1D = token_mix(x_N1D, run.context.get("shift"), self.shift.mix, cache is not None)
         q, low_decay, k, v, low_rate, low_gate = multiply_rows(
-            streams_SN1D,
+            list(streams_SN1D),
             [
                 Product(self.q_proj.weight),
                 Product(self.decay.down.weight, "tanh"),
                 Product(self.k_proj.weight),
                 Product(self.v_proj.weight),
                 Product(self.rate.down.weight),
-                Product(self.g_proj[0].weight, "sigmoid", rounds=True),
+                Product(cast(Tensor, self.g_proj[0].weight), "sigmoid", rounds=True),
             ],
-            each=True,
         ).results
         v = self._mix_values(v, streams_SN1D[list(STREAMS).index("v")], first_values)
-        up = Product(self.decay.up.weight, "sigmoid", self.decay.base, largest=-LARGEST_DECAY)
-        (g,) = multiply_rows(low_decay, [up]).results
-        (rate,) = multiply_rows(low_rate, [Product(self.rate.up.weight, "sigmoid", self.rate.base)]).results
-        gate = project(low_gate, self.g_proj[2])
+        g, rate, gate = multiply_rows(
+            [low_decay, low_rate, low_gate],
+            [
+                Product(self.decay.up.weight, "sigmoid", self.decay.base, largest=-LARGEST_DECAY),
+                Product(self.rate.up.weight, "sigmoid", self.rate.base),
+                Product(cast(Tensor, self.g_proj[2].weight)),
+            ],
+        ).results
         q, k, v, g, rate, gate = (y.unflatten(2, (-1, self.heads.key)) for y in (q, k, v, g, rate, gate))
         a, b, k = erase_keys(k, rate, self.keys.erase, self.keys.share)
         self.probe(q=q, k=k, v=v, g=g, beta=rate, read_key=lambda: -a, output_gate=gate)

@@ -208,7 +208,7 @@ def linear_rows() -> Iterator[Callable[[], object]]:
         yield partial(multiply_rows, x, [Product(w)], heads)
         yield partial(multiply_rows, x, [channels])
         yield partial(multiply_rows, x, [other_channels])
-        yield partial(multiply_rows, x[None].repeat(2, 1, 1, 1), [Product(w), Product(gate, "tanh")], None, True)
+        yield partial(multiply_rows, [x, x[..., :160]], [Product(w), Product(gate[:, :160], "tanh")])
     yield partial(multiply_rows, torch.empty(64, 300), [Product(torch.empty(40, 300))])
 
 

@@ -20,7 +20,7 @@ def wait_for_inputs(OVERLAP: tl.constexpr):
 
 
 @triton.jit
-def prefetch_matrix(w, row, width, D: tl.constexpr, LINES: tl.constexpr):
+def prefetch_matrix(w, row, width, D, LINES: tl.constexpr):
     """Begin to bring rows of a matrix [width, D] into the GPU's cache. LINES: a power of two, at least the 128 bytes of a row."""
     STEP: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth
     column = tl.minimum(tl.arange(0, LINES) * STEP, D - 1)

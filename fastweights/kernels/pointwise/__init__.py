@@ -54,7 +54,8 @@ class Normed(NamedTuple):
     Attributes:
         weight: [width], or one number per channel [D / width, width].
         branch: of the shape of x, or None for none.
-        gate, value, skip, activation, gate_first: of the gated norm; gate and value [..., D].
+        gate, value, skip, activation, gate_first: of the gated norm; gate and value [..., D], and skip one number per equal group
+            of channels, which may be others than those that are normalised.
         width: of a head; None for all D.
     """
 
