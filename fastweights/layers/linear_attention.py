@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag
 from ..ops import linear_attention, precondition_queries
-from ..ops.authoring import State, expand_heads, positive_keys, takes_positive_keys
+from ..ops.authoring import State, expand_heads, gated_writes, positive_keys, takes_positive_keys
 from .decay import FixedDecay, GLADecay, HeadDecay
 from .gates import SigmoidGain
 from .memory_layer import Answer, MemoryLayer, RuleCall
@@ -124,7 +124,7 @@ class LinearAttention(MemoryLayer):
         g, beta_BTG, *own = compute_gates(x_BTD, self.decay, self.gain, *own_gates)
         energy: dict[str, Tensor | None] = {}
         if beta_BTG is not None:
-            v_BTGV = v_BTGV * beta_BTG[..., None].to(v_BTGV.dtype)
+            v_BTGV, _ = gated_writes(v_BTGV, beta_BTG, backend=backend)
         write_key = k_BTHK
         if gates is not None:
             weight = torch.ones_like(v_BTGV[..., 0]) if beta_BTG is None and gates.tied else beta_BTG
