@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag
 from ..ops import linear_attention, precondition_queries
-from ..ops.authoring import State, expand_heads, gated_writes, positive_keys, takes_positive_keys
+from ..ops.authoring import State, divide_answers, expand_heads, gated_writes, positive_keys, takes_positive_keys
 from .decay import FixedDecay, GLADecay, HeadDecay
 from .gates import SigmoidGain
 from .memory_layer import Answer, MemoryLayer, RuleCall
@@ -158,7 +158,8 @@ class LinearAttention(MemoryLayer):
         weight = torch.ones_like(v[..., :1]) if beta is None else beta[..., None].to(v.dtype)
         o, memory = run(linear_attention, q, k, v, g, scale=1.0)
         divisor, weights = run(linear_attention, q, k, weight, g, scale=1.0, state=("z",))
-        return o / divisor.clamp_min(SMALLEST_DIVISOR), {**memory, **weights}
+        backend = choose_layer_backend(self.options.backend)
+        return divide_answers(o, divisor[..., 0], SMALLEST_DIVISOR, backend=backend), {**memory, **weights}
 
     @classmethod
     def states(cls, options: Any) -> Mapping[str, State]:

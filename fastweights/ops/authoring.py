@@ -63,6 +63,7 @@ from .framework.spec import format_numbers as format_numbers
 from .framework.spec import spec_of as spec_of
 from .gated_norm import GATES as GATES
 from .gated_norm import gated_rms_norm as gated_rms_norm
+from .gated_writes import divide_answers as divide_answers
 from .gated_writes import gate_both as gate_both
 from .gated_writes import gated_writes as gated_writes
 from .gated_writes import importance_writes as importance_writes

@@ -133,7 +133,7 @@ def gated_norm() -> Iterator[Callable[[], object]]:
 
 
 def gated_writes() -> Iterator[Callable[[], object]]:
-    """Values alone, with the gain of the importance, and without gradients also two tensors and one number per head."""
+    """Values alone, with the gain of the importance, and without gradients also two tensors, one number per head and divisors."""
     from fastweights.kernels.pointwise.gated_writes import backward, forward
 
     for dtype in (torch.bfloat16, torch.float32):
@@ -145,6 +145,7 @@ def gated_writes() -> Iterator[Callable[[], object]]:
             yield partial(backward, v, v, v, s, v, s)
             yield partial(forward, v, s, v, None)
             yield partial(forward, v, s, v, None, torch.empty(16))
+            yield partial(forward, v, s, None, None, None, 1e-4)
 
 
 def delta_writes() -> Iterator[Callable[[], object]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.ops.gated_writes import gate_both, gated_writes, importance_writes
+from fastweights.ops.gated_writes import divide_answers, gate_both, gated_writes, importance_writes
 from tests.kernels.cases import DEVICE
 
 
@@ -86,6 +86,18 @@ def test_forms_of_a_layer(backend: str, needs_gradient: bool) -> None:
         assert_same(
             results(given, importance_writes, backend=backend), results(given, written_importance), rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=pytest.mark.kernels)])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_divided_answers(backend: str, needs_gradient: bool) -> None:
+    """Divisors below the least count as it, and a bad one spoils its own row."""
+    o = torch.randn(2, 3, 4, 20, device=DEVICE, requires_grad=needs_gradient)
+    s = torch.linspace(-1, 2, 24, device=DEVICE).view(2, 3, 4)
+    s[1, 2, 3] = float("nan")
+    got = divide_answers(o, s, 0.25, backend=backend)
+    torch.testing.assert_close(got, o / torch.where(s < 0.25, 0.25, s)[..., None], equal_nan=True)
+    assert got.requires_grad == needs_gradient and got.isnan().sum() == 20
 
 
 @pytest.mark.kernels

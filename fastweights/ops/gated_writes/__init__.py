@@ -14,7 +14,7 @@ from ..framework.checks import check_same_shape, check_tensor, shape_of
 from ..framework.few_tokens import needs_gradient
 from ..framework.node import KernelRule, Node, Tensors
 
-__all__ = ["gate_both", "gated_writes", "importance_writes"]
+__all__ = ["divide_answers", "gate_both", "gated_writes", "importance_writes"]
 
 
 def torch_form(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -108,6 +108,14 @@ def gate_both(u: Tensor, v: Tensor, s: Tensor, *, backend: str = "auto") -> tupl
         first, second = RULE.load().forward(u, s, v, None)
         return first, second
     return gated_writes(u, s, backend=backend)[0], gated_writes(v, s, backend=backend)[0]
+
+
+def divide_answers(o: Tensor, s: Tensor, least: float, *, backend: str = "auto") -> Tensor:
+    r"""o / max(s, least) for answers o [..., G, V] and one divisor per head, s [..., G]: one launch where no gradient is
+    needed."""
+    if _takes_forward(backend, o, s):
+        return RULE.load().forward(o, s, None, None, None, least)[0]
+    return o / s[..., None].clamp_min(least)
 
 
 def _takes_forward(backend: str, v: Tensor, *others: Tensor) -> bool:
