@@ -89,6 +89,7 @@ from .short_convolution.token import convolve_token as convolve_token
 from .short_convolution.token import takes_token as takes_token
 from .step_decay import LARGEST_LOG_RATE as LARGEST_LOG_RATE
 from .step_decay import exp_rate as exp_rate
+from .step_decay import softplus_above as softplus_above
 from .step_decay import step_decay as step_decay
 from .step_decay import takes_step_decay as takes_step_decay
 from .variational_linear_attention import penalized_memory as penalized_memory

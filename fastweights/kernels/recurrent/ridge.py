@@ -180,8 +180,7 @@ def decode_systems(
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`. asked, writes [BT, HV, K]: what the memory is asked, and beta k; with U, which
     is that of one token, asked [BT, HV, V] are the answers. ridge [HV, K], or None: `level`, times |H|_F if ADAPTIVE."""
-    # Every kernel waits for the one before it, so what this layer wrote a step ago is there before this wait ends.
-    EARLY: tl.constexpr = U is not None and state_indices is None
+    EARLY: tl.constexpr = U is not None and state_indices is None  # no kernel that may still run has written the states
     if not EARLY:
         wait_for_inputs(OVERLAP)
     _, _, n, head, index, held = program_head(state_indices, P, HV)
@@ -226,6 +225,12 @@ def decode_systems(
         at = (token * HV + head) * K + channel
         if writes is not None:
             tl.store(writes + at, gain * key, mask=is_channel)
+        if U is not None:
+            # Nothing waits for the stores while the system is solved.
+            value = to_float_or_nan(value)
+            memory = decay * memory + (gain * key)[:, None] * value[None, :]
+            tl.store(new_U + at_U, memory, mask=in_U, eviction_policy="evict_first")
+            tl.store(new_H + at_H, state, mask=in_H, eviction_policy="evict_first")
         norm = frobenius_norm(state)
         if CHEBYSHEV:
             bound = tl.maximum(norm, SMALLEST_NORM)
@@ -240,12 +245,8 @@ def decode_systems(
         if U is None:
             tl.store(asked + at, x, mask=is_channel)
         else:
-            x, value = to_float_or_nan(x), to_float_or_nan(value)
-            memory = decay * memory
-            answer = tl.sum(memory * x[:, None], 0) + tl.sum(gain * key * x, 0) * value
-            memory += (gain * key)[:, None] * value[None, :]
+            answer = tl.sum(memory * to_float_or_nan(x)[:, None], 0)
             tl.store(asked + (token * HV + head) * V + column_U, tl.where(held, answer, 0.0), mask=column_U < V)
 
-    tl.store(new_H + at_H, state, mask=in_H, eviction_policy="evict_first")
-    if U is not None:
-        tl.store(new_U + at_U, memory, mask=in_U, eviction_policy="evict_first")
+    if U is None:
+        tl.store(new_H + at_H, state, mask=in_H, eviction_policy="evict_first")
