@@ -23,8 +23,8 @@ KERNELS = {
     "decode_delta_rule", "decode_key_energy", "decode_elementwise_longhorn", "decode_lattice", "decode_output_normalized_ttt",
     "decode_inverse_gram", "decode_systems", ASKING, "decode_palimpsa", "forward_kernel", "linear_rows_kernel",
     "residual_norm_forward", "l2_normalize_kernel", "step_decay_kernel", "softplus_kernel", "token_convolution",
-    "rotate_into_ring", "attend_to_slots", "combine_shares", WRITES, "write_gain_kernel", "read_keys_kernel", "positive_keys_kernel",
-    "decode_dplr_delta_rule", "token_mix_kernel", "erase_keys_kernel", "read_answers_kernel",
+    "rotate_into_ring", "attend_to_slots", "combine_shares", WRITES, "write_gain_kernel", "read_keys_kernel",
+    "positive_keys_kernel", "decode_dplr_delta_rule", "token_mix_kernel", "erase_keys_kernel", "read_answers_kernel",
 }  # fmt: skip
 # Weights depend on no kernel. States were written a step ago: by no kernel that may still run, as each waits for the one before.
 READ_EARLY = {
