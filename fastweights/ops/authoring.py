@@ -67,6 +67,7 @@ from .gated_writes import gate_both as gate_both
 from .gated_writes import gated_writes as gated_writes
 from .gated_writes import importance_writes as importance_writes
 from .l2_normalize import l2_normalize as l2_normalize
+from .layer_norm import layer_norm as layer_norm
 from .linear_attention import forms as _linear_attention
 from .linear_rows import Normed as Normed
 from .linear_rows import Product as Product

@@ -234,6 +234,14 @@ def silu_product() -> Iterator[Callable[[], object]]:
         yield partial(backward, z, z, z)
 
 
+def layer_norm() -> Iterator[Callable[[], object]]:
+    from fastweights.kernels.pointwise.layer_norm import layer_norm
+
+    for dtype, width in ((torch.bfloat16, 1024), (torch.float32, 300)):
+        x = torch.empty(8, 1, width, dtype=dtype)
+        yield partial(layer_norm, x, x[0, 0], x[0, 0], 1e-5)
+
+
 def l2_normalize() -> Iterator[Callable[[], object]]:
     from fastweights.kernels.pointwise.l2_normalize import l2_normalize
 
