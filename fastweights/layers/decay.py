@@ -252,7 +252,7 @@ class GLADecay(ProjectedGate):
         return find_first_part(self.gk_proj)
 
     def finish(self, y: Tensor) -> Tensor:
-        second = self.gk_proj[1]
+        second = cast(nn.Linear, self.gk_proj[1])
         if joins(y, second):
             decay = Product(second.weight, "logsigmoid", second.bias, largest=1 / self.divisor)
             return multiply(y, second, decay).unflatten(2, (-1, self.channels))
