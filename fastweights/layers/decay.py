@@ -24,7 +24,7 @@ from .shared_input import (
     project,
 )
 
-__all__ = ["FIRST_DECAYS", "RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
+__all__ = ["FIRST_DECAYS", "RAMPS", "FixedDecay", "ForgetGate", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
 
 RATES = (0.0, 16.0)  # between which the first A are drawn
 # Powers of ten that the first dt goes through from the first head to the last. A goes from 0.01 to 0.16 with the first two, and
@@ -130,6 +130,21 @@ class HeadDecay(SoftplusDecay, ProjectedGate):
 
     def finish(self, y: Tensor) -> Tensor:
         return self.convert_step(y).squeeze(3)
+
+
+class ForgetGate(HeadDecay):
+    """exp(g) of one decay per head: [B, T, num_heads]."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        if joins(x_BTD, self.a_proj):
+            return multiply(x_BTD, self.a_proj, self.product(self.a_proj))
+        return self.finish(self.a_proj(x_BTD))
+
+    def product(self, projection: nn.Module) -> Product:
+        return super().product(projection)._replace(kind="forget")
+
+    def finish(self, y: Tensor) -> Tensor:
+        return super().finish(y).exp()
 
 
 class StepDecay(SoftplusDecay):
@@ -239,7 +254,7 @@ class GLADecay(ProjectedGate):
         return find_first_part(self.gk_proj)
 
     def finish(self, y: Tensor) -> Tensor:
-        second = self.gk_proj[1]
+        second = cast(nn.Linear, self.gk_proj[1])
         if joins(y, second):
             decay = Product(second.weight, "logsigmoid", second.bias, largest=1 / self.divisor)
             return multiply(y, second, decay).unflatten(2, (-1, self.channels))

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import LARGEST_HEAD, check_flag, check_positive
 from ..ops import gated_kalmanet, linear_attention, mesa, recursive_least_squares
-from ..ops.authoring import expand_heads, gate_both
+from ..ops.authoring import expand_heads, gate_both, softplus_above
 from .decay import HeadDecay
 from .gates import SigmoidGain
 from .initialization import OwnInitialValues, inverse_softplus
 from .memory_layer import Answer, MemoryLayer, RuleCall
-from .norms import at_least_float32
 from .options import DecayOptions, MemoryOptions, one_of, option, up_to
 from .probe import read_states
 from .projections import GATES, choose_layer_backend
@@ -57,7 +55,7 @@ class LearnedRidge(OwnInitialValues):
         return {"weight": inverse_softplus(above)}
 
     def forward(self) -> Tensor:
-        return self.smallest + F.softplus(at_least_float32(self.weight))
+        return softplus_above(self.weight, self.smallest)
 
 
 @register_mixer(

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.authoring import GATES, Normed, gated_rms_norm, l2_normalize, residual_norm
+from ..ops.authoring import GATES, Normed, gated_rms_norm, l2_normalize, layer_norm, residual_norm
 from .parts import HeadPart
 from .wrapped import is_bare
 
@@ -115,7 +115,7 @@ class LayerNorm(nn.LayerNorm):
     """torch's LayerNorm, in the dtype of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class HeadsLayerNorm(LayerNorm):

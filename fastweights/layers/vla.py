@@ -251,8 +251,11 @@ class PrintedDeltaNet(MemoryLayer):
         # The op takes the error of the decayed memory b S: with the key k / b that is the error of S.
         heads = v_BTGV.shape[2]
         q_BTGK, k_BTGK = (expand_heads(y, heads) for y in (q_BTHK, k_BTHK))
+        error_key: Tensor | None
         if takes_delta_writes(k_BTHK, g_BTG, backend=choose_layer_backend(self.options.backend)):
-            error_key, _, g_BTG = read_keys(k_BTHK, heads, g=g_BTG, least=SMALLEST_LOG_GATE)
+            error_key, _, least_BTG = read_keys(k_BTHK, heads, g=g_BTG, least=SMALLEST_LOG_GATE)
+            assert least_BTG is not None
+            g_BTG = least_BTG
         else:
             g_BTG = g_BTG.clamp_min(SMALLEST_LOG_GATE)
             error_key = (k_BTGK * (-g_BTG).exp()[..., None]).to(k_BTGK.dtype)

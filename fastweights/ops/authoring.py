@@ -68,6 +68,7 @@ from .gated_writes import gate_both as gate_both
 from .gated_writes import gated_writes as gated_writes
 from .gated_writes import importance_writes as importance_writes
 from .l2_normalize import l2_normalize as l2_normalize
+from .layer_norm import layer_norm as layer_norm
 from .linear_attention import forms as _linear_attention
 from .linear_rows import Normed as Normed
 from .linear_rows import Product as Product
@@ -90,6 +91,7 @@ from .short_convolution.token import convolve_token as convolve_token
 from .short_convolution.token import takes_token as takes_token
 from .step_decay import LARGEST_LOG_RATE as LARGEST_LOG_RATE
 from .step_decay import exp_rate as exp_rate
+from .step_decay import softplus_above as softplus_above
 from .step_decay import step_decay as step_decay
 from .step_decay import takes_step_decay as takes_step_decay
 from .variational_linear_attention import penalized_memory as penalized_memory

@@ -235,6 +235,14 @@ def silu_product() -> Iterator[Callable[[], object]]:
         yield partial(backward, z, z, z)
 
 
+def layer_norm() -> Iterator[Callable[[], object]]:
+    from fastweights.kernels.pointwise.layer_norm import layer_norm
+
+    for dtype, width in ((torch.bfloat16, 1024), (torch.float32, 300)):
+        x = torch.empty(8, 1, width, dtype=dtype)
+        yield partial(layer_norm, x, x[0, 0], x[0, 0], 1e-5)
+
+
 def l2_normalize() -> Iterator[Callable[[], object]]:
     from fastweights.kernels.pointwise.l2_normalize import l2_normalize
 
@@ -243,12 +251,13 @@ def l2_normalize() -> Iterator[Callable[[], object]]:
 
 
 def step_decay() -> Iterator[Callable[[], object]]:
-    """Steps that are a slice of a joint projection, with limits and without."""
-    from fastweights.kernels.pointwise.step_decay import step_decay
+    """Steps that are a slice of a joint projection, with limits and without; parameters above a bound."""
+    from fastweights.kernels.pointwise.step_decay import softplus_above, step_decay
 
     joint, per_head = torch.empty(4, 1, 4112, dtype=torch.bfloat16), torch.empty(16)
     yield partial(step_decay, joint[:, :, 4096:], per_head, per_head, 1e-3, 0.1)
     yield partial(step_decay, joint[:, :, 4096:], per_head.bfloat16(), per_head, 0.0, float("inf"))
+    yield partial(softplus_above, torch.empty(8, 128, dtype=torch.bfloat16), 0.25)
 
 
 def token_convolution() -> Iterator[Callable[[], object]]:
@@ -265,7 +274,8 @@ def token_convolution() -> Iterator[Callable[[], object]]:
     yield partial(convolve_token, [part(2304, None, torch.float32, True)], True, 1e-6, False)
     rows = torch.empty(4, dtype=torch.int32)
     yield partial(convolve_token, parts, True, 1e-6, True, rows)
-    yield partial(convolve_token, [parts[0], parts[0]], True, 1e-6, True, rows)
+    for given in (None, rows):
+        yield partial(convolve_token, [parts[0], parts[0]], True, 1e-6, True, given)
 
 
 def ring_attention() -> Iterator[Callable[[], object]]:

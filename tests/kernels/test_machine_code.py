@@ -366,6 +366,7 @@ AROUND_MEMORIES = {
         forms.delta_writes,
         forms.positive_keys,
         forms.rwkv7,
+        forms.layer_norm,
         forms.convolution_of_packed_rows,
         forms.convolution_of_slices,
         forms.convolution_step,

@@ -16,18 +16,22 @@ from .scoreboards import early_reads
 FORMS = (
     forms.decoding, forms.gated_norm, forms.linear_rows, forms.residual_norm, forms.l2_normalize, forms.step_decay,
     forms.token_convolution, forms.ring_attention, forms.gated_writes, forms.delta_writes, forms.positive_keys,
-    forms.rwkv7,
+    forms.rwkv7, forms.layer_norm,
 )  # fmt: skip
 ASKING, WRITES = "decode_systems that asks the memory", "forward_kernel of gated writes"
 KERNELS = {
     "decode_delta_rule", "decode_key_energy", "decode_elementwise_longhorn", "decode_lattice", "decode_output_normalized_ttt",
     "decode_inverse_gram", "decode_systems", ASKING, "decode_palimpsa", "forward_kernel", "linear_rows_kernel",
-    "residual_norm_forward", "l2_normalize_kernel", "step_decay_kernel", "token_convolution", "rotate_into_ring",
-    "attend_to_slots", "combine_shares", WRITES, "write_gain_kernel", "read_keys_kernel", "positive_keys_kernel",
-    "decode_dplr_delta_rule", "token_mix_kernel", "erase_keys_kernel", "read_answers_kernel",
+    "residual_norm_forward", "l2_normalize_kernel", "step_decay_kernel", "softplus_kernel", "token_convolution",
+    "rotate_into_ring", "attend_to_slots", "combine_shares", WRITES, "write_gain_kernel", "read_keys_kernel",
+    "positive_keys_kernel", "layer_norm_kernel", "decode_dplr_delta_rule", "token_mix_kernel",
+    "erase_keys_kernel", "read_answers_kernel",
 }  # fmt: skip
 # Weights depend on no kernel. States were written a step ago: by no kernel that may still run, as each waits for the one before.
-READ_EARLY = {"linear_rows_kernel", "token_convolution", ASKING, "positive_keys_kernel"}
+READ_EARLY = {
+    "linear_rows_kernel", "token_convolution", ASKING, "positive_keys_kernel", "layer_norm_kernel", "decode_lattice",
+    "decode_inverse_gram", "decode_output_normalized_ttt",
+}  # fmt: skip
 FETCH = {"decode_delta_rule", "decode_dplr_delta_rule", "token_convolution"}
 WAIT, TOUCHES = "ACQBULK", re.compile(r"(LDG|LD|STG|ST|LDGSTS|ATOM|ATOMG|RED|REDG)(\.|\s)")
 

@@ -43,6 +43,10 @@ def test_what_follows(rows):
         ({"kind": "sigmoid", "largest": 2.0}, (w,), 2 * torch.sigmoid(y)),
         ({"kind": "sigmoid", "bias": bias}, (w,), torch.sigmoid(y + bias)),
         ({"kind": "tanh"}, (w,), y.tanh()),
+        (
+            {"kind": "forget", "bias": bias, "other": log_rate}, (w,),
+            (-log_rate.exp().repeat_interleave(4) * F.softplus(y + bias)).exp(),
+        ),
         ({"kind": "logsigmoid", "largest": 0.25}, (w,), F.logsigmoid(y) / 4),
         ({"kind": "logsigmoid", "bias": bias}, (w,), F.logsigmoid(y + bias)),
         (

@@ -13,7 +13,8 @@ FETCHED = tl.constexpr(512)
 @triton.jit
 def wait_for_inputs(OVERLAP: tl.constexpr):
     """A kernel calls this before it reads what another one may have written, and before it writes. The next kernel may come onto
-    the GPU from then on."""
+    the GPU from then on. As every kernel calls it, only the one before may still run: what was written earlier, such as the state
+    of a step ago, may be read before."""
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()

@@ -29,8 +29,8 @@ class Product(NamedTuple):
     Attributes:
         weight: W, [width, D].
         kind: "plain" for x W^T + b, "add" for other + x W^T, "swiglu" for silu(x W^T) (x U^T), and in float32 "sigmoid" for
-            largest exp(other) sigmoid(x W^T + b), "decay" for -exp(other) softplus(x W^T + b) and "logsigmoid" for
-            largest log(sigmoid(x W^T + b)); "tanh" for tanh(x W^T + b).
+            largest exp(other) sigmoid(x W^T + b), "decay" for -exp(other) softplus(x W^T + b), "forget" for its
+            exponential and "logsigmoid" for largest log(sigmoid(x W^T + b)); "tanh" for tanh(x W^T + b).
         bias: b, [width], or None for none.
         other: the residual [..., width], or numbers that serve equal groups of outputs; None for none, and for 0.
         largest: see kind.

@@ -7,6 +7,7 @@ r"""Kernel of linear maps of a few rows, as decoding has them, with what stands 
     decay:    y = -exp(A_log) softplus(x W^T + b), float32; one A_log for a group of outputs, of which what is above 44 is
               added to the sum: exp does not overflow, and the decay stays the same
     logsigmoid: y = largest log(sigmoid(x W^T + b)), float32
+    forget:   y = exp(decay), float32
     tanh:     y = tanh(x W^T + b)
 
 One launch computes several products, each of its own kind: of the same x, or each of its own x, whose widths may differ. It may
@@ -57,7 +58,7 @@ NARROW_ROWS = 32  # of such a program at most
 INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a number: float32 needs more registers
 LINE = 128  # bytes of a line of the GPU's cache
 SHARED = 96 * 1024  # bytes of shared memory, which every GPU from Ampere on has
-IN_FLOAT32 = ("sigmoid", "decay", "logsigmoid")  # results
+IN_FLOAT32 = ("sigmoid", "decay", "forget", "logsigmoid")  # results
 NO_PRODUCT = (None, None, None, None, 0, 0, 1, 1.0)  # arguments of one that is not there
 
 
@@ -87,9 +88,11 @@ def finish(
     elif KINDS[PLACE] == "sigmoid":
         log_rate, _ = log_rate_and_rest(other)
         z = largest * tl.exp(log_rate) * sigmoid(z if HAS_BIAS else z.to(DTYPE).to(tl.float32))
-    elif KINDS[PLACE] == "decay":
+    elif KINDS[PLACE] == "decay" or KINDS[PLACE] == "forget":
         log_rate, rest = log_rate_and_rest(other)
         z = -tl.exp(log_rate) * softplus(z + rest)
+        if KINDS[PLACE] == "forget":
+            z = tl.exp(z)
     elif KINDS[PLACE] == "logsigmoid":
         z = -largest * softplus(-(z if HAS_BIAS else z.to(DTYPE).to(tl.float32)))
     elif KINDS[PLACE] == "tanh":

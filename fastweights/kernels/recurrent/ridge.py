@@ -83,9 +83,10 @@ def whole_registers(key: int, value: int) -> Tile:
 
 
 INPUTS = ("q", "k", "g", "beta", "mix", "v")
-SMALLEST_RIDGE = tl.constexpr(1e-6)  # these three as in the op's system.py and iterations.py
+SMALLEST_RIDGE = tl.constexpr(1e-6)  # this and the next two as in the op's system.py and iterations.py
 SMALLEST_NORM = tl.constexpr(1e-15)
 TINY = tl.constexpr(1.1754943508222875e-38)
+TRUSTED = tl.constexpr(1e-3)  # share of a sum that a difference must be to have digits
 
 
 @triton.jit
@@ -145,23 +146,33 @@ def chebyshev(H, b, low, high, iterations):
 
 
 @triton.jit
+def add_three(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
+@triton.jit
 def conjugate_gradient(H, b, ridge, iterations, enough):
-    """From zero, until the residual is `enough` of b. What is solved already stays as it is."""
+    """From zero, until the residual is `enough` of b. What is solved already stays as it is.
+
+    An iteration takes one sum across the warps: the square of the next residual r - step A d is step^2 |A d|^2 - |r|^2, because
+    r.A d = d.A d. It says how the next direction lies, and where it is more than rounding also whether the system is solved.
+    |r|^2 itself is summed anew in the next iteration.
+    """
     size = tl.maximum(tl.max(tl.abs(b), 0), TINY)
     residual = b * (1 / size)
     direction = residual
     x = tl.zeros_like(residual)
-    energy = tl.sum(residual * residual, 0)
-    least = enough * enough * energy
+    least = enough * enough * tl.sum(residual * residual, 0)
     while iterations > 0:
         image = multiply(H, direction) + ridge * direction
-        step = energy / tl.maximum(tl.abs(tl.sum(direction * image, 0)), TINY)  # negative only by rounding
+        energy, overlap, square = tl.reduce((residual * residual, direction * image, image * image), 0, add_three)
+        step = energy / tl.maximum(tl.abs(overlap), TINY)  # negative only by rounding
         x += step * direction
         residual -= step * image
-        left = tl.sum(residual * residual, 0)
+        left = tl.maximum(step * step * square - energy, 0.0)
         direction = residual + left / tl.maximum(energy, TINY) * direction
-        energy = left
-        iterations = tl.where(left <= least, 0, iterations - 1)
+        is_solved = (energy <= least) | ((left <= least) & (left > TRUSTED * energy))
+        iterations = tl.where(is_solved, 0, iterations - 1)
     return size * x
 
 
@@ -180,8 +191,7 @@ def decode_systems(
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`. asked, writes [BT, HV, K]: what the memory is asked, and beta k; with U, which
     is that of one token, asked [BT, HV, V] are the answers. ridge [HV, K], or None: `level`, times |H|_F if ADAPTIVE."""
-    # Every kernel waits for the one before it, so what this layer wrote a step ago is there before this wait ends.
-    EARLY: tl.constexpr = U is not None and state_indices is None
+    EARLY: tl.constexpr = U is not None and state_indices is None  # no kernel that may still run has written the states
     if not EARLY:
         wait_for_inputs(OVERLAP)
     _, _, n, head, index, held = program_head(state_indices, P, HV)
@@ -226,6 +236,12 @@ def decode_systems(
         at = (token * HV + head) * K + channel
         if writes is not None:
             tl.store(writes + at, gain * key, mask=is_channel)
+        if U is not None:
+            # Nothing waits for the stores while the system is solved.
+            value = to_float_or_nan(value)
+            memory = decay * memory + (gain * key)[:, None] * value[None, :]
+            tl.store(new_U + at_U, memory, mask=in_U, eviction_policy="evict_first")
+            tl.store(new_H + at_H, state, mask=in_H, eviction_policy="evict_first")
         norm = frobenius_norm(state)
         if CHEBYSHEV:
             bound = tl.maximum(norm, SMALLEST_NORM)
@@ -240,12 +256,8 @@ def decode_systems(
         if U is None:
             tl.store(asked + at, x, mask=is_channel)
         else:
-            x, value = to_float_or_nan(x), to_float_or_nan(value)
-            memory = decay * memory
-            answer = tl.sum(memory * x[:, None], 0) + tl.sum(gain * key * x, 0) * value
-            memory += (gain * key)[:, None] * value[None, :]
+            answer = tl.sum(memory * to_float_or_nan(x)[:, None], 0)
             tl.store(asked + (token * HV + head) * V + column_U, tl.where(held, answer, 0.0), mask=column_U < V)
 
-    tl.store(new_H + at_H, state, mask=in_H, eviction_policy="evict_first")
-    if U is not None:
-        tl.store(new_U + at_U, memory, mask=in_U, eviction_policy="evict_first")
+    if U is None:
+        tl.store(new_H + at_H, state, mask=in_H, eviction_policy="evict_first")
