@@ -30,7 +30,7 @@ KERNELS = {
 # Weights depend on no kernel. States were written a step ago: by no kernel that may still run, as each waits for the one before.
 READ_EARLY = {
     "linear_rows_kernel", "token_convolution", ASKING, "positive_keys_kernel", "layer_norm_kernel", "decode_lattice",
-    "decode_inverse_gram", "decode_output_normalized_ttt",
+    "decode_inverse_gram", "decode_output_normalized_ttt", "token_mix_kernel", "erase_keys_kernel", "read_answers_kernel",
 }  # fmt: skip
 FETCH = {"decode_delta_rule", "decode_dplr_delta_rule", "token_convolution"}
 WAIT, TOUCHES = "ACQBULK", re.compile(r"(LDG|LD|STG|ST|LDGSTS|ATOM|ATOMG|RED|REDG)(\.|\s)")

@@ -5,6 +5,9 @@ erase_keys:   kappa = unit(erase * k), a = -kappa, b = rate * kappa, and k (1 + 
 read_answers: (norm(o) + (q . rho k) v) gate, with mean and variance of each head
 """
 
+# mypy: disable-error-code="assignment"
+# (the tuple begins empty)
+
 from __future__ import annotations
 
 import triton
@@ -23,19 +26,21 @@ def token_mix_kernel(
     x, before, mix, streams, last, rows, S: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, OVERLAP: tl.constexpr
 ):
     """streams [S, rows, D]. before, last [rows, D]: None without; last may be before."""
-    wait_for_inputs(OVERLAP)
     BLOCKS: tl.constexpr = (D + BD - 1) // BD
     row = (tl.program_id(0) // BLOCKS).to(tl.int64)
     channel = tl.program_id(0) % BLOCKS * BD + tl.arange(0, BD)
     here = channel < D
     at = row * D + channel
+    parts = ()  # all are read before the first stream is stored, past which no load moves
+    for i in tl.static_range(S):
+        parts = parts + (tl.load(mix + i * D + channel, here, 0.0).to(tl.float32),)
+    wait_for_inputs(OVERLAP)
     number = tl.load(x + at, here, 0.0)
     change = -number.to(tl.float32)
     if before is not None:
         change += tl.load(before + at, here, 0.0).to(tl.float32)
     for i in tl.static_range(S):
-        part = tl.load(mix + i * D + channel, here, 0.0).to(tl.float32)
-        y = number.to(tl.float32) + part * change
+        y = number.to(tl.float32) + parts[i] * change
         tl.store(streams + i * rows.to(tl.int64) * D + at, y.to(streams.dtype.element_ty), here)
     if last is not None:
         tl.store(last + at, number, here)
@@ -47,17 +52,18 @@ def erase_keys_kernel(
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A program has one token and head of k, rate [N, H, K]; erase, share [H, K]."""
-    wait_for_inputs(OVERLAP)
     place, channel = tl.program_id(0).to(tl.int64), tl.arange(0, BK)
     here = channel < K
     at, of_head = place * K + channel, place % H * K + channel
+    erased, changed = tl.load(erase + of_head, here, 0.0), tl.load(share + of_head, here, 0.0)
+    wait_for_inputs(OVERLAP)
     key, part = tl.load(k + at, here, 0.0).to(tl.float32), tl.load(rate + at, here, 0.0).to(tl.float32)
-    kappa = key * tl.load(erase + of_head, here, 0.0).to(tl.float32)
+    kappa = key * erased.to(tl.float32)
     length = tl.sqrt(tl.sum(kappa * kappa, 0))
     kappa /= tl.where(length < eps, eps, length)  # a NaN stays one
     tl.store(a + at, (-kappa).to(a.dtype.element_ty), here)
     tl.store(b + at, (kappa * part).to(b.dtype.element_ty), here)
-    key *= 1 + tl.load(share + of_head, here, 0.0).to(tl.float32) * (part - 1)
+    key *= 1 + changed.to(tl.float32) * (part - 1)
     tl.store(new_k + at, key.to(new_k.dtype.element_ty), here)
 
 
@@ -79,17 +85,18 @@ def read_answers_kernel(
     OVERLAP: tl.constexpr,
 ):
     """A program has one token and head of o, q, k, v, gate [N, H, K]; rho, weight, bias [H, K]."""
-    wait_for_inputs(OVERLAP)
     place, channel = tl.program_id(0).to(tl.int64), tl.arange(0, BK)
     here = channel < K
     at, of_head = place * K + channel, place % H * K + channel
+    scale, shift = tl.load(weight + of_head, here, 0.0), tl.load(bias + of_head, here, 0.0)
+    factor = tl.load(rho + of_head, here, 0.0)
+    wait_for_inputs(OVERLAP)
     answer = tl.load(o + at, here, 0.0).to(tl.float32)
     moved = tl.where(here, answer - tl.sum(answer, 0) / K, 0.0)
     answer = moved * tl.rsqrt(tl.sum(moved * moved, 0) / K + eps)
-    answer = answer * tl.load(weight + of_head, here, 0.0).to(tl.float32)
-    answer += tl.load(bias + of_head, here, 0.0).to(tl.float32)
+    answer = answer * scale.to(tl.float32) + shift.to(tl.float32)
     agreement = tl.load(q + at, here, 0.0).to(tl.float32) * tl.load(k + at, here, 0.0).to(tl.float32)
-    agreement = tl.sum(agreement * tl.load(rho + of_head, here, 0.0).to(tl.float32), 0)
+    agreement = tl.sum(agreement * factor.to(tl.float32), 0)
     answer += agreement * tl.load(v + at, here, 0.0).to(tl.float32)
     tl.store(y + at, (answer * tl.load(gate + at, here, 0.0).to(tl.float32)).to(y.dtype.element_ty), here)
 
