@@ -24,7 +24,7 @@ from .shared_input import (
     project,
 )
 
-__all__ = ["FIRST_DECAYS", "RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
+__all__ = ["FIRST_DECAYS", "RAMPS", "FixedDecay", "ForgetGate", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
 
 RATES = (0.0, 16.0)  # between which the first A are drawn
 # Powers of ten that the first dt goes through from the first head to the last. A goes from 0.01 to 0.16 with the first two, and
@@ -132,6 +132,21 @@ class HeadDecay(SoftplusDecay, ProjectedGate):
         return self.convert_step(y).squeeze(3)
 
 
+class ForgetGate(HeadDecay):
+    """exp(g) of one decay per head: [B, T, num_heads]."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        if joins(x_BTD, self.a_proj):
+            return multiply(x_BTD, self.a_proj, self.product(self.a_proj))
+        return self.finish(self.a_proj(x_BTD))
+
+    def product(self, projection: nn.Module) -> Product:
+        return super().product(projection)._replace(kind="forget")
+
+    def finish(self, y: Tensor) -> Tensor:
+        return super().finish(y).exp()
+
+
 class StepDecay(SoftplusDecay):
     """Step size dt, kept within limits, and decay of Mamba-2, from steps [B, T, num_heads] that the layer has projected. Values
     of A_log above `LARGEST_LOG_RATE` count as that."""
@@ -185,8 +200,10 @@ class FixedDecay(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         dtype = torch.promote_types(x_BTD.dtype, torch.float32)
         first = self.part.rank * self.num_heads
-        head = torch.arange(first, first + self.num_heads, device=x_BTD.device, dtype=dtype)
-        return torch.log1p(-(2.0 ** (-5 - head))).expand(*x_BTD.shape[:2], -1)
+        share = torch.logspace(
+            -5 - first, -4 - first - self.num_heads, self.num_heads, 2.0, device=x_BTD.device, dtype=dtype
+        )
+        return share.neg_().log1p_().expand(*x_BTD.shape[:2], -1)
 
 
 class RampedLinear(OwnInitialMatrices, nn.Linear):
@@ -226,7 +243,8 @@ class GLADecay(ProjectedGate):
             self.gk_proj = nn.Sequential(first, RampedLinear(rank, num_heads, channels, str(long_memory), divisor))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self._decay(project(x_BTD, self.gk_proj))
+        first = self.projection
+        return self._decay(self.gk_proj(x_BTD)) if first is None else self.finish(project(x_BTD, first))
 
     def input_products(self) -> InputProducts:
         return plain_products(self.gk_proj)
@@ -236,7 +254,11 @@ class GLADecay(ProjectedGate):
         return find_first_part(self.gk_proj)
 
     def finish(self, y: Tensor) -> Tensor:
-        return self._decay(self.gk_proj[1](y))
+        second = cast(nn.Linear, self.gk_proj[1])
+        if joins(y, second):
+            decay = Product(second.weight, "logsigmoid", second.bias, largest=1 / self.divisor)
+            return multiply(y, second, decay).unflatten(2, (-1, self.channels))
+        return self._decay(second(y))
 
     def _decay(self, z: Tensor) -> Tensor:
         return (F.logsigmoid(at_least_float32(z)) / self.divisor).unflatten(2, (-1, self.channels))

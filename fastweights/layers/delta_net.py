@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_number
 from ..ops import delta_rule, elementwise_longhorn, precondition_queries, preconditioned_delta_rule
-from ..ops.authoring import State, expand_heads
+from ..ops.authoring import State, expand_heads, read_keys, takes_delta_writes, write_gain
 from .decay import HeadDecay, KimiDecay
 from .gates import SigmoidGain
 from .initialization import OwnInitialValues
@@ -20,6 +20,7 @@ from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import MemoryOptions, one_of, option
 from .preconditioner import SIDES, LearntWriteKey, PreconditionerOptions, build_preconditioner, find_gates
+from .projections import choose_layer_backend
 from .registry import DELTA, KEY_ENERGY, PDN, register_mixer, register_variants
 from .shared_input import InputProducts, compute_gates, plain_products, project
 
@@ -50,6 +51,8 @@ class ClosedLoop(OwnInitialValues):
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None, Tensor | None]:
         """Queries q - d k; the keys that are read and those that are written [B, T, G, K], None where a write corrects the whole
         answer; and the log decay that belongs to them."""
+        if takes_delta_writes(k_BTHK, q_BTHK, g_BTG, self.share, self.correction):
+            return self._in_one_launch(q_BTHK, k_BTHK, g_BTG)
         if self.correction is not None:
             q_BTHK = (q_BTHK - at_least_float32(self.correction)[:, None] * k_BTHK).to(q_BTHK.dtype)
         if self.share is None:
@@ -57,6 +60,20 @@ class ClosedLoop(OwnInitialValues):
         k_BTGK = expand_heads(k_BTHK, len(self.share))
         read_BTGK, g_BTG = self._read_keys(k_BTGK, self.share, g_BTG)
         return q_BTHK, (read_BTGK, k_BTGK), g_BTG
+
+    def _in_one_launch(
+        self, q_BTHK: Tensor, k_BTHK: Tensor, g_BTG: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None, Tensor | None]:
+        q = None if self.correction is None else q_BTHK
+        heads = k_BTHK.shape[2] if self.share is None else len(self.share)
+        read_BTGK, moved_BTHK, least_g_BTG = read_keys(
+            k_BTHK, heads, q=q, correction=self.correction, share=self.share,
+            g=None if self.share is None else g_BTG, least=SMALLEST_LOG_DECAY,
+        )  # fmt: skip
+        q_BTHK = q_BTHK if moved_BTHK is None else moved_BTHK
+        if read_BTGK is None:
+            return q_BTHK, None, g_BTG
+        return q_BTHK, (read_BTGK, expand_heads(k_BTHK, heads)), least_g_BTG
 
     def _read_keys(self, k_BTGK: Tensor, share_G: Tensor, g_BTG: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """b k / a, whose answer by the decayed memory a S is b S^T k, and the log decay, cut off where it is too small."""
@@ -239,6 +256,10 @@ class DeltaNet(MemoryLayer):
         """The factor of each write. w: write keys [B, T, H or G, K]."""
         if self.options.gain == "beta":
             return beta_BTG
+        backend = choose_layer_backend(self.options.backend)
+        if takes_delta_writes(k_BTHK, w, beta_BTG, g, backend=backend):
+            decay_BTG = g if self.options.gain == "fading" else None
+            return write_gain(beta_BTG, k_BTHK, w, decay_BTG, self.options.gain)
         m = (at_least_float32(expand_heads(k_BTHK, w.shape[2])) * w).sum(-1)
         m_BTG = expand_heads(m, beta_BTG.shape[2])
         return GAINS[self.options.gain](beta_BTG, m_BTG, 1.0 if g is None else g.exp())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..checks import LARGEST_HEAD, check_flag, check_positive, check_size
 from ..ops import lattice, output_normalized_ttt
 from ..ops.authoring import compute_dtype
-from .decay import HeadDecay
+from .decay import ForgetGate
 from .gates import StepSize
 from .heads import HeadSizes
 from .initialization import OwnInitialValues
@@ -174,19 +174,19 @@ class Lattice(MemoryLayer):
 
     def build(self) -> None:
         options, heads, width = self.options, self.heads.value_heads, self.hidden_size
-        self.decay = HeadDecay(width, heads, options.long_memory) if options.decay == "head" else None
+        self.decay = ForgetGate(width, heads, options.long_memory) if options.decay == "head" else None
         self.step = StepSize(width, heads, options.rate)
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         options = self.options
         if options.normalize_v:
             v_BTGV = l2_normalize(v_BTGV)
-        gamma_BTG, g_BTG = compute_gates(x_BTD, self.step, self.decay)
-        self.probe(v=v_BTGV, step_size=gamma_BTG, g=g_BTG)
+        gamma_BTG, forget_BTG = compute_gates(x_BTD, self.step, self.decay)
+        self.probe(v=v_BTGV, step_size=gamma_BTG, g=None if forget_BTG is None else forget_BTG.log)
         if not run.memory and self.heads.key > self.heads.value:
             run.memory = {"S": self._first_slots(run.count(x_BTD), v_BTGV)}
         return run(
-            self.op, q_BTHK, k_BTHK, v_BTGV, gamma_BTG, decay=None if g_BTG is None else g_BTG.exp(),
+            self.op, q_BTHK, k_BTHK, v_BTGV, gamma_BTG, decay=forget_BTG,
             objective=options.objective, normalize=options.normalize, l1=options.l1,
         )  # fmt: skip
 

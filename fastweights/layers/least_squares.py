@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import LARGEST_HEAD, check_flag, check_positive
 from ..ops import gated_kalmanet, linear_attention, mesa, recursive_least_squares
-from ..ops.authoring import expand_heads, gated_writes
+from ..ops.authoring import expand_heads, gate_both, softplus_above
 from .decay import HeadDecay
 from .gates import SigmoidGain
 from .initialization import OwnInitialValues, inverse_softplus
 from .memory_layer import Answer, MemoryLayer, RuleCall
-from .norms import at_least_float32
 from .options import DecayOptions, MemoryOptions, one_of, option, up_to
 from .probe import read_states
 from .projections import GATES, choose_layer_backend
@@ -57,7 +55,7 @@ class LearnedRidge(OwnInitialValues):
         return {"weight": inverse_softplus(above)}
 
     def forward(self) -> Tensor:
-        return self.smallest + F.softplus(at_least_float32(self.weight))
+        return softplus_above(self.weight, self.smallest)
 
 
 @register_mixer(
@@ -218,7 +216,7 @@ class GatedKalmaNet(MemoryLayer):
         if beta_BTG is not None:  # one gain per value head: q/k heads that serve several are repeated
             q, k = (expand_heads(y, v.shape[2]) for y in (q, k))
             backend = choose_layer_backend(self.options.backend)
-            k, v = (gated_writes(y, beta_BTG, backend=backend)[0] for y in (k, v))  # in float32, as the gains are
+            k, v = gate_both(k, v, beta_BTG, backend=backend)  # in float32, as the gains are
             self.probe(beta=beta_BTG)
         self.probe(q=q, k=k, v=v, g=g_BTG, mix=mix_BTG)
         if g_BTG is None:

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from ..checks import check_flag
 from ..ops import linear_attention, precondition_queries
-from ..ops.authoring import State, expand_heads
+from ..ops.authoring import State, divide_answers, expand_heads, gated_writes, positive_keys, takes_positive_keys
 from .decay import FixedDecay, GLADecay, HeadDecay
 from .gates import SigmoidGain
 from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
 from .preconditioner import SIDES, PreconditionerOptions, build_preconditioner, find_gates
+from .projections import choose_layer_backend
 from .registry import ADDITIVE, KEY_ENERGY, PDN, register_mixer, register_variants
 from .shared_input import compute_gates
 
@@ -111,7 +112,11 @@ class LinearAttention(MemoryLayer):
         return self.preconditioner if "key" in SIDES[self.options.preconditioner] else None
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
-        q_BTHK, k_BTHK = (FEATURE_MAPS[self.options.feature_map](y) for y in (q_BTHK, k_BTHK))
+        backend = choose_layer_backend(self.options.backend)
+        if self.options.feature_map == "elu" and takes_positive_keys(q_BTHK, k_BTHK, backend=backend):
+            q_BTHK, k_BTHK, _ = positive_keys(q_BTHK, k_BTHK)
+        else:
+            q_BTHK, k_BTHK = (FEATURE_MAPS[self.options.feature_map](y) for y in (q_BTHK, k_BTHK))
         if self.normalizes_features:
             q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
         gates, sides = find_gates(self.preconditioner, self.options), SIDES[self.options.preconditioner]
@@ -119,7 +124,7 @@ class LinearAttention(MemoryLayer):
         g, beta_BTG, *own = compute_gates(x_BTD, self.decay, self.gain, *own_gates)
         energy: dict[str, Tensor | None] = {}
         if beta_BTG is not None:
-            v_BTGV = v_BTGV * beta_BTG[..., None].to(v_BTGV.dtype)
+            v_BTGV, _ = gated_writes(v_BTGV, beta_BTG, backend=backend)
         write_key = k_BTHK
         if gates is not None:
             weight = torch.ones_like(v_BTGV[..., 0]) if beta_BTG is None and gates.tied else beta_BTG
@@ -153,7 +158,8 @@ class LinearAttention(MemoryLayer):
         weight = torch.ones_like(v[..., :1]) if beta is None else beta[..., None].to(v.dtype)
         o, memory = run(linear_attention, q, k, v, g, scale=1.0)
         divisor, weights = run(linear_attention, q, k, weight, g, scale=1.0, state=("z",))
-        return o / divisor.clamp_min(SMALLEST_DIVISOR), {**memory, **weights}
+        backend = choose_layer_backend(self.options.backend)
+        return divide_answers(o, divisor[..., 0], SMALLEST_DIVISOR, backend=backend), {**memory, **weights}
 
     @classmethod
     def states(cls, options: Any) -> Mapping[str, State]:

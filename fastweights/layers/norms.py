@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.authoring import GATES, Normed, gated_rms_norm, l2_normalize, residual_norm
+from ..ops.authoring import GATES, Normed, gated_rms_norm, l2_normalize, layer_norm, residual_norm
 from .parts import HeadPart
 from .wrapped import is_bare
 
@@ -95,10 +95,13 @@ class GroupedRMSNorm(RMSNorm):
             activation=activation, eps=self.eps, gate_first=True, backend=backend,
         ).flatten(-2)  # fmt: skip
 
-    def of_rows(self, gate: Tensor | None, activation: str) -> Normed:
-        """The same of few rows [..., channels], as a part of the launch that multiplies them."""
+    def of_rows(
+        self, gate: Tensor | None, activation: str, value: Tensor | None = None, skip: Tensor | None = None
+    ) -> Normed:
+        """The same of few rows [..., channels], as a part of the launch that multiplies them; with value and skip of x + D v, for
+        one D per head."""
         weight = self.weight.view(self.groups, -1)
-        return Normed(weight, self.eps, None, gate, None, None, activation, gate_first=True, width=weight.shape[1])
+        return Normed(weight, self.eps, None, gate, value, skip, activation, gate_first=True, width=weight.shape[1])
 
     def _normalize_shared_group(self, x: Tensor, gate: Tensor | None, activation: str) -> Tensor:
         y = at_least_float32(x)
@@ -112,7 +115,7 @@ class LayerNorm(nn.LayerNorm):
     """torch's LayerNorm, in the dtype of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class HeadsLayerNorm(LayerNorm):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_number, check_positive, check_size
 from ..ops import linear_attention, palimpsa, palimpsa_posterior
-from ..ops.authoring import Op, State, gated_writes, multiply_rows
+from ..ops.authoring import Op, State, gated_writes, importance_writes, multiply_rows
 from .cache import LayerCache
 from .decay import HeadDecay, StepDecay
 from .gates import ImportanceGain, SigmoidGain, VarianceShift, WindowThreshold
@@ -34,6 +34,7 @@ from .parts import HeadPart
 from .projections import GATES, ShortConvolution, ValueSkip, choose_layer_backend, convolve_together
 from .registry import ADDITIVE, register_mixer
 from .shared_input import InputProducts, compute_gates, joins_norm, plain_products, project
+from .wrapped import is_bare
 
 __all__ = ["PosteriorOptions", "PalimpsaD", "PalimpsaM", "PalimpsaMOptions"]
 
@@ -127,12 +128,16 @@ class PosteriorLayer(OpLayer):
     ) -> tuple[Tensor, dict[str, Tensor | None], Tensor | None]:
         """Write s v with its gain in importance and read with q: answers [B, T, G, V], the memory after them, and the shift
         [B, T, G, V] of the output gate (None without one)."""
-        z_BTGV, c_BTG = (None, None) if self.importance is None else self.importance(x_BTD, s_BTG)
+        importance, backend = self.importance, choose_layer_backend(run.keywords["backend"])
         windows: dict[str, Tensor | None] = {}
-        if self.threshold is not None:
+        if importance is None:
+            write, beta = gated_writes(v_BTGV, s_BTG, backend=backend)
+        elif self.threshold is None:
+            write, beta = importance_writes(v_BTGV, s_BTG, importance(x_BTD), importance.b_scale, backend=backend)
+        else:
             share_BTG, windows = self.threshold(g_BTG, run)
-            c_BTG = c_BTG * share_BTG
-        write, beta = gated_writes(v_BTGV, s_BTG, z_BTGV, c_BTG, backend=choose_layer_backend(run.keywords["backend"]))
+            scale_BTG = importance.scale(s_BTG) * share_BTG
+            write, beta = gated_writes(v_BTGV, s_BTG, importance(x_BTD), scale_BTG, backend=backend)
         self.probe(importance=beta)
         prior = self.options.prior
         if beta is None:
@@ -316,10 +321,18 @@ class PalimpsaM(PosteriorLayer):
         self.probe(o=o_BTGV, output_gate=lambda: None if gate is None else GATES[gate](z).view_as(o_BTGV))
         if cache is not None and conv_state is not None:
             cache.update(memory, {"vkq": conv_state})
-        o = (o_BTGV if self.skip is None else self.skip(o_BTGV, v_BTGV)).flatten(2)
         backend, given = choose_layer_backend(backend), None if gate is None else z
-        if joins_norm(o, self.norm, self.out_proj, given, backend=backend) and self.norm.span == 1:
-            return multiply_rows(o, [self.out_proj.product()], self.norm.of_rows(given, gate or "silu")).results[0]
+        skip, o = self.skip, o_BTGV.flatten(2)
+        added: tuple[Tensor | None, Tensor | None] = None, None
+        if skip is not None and is_bare(skip, ValueSkip):
+            added = v_BTGV.flatten(2), skip.D
+        joined = joins_norm(o, self.norm, self.out_proj, given, *added, backend=backend) and self.norm.span == 1
+        if skip is not None and not (joined and added[0] is not None):
+            o = skip(o_BTGV, v_BTGV).flatten(2)
+        if joined:
+            return multiply_rows(
+                o, [self.out_proj.product()], self.norm.of_rows(given, gate or "silu", *added)
+            ).results[0]
         return self.out_proj(self.norm(o, given, gate or "silu", backend))
 
     def input_products(self) -> InputProducts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from ..checks import LARGEST_WIDTH, check_flag, check_positive, check_tensor, shape_of
 from ..ops import dplr_delta_rule
-from ..ops.authoring import BACKENDS, ContextParallel, short_convolution
+from ..ops.authoring import (
+    BACKENDS,
+    ContextParallel,
+    Product,
+    erase_keys,
+    multiply_rows,
+    read_answers,
+    short_convolution,
+    takes_rwkv7,
+    token_mix,
+)
 from .cache import LayerCache
 from .heads import HeadSizes
 from .initialization import OwnInitialValues, ResidualProjection
@@ -22,6 +32,8 @@ from .norms import at_least_float32
 from .options import MixerOptions, one_of, option, up_to
 from .projections import choose_layer_backend
 from .registry import register_mixer
+from .shared_input import joins, project
+from .wrapped import is_bare
 
 __all__ = ["RWKV7"]
 
@@ -238,6 +250,8 @@ class RWKV7(OpLayer):
         check_input(self, x_BTD, cache, cu_seqlens)
         backend = self.options.backend
         run = RuleCall(cache, cu_seqlens, backend, cp_group=self.cp_group)
+        if self._takes_step(x_BTD, cu_seqlens):
+            return self._step(x_BTD, run, cache, first_values)
         streams, last_N1D = self.shift(
             x_BTD,
             run.context.get("shift"),
@@ -261,6 +275,60 @@ class RWKV7(OpLayer):
             cache.update(memory, {"shift": last_N1D})
         o = self.norm(o_BTHV.flatten(0, 1).flatten(1)).to(v.dtype).view_as(v)
         return self.o_proj((o + self.bonus(q_BTHK, k_BTHK, v_BTHV).flatten(2)) * gate)
+
+    def _takes_step(self, x_BTD: Tensor, cu_seqlens: Tensor | None) -> bool:
+        """Whether the kernels of one token serve this call, and nothing notices how the parts are called."""
+        low, keys, norm, backend = (
+            (self.decay, self.rate),
+            self.keys,
+            self.norm,
+            choose_layer_backend(self.options.backend),
+        )
+        parts = ((self.shift, TokenShift), *((one, LowRank) for one in low), (keys, Keys), (self.bonus, Bonus))
+        linear = (self.q_proj, self.k_proj, self.v_proj, *(one.down for one in low), self.g_proj[0], self.o_proj)
+        return (
+            cu_seqlens is None
+            and self.cp_group is None
+            and all(is_bare(part, kind) for part, kind in (*parts, (norm, nn.GroupNorm), (self.g_proj, nn.Sequential)))
+            and joins(x_BTD, *linear, *(one.up for one in low), self.g_proj[2], backend=backend)
+            and takes_rwkv7(
+                x_BTD, self.shift.mix, keys.erase, keys.share, self.bonus.rho, norm.weight, norm.bias, backend=backend
+            )
+        )  # fmt: skip
+
+    def _step(self, x_N1D: Tensor, run: RuleCall, cache: LayerCache | None, first_values: Tensor | None) -> Tensor:
+        """`forward` of one token per sequence in seven launches."""
+        streams_SN1D, last_N1D = token_mix(x_N1D, run.context.get("shift"), self.shift.mix, cache is not None)
+        q, low_decay, k, v, low_rate, low_gate = multiply_rows(
+            list(streams_SN1D),
+            [
+                Product(self.q_proj.weight),
+                Product(self.decay.down.weight, "tanh"),
+                Product(self.k_proj.weight),
+                Product(self.v_proj.weight),
+                Product(self.rate.down.weight),
+                Product(cast(Tensor, self.g_proj[0].weight), "sigmoid", rounds=True),
+            ],
+        ).results
+        v = self._mix_values(v, streams_SN1D[list(STREAMS).index("v")], first_values)
+        g, rate, gate = multiply_rows(
+            [low_decay, low_rate, low_gate],
+            [
+                Product(self.decay.up.weight, "sigmoid", self.decay.base, largest=-LARGEST_DECAY),
+                Product(self.rate.up.weight, "sigmoid", self.rate.base),
+                Product(cast(Tensor, self.g_proj[2].weight)),
+            ],
+        ).results
+        q, k, v, g, rate, gate = (y.unflatten(2, (-1, self.heads.key)) for y in (q, k, v, g, rate, gate))
+        a, b, k = erase_keys(k, rate, self.keys.erase, self.keys.share)
+        self.probe(q=q, k=k, v=v, g=g, beta=rate, read_key=lambda: -a, output_gate=gate)
+        o, memory = run(self.op, q, k, v, a, b, g, scale=1.0)
+        self.probe(o=o)
+        if cache is not None and last_N1D is not None:
+            cache.update(memory, {"shift": last_N1D})
+        norm = self.norm
+        y = read_answers(o, q, k, v, gate, rho=self.bonus.rho, weight=norm.weight, bias=norm.bias, eps=norm.eps)
+        return project(y, self.o_proj)
 
     def values(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """The values [B, T, D] of a layer without value_residual, before its forward has brought the cache up to date: of the

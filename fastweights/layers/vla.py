@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
 from ..ops import delta_rule, variational_linear_attention
-from ..ops.authoring import InPlace, State, expand_heads, penalized_memory
+from ..ops.authoring import (
+    InPlace,
+    Product,
+    State,
+    expand_heads,
+    penalized_memory,
+    positive_keys,
+    read_keys,
+    takes_delta_writes,
+    takes_positive_keys,
+)
 from .cache import check_memory
 from .initialization import OwnInitialValues, ResidualProjection
 from .linear_attention import LinearAttention
@@ -20,10 +30,11 @@ from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import HeadsLayerNorm, at_least_float32, l2_normalize
 from .options import LONGEST_CONVOLUTION, MemoryOptions, ProjectionOptions, at_least_zero, one_of, option, up_to
 from .probe import read_states
-from .projections import ACTIVATIONS
+from .projections import ACTIVATIONS, choose_layer_backend
 from .registry import ADDITIVE, DELTA, EXACT, register_mixer
-from .shared_input import InputProducts, plain_products, project
+from .shared_input import InputProducts, is_plain, joins, multiply
 from .softmax_attention import SoftmaxAttention
+from .wrapped import is_bare
 
 __all__ = ["PrintedDeltaNet", "VariationalLinearAttention"]
 
@@ -118,8 +129,14 @@ class VariationalLinearAttention(MemoryLayer):
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         options = self.options
-        u_BTHK = None if self.penalty is None else self.penalty(k_BTHK)
-        q_BTHK, k_BTHK = F.elu(q_BTHK) + 1, F.elu(k_BTHK) + 1
+        weight, backend = None if self.penalty is None else self.penalty.weight, choose_layer_backend(options.backend)
+        if (self.penalty is None or is_bare(self.penalty, PenaltyDirection)) and takes_positive_keys(
+            q_BTHK, k_BTHK, weight, backend
+        ):
+            q_BTHK, k_BTHK, u_BTHK = positive_keys(q_BTHK, k_BTHK, weight)
+        else:
+            u_BTHK = None if self.penalty is None else self.penalty(k_BTHK)
+            q_BTHK, k_BTHK = F.elu(q_BTHK) + 1, F.elu(k_BTHK) + 1
         self.probe(q=q_BTHK, k=k_BTHK, penalty_direction=u_BTHK)
         self.probe(write_key=lambda: self._write_keys(x_BTD, k_BTHK, run))
         o_BTGV, state = penalized_memory(
@@ -221,14 +238,28 @@ class PrintedDeltaNet(MemoryLayer):
         self.gate_proj = nn.Linear(self.hidden_size, self.heads.value_heads, bias=False)
 
     def input_products(self) -> InputProducts:
-        return plain_products(self.gate_proj)
+        return [(self.gate_proj, self._product())] if is_plain(self.gate_proj) else []
+
+    def _product(self) -> Product:
+        return Product(self.gate_proj.weight, "logsigmoid")
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
-        g_BTG = F.logsigmoid(at_least_float32(project(x_BTD, self.gate_proj))).clamp_min(SMALLEST_LOG_GATE)
-        self.probe(g=g_BTG)
+        if joins(x_BTD, self.gate_proj):
+            g_BTG = multiply(x_BTD, self.gate_proj, self._product())
+        else:
+            g_BTG = F.logsigmoid(at_least_float32(self.gate_proj(x_BTD)))
         # The op takes the error of the decayed memory b S: with the key k / b that is the error of S.
-        q_BTGK, k_BTGK = (expand_heads(y, v_BTGV.shape[2]) for y in (q_BTHK, k_BTHK))
-        error_key = (k_BTGK * (-g_BTG).exp()[..., None]).to(k_BTGK.dtype)
+        heads = v_BTGV.shape[2]
+        q_BTGK, k_BTGK = (expand_heads(y, heads) for y in (q_BTHK, k_BTHK))
+        error_key: Tensor | None
+        if takes_delta_writes(k_BTHK, g_BTG, backend=choose_layer_backend(self.options.backend)):
+            error_key, _, least_BTG = read_keys(k_BTHK, heads, g=g_BTG, least=SMALLEST_LOG_GATE)
+            assert least_BTG is not None
+            g_BTG = least_BTG
+        else:
+            g_BTG = g_BTG.clamp_min(SMALLEST_LOG_GATE)
+            error_key = (k_BTGK * (-g_BTG).exp()[..., None]).to(k_BTGK.dtype)
+        self.probe(g=g_BTG)
         ones = g_BTG.new_ones(g_BTG.shape)
         return run(self.op, q_BTGK, error_key, v_BTGV, ones, g_BTG, write_key=k_BTGK, scale=1.0)
 

@@ -20,7 +20,8 @@ def decoding() -> Iterator[Callable[[], object]]:
     """The kernels in bfloat16: decaying a channel, with a preconditioner and without, with a variance and without, for one token
     and several."""
     by_columns = (
-        "linear_attention-channel", "delta_rule-channel-write", "preconditioned_delta_rule-channel", "palimpsa_posterior"
+        "linear_attention-channel", "delta_rule-channel-write", "preconditioned_delta_rule-channel", "dplr_delta_rule-channel",
+        "palimpsa_posterior",
     )  # fmt: skip
     for name in (*by_columns, *WHOLE_STATES):
         # A whole state of 256 channels does not fit the registers, nor quite one of 128 for several tokens.
@@ -132,7 +133,7 @@ def gated_norm() -> Iterator[Callable[[], object]]:
 
 
 def gated_writes() -> Iterator[Callable[[], object]]:
-    """Values alone, and with the gain of the importance."""
+    """Values alone, with the gain of the importance, and without gradients also two tensors, one number per head and divisors."""
     from fastweights.kernels.pointwise.gated_writes import backward, forward
 
     for dtype in (torch.bfloat16, torch.float32):
@@ -142,6 +143,43 @@ def gated_writes() -> Iterator[Callable[[], object]]:
             yield partial(backward, v, None, v, s, None, None)
             yield partial(forward, v, s, v, s)
             yield partial(backward, v, v, v, s, v, s)
+            yield partial(forward, v, s, v, None)
+            yield partial(forward, v, s, v, None, torch.empty(16))
+            yield partial(forward, v, s, None, None, None, 1e-4)
+
+
+def delta_writes() -> Iterator[Callable[[], object]]:
+    """Every form of a gain, and keys that are read, with queries and without."""
+    from fastweights.kernels.pointwise.delta_writes import read_keys, write_gain
+
+    k, gate, heads = torch.empty(8, 1, 4, 128, dtype=torch.bfloat16), torch.empty(8, 1, 8), torch.empty(8)
+    for form in ("longhorn", "fading", "unit", "damped", "exact", "nlms"):
+        yield partial(write_gain, gate, k, k, gate, form)
+    yield partial(read_keys, k, k, gate, heads, heads[:4], 8, -10.0)
+    yield partial(read_keys, k.float(), None, gate, None, None, 8, -10.0)
+
+
+def positive_keys() -> Iterator[Callable[[], object]]:
+    """With the directions of a penalty and without."""
+    from fastweights.kernels.pointwise.positive_keys import positive_keys
+
+    for dtype, width in ((torch.bfloat16, 128), (torch.float32, 64)):
+        k, w = torch.empty(8, 1, 4, width, dtype=dtype), torch.empty(4, width, width, dtype=dtype)
+        yield partial(positive_keys, k, k, w, 1e-6)
+        yield partial(positive_keys, k, k, None, 1e-6)
+
+
+def rwkv7() -> Iterator[Callable[[], object]]:
+    """A token with the one before and without."""
+    from fastweights.kernels.pointwise.rwkv7 import erase_keys, read_answers, token_mix
+
+    for dtype, width in ((torch.bfloat16, 64), (torch.float32, 128)):
+        x, head = torch.empty(8, 1, 1024, dtype=dtype), torch.empty(1024 // width, width, dtype=dtype)
+        k = x.unflatten(2, (-1, width))
+        yield partial(token_mix, x, x, x[:6, 0], True, False)
+        yield partial(token_mix, x, None, x[:6, 0], False, False)
+        yield partial(erase_keys, k, k.float(), head, head, 1e-12)
+        yield partial(read_answers, k, k, k, k, k, head, head, head, 1e-5)
 
 
 def convolution_step() -> Iterator[Callable[[], object]]:
@@ -154,7 +192,7 @@ def convolution_step() -> Iterator[Callable[[], object]]:
 
 
 def linear_rows() -> Iterator[Callable[[], object]]:
-    """Every kind in bfloat16, of one sequence, of two or of 64, with the norms of a block; a matrix in float32."""
+    """All kinds in bfloat16, of one sequence, of two or of 64, with the norms of a block; a matrix in float32."""
     from fastweights.kernels.pointwise import Normed, Product
     from fastweights.kernels.pointwise.linear_rows import multiply_rows
 
@@ -162,6 +200,7 @@ def linear_rows() -> Iterator[Callable[[], object]]:
     one, few, many = (torch.empty(rows, 1, 1024, dtype=torch.bfloat16) for rows in (1, 2, 64))
     gates = [Product(gate, "sigmoid", other=torch.empty(8)), Product(gate, "decay", torch.empty(8), torch.empty(8))]
     channels = Product(of_channel, "decay", torch.empty(1024), torch.empty(8))
+    other_channels = Product(of_channel, "logsigmoid", torch.empty(1024), largest=0.0625)
     for x in (one, few, many):
         stream, heads = Normed(w[0], 1e-6, x), Normed(w[0, :128], 1e-6, gate=x, value=x, skip=torch.empty(8), width=128)
         yield partial(multiply_rows, x, [Product(w), Product(w), Product(w), *gates], Normed(w[0], 1e-6))
@@ -169,6 +208,8 @@ def linear_rows() -> Iterator[Callable[[], object]]:
         yield partial(multiply_rows, x, [Product(w, "add", other=x)])
         yield partial(multiply_rows, x, [Product(w)], heads)
         yield partial(multiply_rows, x, [channels])
+        yield partial(multiply_rows, x, [other_channels])
+        yield partial(multiply_rows, [x, x[..., :160]], [Product(w), Product(gate[:, :160], "tanh")])
     yield partial(multiply_rows, torch.empty(64, 300), [Product(torch.empty(40, 300))])
 
 
@@ -194,6 +235,14 @@ def silu_product() -> Iterator[Callable[[], object]]:
         yield partial(backward, z, z, z)
 
 
+def layer_norm() -> Iterator[Callable[[], object]]:
+    from fastweights.kernels.pointwise.layer_norm import layer_norm
+
+    for dtype, width in ((torch.bfloat16, 1024), (torch.float32, 300)):
+        x = torch.empty(8, 1, width, dtype=dtype)
+        yield partial(layer_norm, x, x[0, 0], x[0, 0], 1e-5)
+
+
 def l2_normalize() -> Iterator[Callable[[], object]]:
     from fastweights.kernels.pointwise.l2_normalize import l2_normalize
 
@@ -202,12 +251,13 @@ def l2_normalize() -> Iterator[Callable[[], object]]:
 
 
 def step_decay() -> Iterator[Callable[[], object]]:
-    """Steps that are a slice of a joint projection, with limits and without."""
-    from fastweights.kernels.pointwise.step_decay import step_decay
+    """Steps that are a slice of a joint projection, with limits and without; parameters above a bound."""
+    from fastweights.kernels.pointwise.step_decay import softplus_above, step_decay
 
     joint, per_head = torch.empty(4, 1, 4112, dtype=torch.bfloat16), torch.empty(16)
     yield partial(step_decay, joint[:, :, 4096:], per_head, per_head, 1e-3, 0.1)
     yield partial(step_decay, joint[:, :, 4096:], per_head.bfloat16(), per_head, 0.0, float("inf"))
+    yield partial(softplus_above, torch.empty(8, 128, dtype=torch.bfloat16), 0.25)
 
 
 def token_convolution() -> Iterator[Callable[[], object]]:
@@ -224,7 +274,8 @@ def token_convolution() -> Iterator[Callable[[], object]]:
     yield partial(convolve_token, [part(2304, None, torch.float32, True)], True, 1e-6, False)
     rows = torch.empty(4, dtype=torch.int32)
     yield partial(convolve_token, parts, True, 1e-6, True, rows)
-    yield partial(convolve_token, [parts[0], parts[0]], True, 1e-6, True, rows)
+    for given in (None, rows):
+        yield partial(convolve_token, [parts[0], parts[0]], True, 1e-6, True, given)
 
 
 def ring_attention() -> Iterator[Callable[[], object]]:

@@ -339,6 +339,21 @@ def test_kernel_takes_a_prior_that_is_a_number() -> None:
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("name, option", [("palimpsa", "prior"), ("preconditioned_delta_rule-head", "center")])
+def test_kernel_reads_a_parameter_in_its_own_dtype(name: str, option: str) -> None:
+    """With the bits of the same parameter in float32, into which it need not be converted for every token."""
+    case = DECODING[name]
+    inputs = case.draw(batch=2, time=1, dtype=torch.float32).map(lambda x: x.to(DEVICE))
+    states, low = draw_states(case, inputs, 2), torch.tensor([0.7, 1.3], dtype=torch.bfloat16, device=DEVICE)
+    found = []
+    for given in (low, low.float(), low.double()):
+        given_too = OpInputs(inputs.tokens, options={**inputs.options, option: given})
+        o, held = in_place(case, given_too, states, backend="triton")
+        found.append((o, *held))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*found, strict=True))
+
+
+@pytest.mark.kernels
 @pytest.mark.parametrize("edges", [[-3, 4, 90], [0, 60, 2], [50, 55, 60], [2**40, 3, 2**40]], ids=str)
 def test_kernel_stays_inside_the_row(edges: list[int]) -> None:
     """Lengths on a GPU are not checked. Whatever they say, no token outside of the row is read: those are NaN here."""

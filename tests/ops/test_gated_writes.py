@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.ops.gated_writes import gated_writes
+from fastweights.ops.gated_writes import divide_answers, gate_both, gated_writes, importance_writes
 from tests.kernels.cases import DEVICE
 
 
@@ -61,6 +61,43 @@ def test_both_outputs_have_the_dtype_of_values_and_are_rounded_once(backend):
 def test_kernels(shape, gain):
     given = inputs(shape, gain)
     assert_same(results(given, backend="triton"), results(given, backend="torch"), rtol=1e-5, atol=1e-5)
+
+
+def written_importance(v: Tensor, s: Tensor, z: Tensor, b: Tensor) -> tuple[Tensor, Tensor | None]:
+    return formula(v, s, z, torch.nn.functional.softplus(b) * s)
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=pytest.mark.kernels)])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_forms_of_a_layer(backend: str, needs_gradient: bool) -> None:
+    """The gain from one number per head, and two tensors with one gate: in one launch where no gradient is needed."""
+    given = inputs((2, 3, 4, 20), True)
+    v, s, z = given["v"], given["s"], given["z"]
+    b = torch.tensor([-30.0, -1.0, 0.5, 30.0], device=DEVICE, requires_grad=True)
+    with torch.set_grad_enabled(needs_gradient):
+        outputs = importance_writes(v, s, z, b, backend=backend)
+        both = gate_both(z, v, s, backend=backend)
+        torch.testing.assert_close(outputs, written_importance(v, s, z, b), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(both, (formula(z, s)[0], formula(v, s)[0]), rtol=0, atol=0)
+        narrow = gate_both(z[..., :7], v, s, backend=backend)
+        torch.testing.assert_close(narrow, (both[0][..., :7], both[1]), rtol=0, atol=0)
+    if needs_gradient:
+        given = {"v": v, "s": s, "z": z, "b": b}
+        assert_same(
+            results(given, importance_writes, backend=backend), results(given, written_importance), rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=pytest.mark.kernels)])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_divided_answers(backend: str, needs_gradient: bool) -> None:
+    """Divisors below the least count as it, and a bad one spoils its own row."""
+    o = torch.randn(2, 3, 4, 20, device=DEVICE, requires_grad=needs_gradient)
+    s = torch.linspace(-1, 2, 24, device=DEVICE).view(2, 3, 4)
+    s[1, 2, 3] = float("nan")
+    got = divide_answers(o, s, 0.25, backend=backend)
+    torch.testing.assert_close(got, o / torch.where(s < 0.25, 0.25, s)[..., None], equal_nan=True)
+    assert got.requires_grad == needs_gradient and got.isnan().sum() == 20
 
 
 @pytest.mark.kernels

@@ -42,6 +42,13 @@ def test_what_follows(rows):
         ({"kind": "swiglu"}, (w, more), F.silu(y) * F.linear(x, more)),
         ({"kind": "sigmoid", "largest": 2.0}, (w,), 2 * torch.sigmoid(y)),
         ({"kind": "sigmoid", "bias": bias}, (w,), torch.sigmoid(y + bias)),
+        ({"kind": "tanh"}, (w,), y.tanh()),
+        (
+            {"kind": "forget", "bias": bias, "other": log_rate}, (w,),
+            (-log_rate.exp().repeat_interleave(4) * F.softplus(y + bias)).exp(),
+        ),
+        ({"kind": "logsigmoid", "largest": 0.25}, (w,), F.logsigmoid(y) / 4),
+        ({"kind": "logsigmoid", "bias": bias}, (w,), F.logsigmoid(y + bias)),
         (
             {"kind": "sigmoid", "other": log_rate}, (w,),
             log_rate.exp().repeat_interleave(4) * torch.sigmoid(y),
@@ -54,6 +61,22 @@ def test_what_follows(rows):
     for options, weights, wanted in cases:
         (got,) = linear_rows(x, *weights, **options)
         torch.testing.assert_close(got, wanted, **CLOSE, msg=lambda m, o=options: f"{o.get('kind')}: {m}")
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_one_input_for_each_product(rows):
+    for depths in ((300, 300, 300), (64, 300, 1)):
+        x = [draw(rows, 1, depth, seed=depth + i) for i, depth in enumerate(depths)]
+        weights = [draw(width, depth, seed=width) / 17 for width, depth in zip((40, 3, 33), depths, strict=True)]
+        products = [Product(weights[0]), Product(weights[1], "sigmoid", rounds=True), Product(weights[2])]
+        got = multiply_rows(x, products).results
+        first, second, third = (F.linear(one, w) for one, w in zip(x, weights, strict=True))
+        for one, other in zip(got, (first, second.sigmoid(), third), strict=True):
+            torch.testing.assert_close(one, other, **CLOSE)
+    assert (
+        multiply_rows(x[1].half(), [Product(weights[1].half(), "sigmoid", rounds=True)]).results[0].dtype == torch.half
+    )
 
 
 @pytest.mark.kernels
@@ -93,6 +116,20 @@ def test_norm_of_heads(rows, channels, width):
         heads = {name: y.unflatten(-1, (-1, width)) if name in ("gate", "value") else y for name, y in case.items()}
         n = gated_rms_norm(x.unflatten(-1, (-1, width)), **heads, eps=1e-6, backend="torch")
         torch.testing.assert_close(got, F.linear(n.flatten(-2), w), **CLOSE, msg=lambda m, c=case: f"{[*c]}: {m}")
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("heads, width", [(8, 512), (8, 64), (2, 128)], ids=str)
+def test_norm_of_groups_that_are_no_heads(rows, heads, width):
+    """The heads whose values are added are as wide as the groups that are normalised, narrower or wider."""
+    x, gate, value = (draw(rows, 1, 512, seed=i) for i in range(3))
+    w, scale, skip = draw(17, 512, seed=3) / 23, draw(512 // width, width, seed=4), draw(heads, seed=5)
+    given = Normed(scale, 1e-6, gate=gate, value=value, skip=skip, gate_first=True, width=width)
+    (got,) = multiply_rows(x, [Product(w)], given).results
+    u = (x + skip.repeat_interleave(512 // heads) * value) * F.silu(gate)
+    n = F.rms_norm(u.unflatten(-1, (-1, width)), (width,), eps=1e-6) * scale
+    torch.testing.assert_close(got, F.linear(n.flatten(-2), w), **CLOSE)
 
 
 @pytest.mark.kernels

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fastweights.layers import decay
-from fastweights.ops.step_decay import step_decay, takes_step_decay
+from fastweights.ops.step_decay import softplus_above, step_decay, takes_step_decay
 from tests.kernels.cases import DEVICE
 
 pytestmark = pytest.mark.kernels
@@ -48,3 +48,15 @@ def test_what_the_kernel_serves():
     assert not takes_step_decay(step, bias.clone().requires_grad_(), bias, backend="triton")
     assert not takes_step_decay(step, bias.double(), bias, backend="triton")
     assert not takes_step_decay(step, bias, bias, backend="torch")
+
+
+def test_softplus_above() -> None:
+    x = 30 * torch.randn(3, 500, device=DEVICE)
+    x[0, 0] = math.nan
+    wanted = 0.25 + F.softplus(x.double())
+    got = softplus_above(x, 0.25, backend="triton")
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-6, atol=0, equal_nan=True)
+    assert softplus_above(x.half(), 0.25, backend="triton").dtype == torch.float32
+    with_gradient = softplus_above(x.requires_grad_(), 0.25, backend="triton")
+    torch.testing.assert_close(with_gradient, got, rtol=1e-6, atol=0, equal_nan=True)
+    assert with_gradient.requires_grad

@@ -46,6 +46,20 @@ def test_windows_are_written_where_they_lie_where_that_is_allowed():
         assert window is one.window and torch.equal(window, new)
 
 
+def test_two_convolutions_of_one_input_overwrite_their_window():
+    one = draw(24, 8, 3)
+    parts = [one, draw(24, 8, 3)._replace(x=one.x, window=one.window)]
+    wanted, new = convolve_token(parts, True)
+    with overwriting_states():
+        made, windows = convolve_token(parts, True)
+    assert windows[0] is one.window is windows[1] and torch.equal(windows[0], new[0])
+    assert all(map(torch.equal, made, wanted))
+    parts[1] = parts[1]._replace(x=one.x.clone())  # of its own: a program of the first one would change what it reads
+    with overwriting_states():
+        _, windows = convolve_token(parts, True)
+    assert windows[0] is not one.window is not windows[1]
+
+
 def in_pool(one: TokenConvolution, rows: list[int], apart: int) -> TokenConvolution:
     """Its windows in a pool of 6 whose rows lie `apart` numbers further apart than they are long."""
     size = one.window[0].numel()

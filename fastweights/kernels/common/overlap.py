@@ -13,14 +13,15 @@ FETCHED = tl.constexpr(512)
 @triton.jit
 def wait_for_inputs(OVERLAP: tl.constexpr):
     """A kernel calls this before it reads what another one may have written, and before it writes. The next kernel may come onto
-    the GPU from then on."""
+    the GPU from then on. As every kernel calls it, only the one before may still run: what was written earlier, such as the state
+    of a step ago, may be read before."""
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
 
 
 @triton.jit
-def prefetch_matrix(w, row, width, D: tl.constexpr, LINES: tl.constexpr):
+def prefetch_matrix(w, row, width, D, LINES: tl.constexpr):
     """Begin to bring rows of a matrix [width, D] into the GPU's cache. LINES: a power of two, at least the 128 bytes of a row."""
     STEP: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth
     column = tl.minimum(tl.arange(0, LINES) * STEP, D - 1)

@@ -29,11 +29,13 @@ class Product(NamedTuple):
     Attributes:
         weight: W, [width, D].
         kind: "plain" for x W^T + b, "add" for other + x W^T, "swiglu" for silu(x W^T) (x U^T), and in float32 "sigmoid" for
-            largest exp(other) sigmoid(x W^T + b) and "decay" for -exp(other) softplus(x W^T + b).
+            largest exp(other) sigmoid(x W^T + b), "decay" for -exp(other) softplus(x W^T + b), "forget" for its
+            exponential and "logsigmoid" for largest log(sigmoid(x W^T + b)); "tanh" for tanh(x W^T + b).
         bias: b, [width], or None for none.
         other: the residual [..., width], or numbers that serve equal groups of outputs; None for none, and for 0.
         largest: see kind.
         more: U, [width, D].
+        rounds: whether a result that is in float32 otherwise has the dtype of x.
     """
 
     weight: Tensor
@@ -42,6 +44,7 @@ class Product(NamedTuple):
     other: Tensor | None = None
     largest: float = 1.0
     more: Tensor | None = None
+    rounds: bool = False
 
 
 class Normed(NamedTuple):
@@ -51,7 +54,8 @@ class Normed(NamedTuple):
     Attributes:
         weight: [width], or one number per channel [D / width, width].
         branch: of the shape of x, or None for none.
-        gate, value, skip, activation, gate_first: of the gated norm; gate and value [..., D].
+        gate, value, skip, activation, gate_first: of the gated norm; gate and value [..., D], and skip one number per equal group
+            of channels, which may be others than those that are normalised.
         width: of a head; None for all D.
     """
 

@@ -4,7 +4,9 @@ r"""Kernels of Palimpsa's gates: each pass reads every number once, and the back
 
     dv = s dw      ds = sum dw v              dz = c dbeta sigma (1 - sigma)      dc = sum dbeta sigma,   sigma = sigmoid(z)
 
-A program takes a tile of R rows of one head.
+Where no gradient is needed, the forward also takes c as softplus(b) s, with one number b per head for all rows, or multiplies a
+second tensor z with s, or divides v by s in place of w: the steps of decoding then have one launch here. A program takes a tile
+of R rows of one head.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.math import sigmoid
+from ..common.math import sigmoid, softplus
+from ..common.overlap import wait_for_inputs
 from ..runtime.launch_plan import alignment, launch
 from .gated_norm import choose_tile, flatten_groups, load_group_rows, row_and_group_strides
 
@@ -33,17 +36,27 @@ def locate_rows(rows, groups, V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr
 
 @triton.jit(do_not_specialize=VARYING)
 def forward_kernel(
-    v, s, z, c, write, beta, rows, groups, stride_v, group_stride_v, stride_z, group_stride_z,
-    V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
+    v, s, z, c, b, write, beta, rows, groups, stride_v, group_stride_v, stride_z, group_stride_z,
+    LEAST: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    """With z, beta is c sigmoid(z), softplus(b) s sigmoid(z), or s z where neither c nor b is given. With LEAST, v is divided by
+    s, or by LEAST where s is below it."""
+    wait_for_inputs(OVERLAP)
     group, row, at, here = locate_rows(rows, groups, V, BV, R)
     value = load_group_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
     gate = tl.load(s + row * groups + group, row < rows, 0.0).to(tl.float32)[:, None]
+    if LEAST is not None:
+        gate = 1 / tl.where(gate < LEAST, LEAST, gate)  # NaN where s is NaN
     tl.store(write + at, (value * gate).to(write.dtype.element_ty), here)
     if z is not None:
-        share = sigmoid(load_group_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN))
-        scale = tl.load(c + row * groups + group, row < rows, 0.0).to(tl.float32)[:, None]
-        tl.store(beta + at, (share * scale).to(beta.dtype.element_ty), here)
+        share = load_group_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN)
+        if c is not None:
+            gate = tl.load(c + row * groups + group, row < rows, 0.0).to(tl.float32)[:, None]
+        elif b is not None:
+            gate *= softplus(tl.load(b + group).to(tl.float32))
+        if c is not None or b is not None:
+            share = sigmoid(share)
+        tl.store(beta + at, (share * gate).to(beta.dtype.element_ty), here)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -67,8 +80,10 @@ def backward_kernel(
         tl.store(dc + head_place, tl.sum(d, 1).to(dc.dtype.element_ty), row < rows)
 
 
-def forward(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """w and beta, None without z; nothing is checked."""
+def forward(
+    v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None, b: Tensor | None = None, least: float | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """w and beta, None without z; nothing is checked. c, b, least: see `forward_kernel`."""
     write, beta = v.new_empty(v.shape), None if z is None else v.new_empty(v.shape)
     if not v.numel():
         return write, beta
@@ -77,8 +92,9 @@ def forward(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[T
     whole, tile, warps = choose_tile(width, FORWARD_NUMBERS)
     strides = row_and_group_strides(v, z)
     launch(
-        forward_kernel, (-(-rows // tile) * groups,), v, s.contiguous(), z, None if c is None else c.contiguous(), write, beta,
-        rows, groups, *strides, V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+        forward_kernel, (-(-rows // tile) * groups,), v, s.contiguous(), z, None if c is None else c.contiguous(),
+        None if b is None else b.contiguous(), write, beta, rows, groups, *strides,
+        LEAST=least, V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
     )  # fmt: skip
     return write, beta
 

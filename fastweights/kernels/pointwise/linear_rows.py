@@ -6,9 +6,12 @@ r"""Kernel of linear maps of a few rows, as decoding has them, with what stands 
     sigmoid:  y = largest exp(rate) sigmoid(x W^T + b), float32; one rate, up to 44, for a group of outputs, or 0
     decay:    y = -exp(A_log) softplus(x W^T + b), float32; one A_log for a group of outputs, of which what is above 44 is
               added to the sum: exp does not overflow, and the decay stays the same
+    logsigmoid: y = largest log(sigmoid(x W^T + b)), float32
+    forget:   y = exp(decay), float32
+    tanh:     y = tanh(x W^T + b)
 
-One launch computes several products of the same x, each of its own kind, and may compute x itself as the RMSNorm of a residual
-stream and a branch (`residual_norm`).
+One launch computes several products, each of its own kind: of the same x, or each of its own x, whose widths may differ. It may
+compute x itself as the RMSNorm of a residual stream and a branch (`residual_norm`).
 
 One or two rows: a warp has one output, reads its weights before it waits for x, multiplies without tensor cores and adds up in
 itself. The norm is computed by every warp. More rows: a program owns 32 outputs of all rows, or 16 where that makes few programs,
@@ -55,11 +58,12 @@ NARROW_ROWS = 32  # of such a program at most
 INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a number: float32 needs more registers
 LINE = 128  # bytes of a line of the GPU's cache
 SHARED = 96 * 1024  # bytes of shared memory, which every GPU from Ampere on has
+IN_FLOAT32 = ("sigmoid", "decay", "forget", "logsigmoid")  # results
 NO_PRODUCT = (None, None, None, None, 0, 0, 1, 1.0)  # arguments of one that is not there
 
 
 @triton.jit
-def add_products(x_rows, w_rows, k, is_row, is_output, D: tl.constexpr, BK: tl.constexpr, sums):
+def add_products(x_rows, w_rows, k, is_row, is_output, D, BK: tl.constexpr, sums):
     """sums plus those of the inputs from k on."""
     lane = tl.arange(0, BK)[None, :]
     a = tl.load(x_rows + k + lane, is_row & (k + lane < D), 0.0)
@@ -84,9 +88,15 @@ def finish(
     elif KINDS[PLACE] == "sigmoid":
         log_rate, _ = log_rate_and_rest(other)
         z = largest * tl.exp(log_rate) * sigmoid(z if HAS_BIAS else z.to(DTYPE).to(tl.float32))
-    elif KINDS[PLACE] == "decay":
+    elif KINDS[PLACE] == "decay" or KINDS[PLACE] == "forget":
         log_rate, rest = log_rate_and_rest(other)
         z = -tl.exp(log_rate) * softplus(z + rest)
+        if KINDS[PLACE] == "forget":
+            z = tl.exp(z)
+    elif KINDS[PLACE] == "logsigmoid":
+        z = -largest * softplus(-(z if HAS_BIAS else z.to(DTYPE).to(tl.float32)))
+    elif KINDS[PLACE] == "tanh":
+        z = 2 * sigmoid(2 * z) - 1
     tl.store(y + at, z.to(y.dtype.element_ty), here)
 
 
@@ -95,7 +105,8 @@ VARYING = [f"{name}_{i}" for name in ("width", "first", "group", "largest") for 
 
 @triton.jit(do_not_specialize=["rows", "eps", *VARYING])
 def linear_rows_kernel(
-    x, branch, gate, value, skip, norm, s, n, more, rows, stride_x, stride_branch, stride_gate, stride_value, eps,
+    x, x_1, x_2, x_3, x_4, x_5, x_6, x_7, branch, gate, value, skip, norm, s, n, more, rows, stride_x, stride_branch,
+    stride_gate, stride_value, eps,
     w_0, bias_0, other_0, y_0, width_0, first_0, group_0, largest_0,
     w_1, bias_1, other_1, y_1, width_1, first_1, group_1, largest_1,
     w_2, bias_2, other_2, y_2, width_2, first_2, group_2, largest_2,
@@ -104,12 +115,14 @@ def linear_rows_kernel(
     w_5, bias_5, other_5, y_5, width_5, first_5, group_5, largest_5,
     w_6, bias_6, other_6, y_6, width_6, first_6, group_6, largest_6,
     w_7, bias_7, other_7, y_7, width_7, first_7, group_7, largest_7,
-    KINDS: tl.constexpr, GATE: tl.constexpr, GATE_FIRST: tl.constexpr, D: tl.constexpr, V: tl.constexpr, NORMS: tl.constexpr,
-    FEW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
+    KINDS: tl.constexpr, DEPTHS: tl.constexpr, GATE: tl.constexpr, GATE_FIRST: tl.constexpr, D: tl.constexpr,
+    V: tl.constexpr, NORMS: tl.constexpr, SPAN: tl.constexpr, FEW: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """norm: weight [NORMS] of an RMSNorm over groups of V numbers of x, or of x plus the branch, whose sum is s; n is the norm,
-    where it is kept. gate, value, skip: as in the gated norm. more: the second matrix of "swiglu". other_i: the residual, a
-    rate or A_log. first_i: the first program of a product."""
+    where it is kept. gate, value, skip: as in the gated norm; SPAN: channels that a number of skip serves. more: the second
+    matrix of "swiglu". other_i: the residual, a rate or A_log. first_i: the first program of a product. x_i, DEPTHS: the inputs
+    of the other products and the widths of all, up to D; None where all share x."""
     weights = w_0, w_1, w_2, w_3, w_4, w_5, w_6, w_7
     biases = bias_0, bias_1, bias_2, bias_3, bias_4, bias_5, bias_6, bias_7
     others = other_0, other_1, other_2, other_3, other_4, other_5, other_6, other_7
@@ -118,11 +131,16 @@ def linear_rows_kernel(
     firsts = first_0, first_1, first_2, first_3, first_4, first_5, first_6, first_7
     groups = group_0, group_1, group_2, group_3, group_4, group_5, group_6, group_7
     largests = largest_0, largest_1, largest_2, largest_3, largest_4, largest_5, largest_6, largest_7
+    inputs = x, x_1, x_2, x_3, x_4, x_5, x_6, x_7
     program = tl.program_id(0)
-    which, w, width, first = 0, w_0, width_0, 0
+    which, w, width, first, depth = 0, w_0, width_0, 0, D if DEPTHS is None else DEPTHS[0]
     for i in tl.static_range(1, len(KINDS)):
         if program >= firsts[i]:
             which, w, width, first = i, weights[i], widths[i], firsts[i]
+            if DEPTHS is not None:
+                x, depth = inputs[i], DEPTHS[i]
+    if DEPTHS is not None:
+        stride_x = depth
     output = (program - first) * BN + tl.arange(0, BN)
     is_output = output < width
     # What follows a product is read before it, as it depends on no kernel but for a residual.
@@ -134,23 +152,23 @@ def linear_rows_kernel(
                     bias = tl.load(biases[i] + output, is_output, 0.0).to(tl.float32)
                 if others[i] is not None and KINDS[i] != "add":
                     other = tl.load(others[i] + output // groups[i], is_output, 0.0).to(tl.float32)
-    w_at = output.to(tl.int64)[:, None] * D
+    w_at = output.to(tl.int64)[:, None] * depth
     if FEW:
-        blocks = load_blocks(w, w_at, is_output[:, None], D, BK)
+        blocks = load_blocks(w, w_at, is_output[:, None], D, BK, depth)
         if KINDS[0] == "swiglu":
             more_blocks = load_blocks(more, w_at, is_output[:, None], D, BK)
         same = tl.zeros((BN, 1), tl.int32)
         if norm is not None:
             norm_blocks = load_repeated(norm, NORMS, 1, D, BN, BK)
         if skip is not None:
-            skip_blocks = load_repeated(skip, D // V, V, D, BN, BK)
+            skip_blocks = load_repeated(skip, D // SPAN, SPAN, D, BN, BK)
         wait_for_inputs(OVERLAP)
         writes = (program == 0) & (tl.arange(0, BN) == 0)[:, None]
         # All are read before anything is written: their latencies overlap.
         streams, branches, gates, values = (), (), (), ()
         for r in tl.static_range(BM):
             exists, at = (same + r) < rows, same.to(tl.int64) + r
-            streams = streams + (load_blocks(x, at * stride_x, exists, D, BK),)
+            streams = streams + (load_blocks(x, at * stride_x, exists, D, BK, depth),)
             if branch is not None:
                 branches = branches + (load_blocks(branch, at * stride_branch, exists, D, BK),)
             if gate is not None:
@@ -185,7 +203,7 @@ def linear_rows_kernel(
                     )  # fmt: skip
     else:
         if OVERLAP:
-            prefetch_matrix(w, output, width, D, LINES)
+            prefetch_matrix(w, output, width, depth, LINES)
             if KINDS[0] == "swiglu":
                 prefetch_matrix(more, output, width, D, LINES)
         wait_for_inputs(OVERLAP)
@@ -198,9 +216,9 @@ def linear_rows_kernel(
                 u = add_products(x_rows, more + w_at, k, row < rows, is_output[:, None], D, BK, u)
             z = z * sigmoid(z) * u
         else:  # two sums of alternate blocks, which do not wait for each other
-            for k in range(0, D, 2 * BK):
-                z = add_products(x_rows, w + w_at, k, row < rows, is_output[:, None], D, BK, z)
-                u = add_products(x_rows, w + w_at, k + BK, row < rows, is_output[:, None], D, BK, u)
+            for k in range(0, depth, 2 * BK):
+                z = add_products(x_rows, w + w_at, k, row < rows, is_output[:, None], depth, BK, z)
+                u = add_products(x_rows, w + w_at, k + BK, row < rows, is_output[:, None], depth, BK, u)
             z += u
         for i in tl.static_range(len(KINDS)):
             if which == i:
@@ -210,11 +228,17 @@ def linear_rows_kernel(
                 )  # fmt: skip
 
 
-def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None = None) -> RowProducts:
-    """The results [..., width] for x [..., D] of few rows; nothing is checked."""
+def multiply_rows(
+    x: Tensor | Sequence[Tensor], products: Sequence[Product], normed: Normed | None = None
+) -> RowProducts:
+    """The results [..., width] for x [..., D] of few rows, or one x for each product; nothing is checked."""
+    apart: list[Tensor] = []
+    if not isinstance(x, Tensor):
+        apart = [one.contiguous() for one in x]
+        x = apart[0]
     flat = rows_of(x)
     assert flat is not None
-    rows, channels = flat.shape
+    rows, channels = len(flat), max(one.shape[-1] for one in apart or [x])
     lanes = WARP_BYTES // x.element_size()
     few = rows <= FEW_ROWS and -(-channels // lanes) * (1 + (products[0].more is not None)) <= MOST_BLOCKS
     s = n = None
@@ -229,9 +253,9 @@ def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None 
     tile, warps = (FEW_WARPS, FEW_WARPS) if few else (OUTPUTS, WARPS)
     if not few and sum(len(product.weight) for product in products) <= NARROW:
         tile, tall = tile // 2, min(tall, NARROW_ROWS)
-    for weight, kind, bias, other, largest, _ in products:
+    for weight, kind, bias, other, largest, _, rounds in products:
         width = len(weight)
-        y = x.new_empty(*x.shape[:-1], width, dtype=torch.float32 if kind in ("sigmoid", "decay") else x.dtype)
+        y = x.new_empty(*x.shape[:-1], width, dtype=torch.float32 if kind in IN_FLOAT32 and not rounds else x.dtype)
         outputs.append(y)
         arguments += [
             weight.contiguous(), bias, None if other is None else other.contiguous(), y, width, programs,
@@ -242,17 +266,19 @@ def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None 
     # bytes; one stage less than there are is loaded ahead
     step_bytes = 2 * (tall + tile) * inputs * x.element_size()
     grid = programs, 1 if few else -(-rows // tall)
+    others = [*apart[1:], *[None] * MOST_PRODUCTS][: MOST_PRODUCTS - 1]
     if rows and programs:
         launch(
-            linear_rows_kernel, grid, flat, *given, None if normed is None else contiguous(normed.skip),
+            linear_rows_kernel, grid, flat, *others, *given, None if normed is None else contiguous(normed.skip),
             None if normed is None else contiguous(normed.weight), s, n, contiguous(products[0].more), rows, flat.stride(0),
             *[0 if one is None else one.stride(0) for one in given], 0.0 if normed is None else normed.eps,
             *arguments, *NO_PRODUCT * (MOST_PRODUCTS - len(products)),
-            KINDS=tuple(product.kind for product in products),
+            KINDS=tuple(product.kind for product in products), DEPTHS=tuple(one.shape[-1] for one in apart) or None,
             GATE=None if normed is None or normed.gate is None else normed.activation,
             GATE_FIRST=normed is not None and normed.gate_first,
             D=channels, V=channels if normed is None else normed.width or channels,
-            NORMS=1 if normed is None else normed.weight.numel(), FEW=few, BM=tall, BN=tile,
+            NORMS=1 if normed is None else normed.weight.numel(),
+            SPAN=1 if normed is None or normed.skip is None else channels // len(normed.skip), FEW=few, BM=tall, BN=tile,
             BK=min(inputs, padded(channels, 16)) if few else inputs,
             LINES=1 if few else padded(-(-channels * x.element_size() // LINE), 1), num_warps=warps,
             num_stages=1 if few else min(1 + SHARED // step_bytes, MOST_STAGES),
@@ -279,9 +305,10 @@ def normalize(x: Tensor, normed: Normed) -> tuple[Tensor | None, Tensor]:
     """The sum and the norm by a launch of their own."""
     if normed.is_kept:
         return residual_norm.forward(x, normed.branch, normed.weight, normed.eps, 0.0, x.dtype)
-    gate, value = (None if y is None else y.unflatten(-1, (-1, normed.width)) for y in (normed.gate, normed.value))
-    n = gated_norm.forward(
-        x.unflatten(-1, (-1, normed.width)), normed.weight, gate, value, normed.skip, normed.activation, normed.eps,
-        normed.gate_first,
-    )  # fmt: skip
+    value, skip = normed.value, normed.skip
+    if value is not None and skip is not None and x.shape[-1] != len(skip) * (normed.width or 0):
+        heads, given = (y.unflatten(-1, (len(skip), -1)) for y in (x, value))
+        x, value, skip = torch.addcmul(heads, skip[:, None].to(x.dtype), given).flatten(-2), None, None
+    x, gate, value = (None if y is None else y.unflatten(-1, (-1, normed.width)) for y in (x, normed.gate, value))
+    n = gated_norm.forward(x, normed.weight, gate, value, skip, normed.activation, normed.eps, normed.gate_first)
     return None, n.flatten(-2)

@@ -13,12 +13,12 @@ from .gated_norm import activate
 
 
 @triton.jit
-def load_blocks(x, at, exists, D: tl.constexpr, BK: tl.constexpr):
-    """Rows that begin at `at` [BN, 1]."""
+def load_blocks(x, at, exists, D: tl.constexpr, BK: tl.constexpr, depth=None):
+    """Rows that begin at `at` [BN, 1]. depth: up to where they have numbers; None for D."""
     blocks = ()
     for j in tl.static_range((D + BK - 1) // BK):
         k = j * BK + tl.arange(0, BK)[None, :]
-        blocks = blocks + (tl.load(x + at + k, exists & (k < D), 0.0),)
+        blocks = blocks + (tl.load(x + at + k, exists & (k < (D if depth is None else depth)), 0.0),)
     return blocks
 
 

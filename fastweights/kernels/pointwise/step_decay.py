@@ -1,6 +1,6 @@
-"""Kernel of Mamba-2's step sizes and log decays, without gradients:
+"""Kernels of Mamba-2's step sizes and log decays, and of parameters above a bound, without gradients:
 
-dt = softplus(step + bias), kept within limits        g = -exp(min(A_log, 44)) dt
+dt = softplus(step + bias), kept within limits        g = -exp(min(A_log, 44)) dt        y = least + softplus(x)
 """
 
 from __future__ import annotations
@@ -42,3 +42,31 @@ def step_decay(step: Tensor, bias: Tensor, A_log: Tensor, smallest: float, large
             largest, H=heads, BH=padded(heads, 1), num_warps=1,
         )  # fmt: skip
     return dt, g
+
+
+NUMBERS = 1024  # of a program
+
+
+@triton.jit(do_not_specialize=["count", "least"])
+def softplus_kernel(x, y, count, least, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    wait_for_inputs(OVERLAP)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    number = tl.load(x + at, at < count, 0.0).to(tl.float32)
+    tl.store(y + at, least + softplus(number), at < count)
+
+
+def softplus_above(x: Tensor, least: float) -> Tensor:
+    """y in float32, of the shape of x; nothing is checked."""
+    y = x.new_empty(x.shape, dtype=torch.float32)
+    if y.numel():
+        launch(
+            softplus_kernel,
+            (-(-y.numel() // NUMBERS),),
+            x.contiguous(),
+            y,
+            y.numel(),
+            least,
+            BLOCK=NUMBERS,
+            num_warps=4,
+        )
+    return y

@@ -122,6 +122,11 @@ def token_convolution(
             )  # fmt: skip
 
 
+def alike(parts: Sequence[TokenConvolution]) -> bool:
+    """Whether these are two convolutions of one input, so that a program may compute both."""
+    return len(parts) == 2 and parts[0].head == parts[1].head and parts[0].x.data_ptr() == parts[1].x.data_ptr()
+
+
 def convolve_token(
     parts: Sequence[TokenConvolution], silu: bool, eps: float, in_place: bool, rows: Tensor | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -129,11 +134,11 @@ def convolve_token(
     do in pools [P, W-1, D], where the sequences have these rows."""
     arguments, outputs, windows, steps, blocks, widest = [], [], [], [], 0, 1
     apart = len({part.window.data_ptr() for part in parts}) == len(parts)  # a shared window would be read changed
-    shared = rows is not None and not apart
+    shared = not apart and (rows is not None or (in_place and alike(parts)))
     for place, part in enumerate(parts):
         x = make_rows_contiguous(part.x)
         channels = x.shape[2]
-        kept = rows is not None or (in_place and apart and part.window.is_contiguous())
+        kept = rows is not None or (in_place and (apart or shared) and part.window.is_contiguous())
         windows.append(part.window if kept else part.window.new_empty(part.window.shape))
         steps.append(None if rows is None else part.window.stride(0))
         outputs.append(x.new_empty(x.shape))

@@ -95,11 +95,14 @@ def decode_inverse_gram(
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`. Without q the write key is A_t k; with it A_t khat, and gain divides by its
     length."""
-    wait_for_inputs(OVERLAP)
+    if state_indices is not None:
+        wait_for_inputs(OVERLAP)
     _, _, n, head, index, held = program_head(state_indices, P, HV)
     channel = tl.arange(0, BK)
     is_channel = channel < K
     at_A, in_state, inverse = state_tile(A, index, A_step, head, A_head, held, channel, channel, K, K)
+    if state_indices is None:  # no kernel that may still run has written the state
+        wait_for_inputs(OVERLAP)
     if q is not None:
         at_z = index * z_step + head * z_head + channel
         total = tl.load(z + at_z, is_channel & held, 0.0)

@@ -71,6 +71,7 @@ def decode_key_energy(
     energy = tl.load(A + at, mask=is_channel & held, other=0)
     if parameter is not None:
         middle = tl.load(parameter + head * parameter_head + channel * parameter_channel, mask=is_channel, other=1)
+        middle = middle.to(tl.float32)
 
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     for t in range(count):

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.call import padded
+from ..common.overlap import FETCHED, prefetch_lines
 from ..common.packing import pool_row
 from ..runtime.launch_plan import launch
 from . import RecurrentCall
@@ -87,11 +88,21 @@ def state_tile(
     return at, exists, tl.load(S + at, mask=exists, other=0, eviction_policy="evict_first")
 
 
-def strides(x: Tensor | None, batch: int, time: int, heads: int) -> tuple[Tensor | None, int, int, int]:
+@triton.jit
+def fetch_state(S, S_step, S_head, channel, P, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
+    """Begin to bring the program's columns of a state [K, V] into the GPU's cache, where the states are no rows of a pool and
+    the programs are few enough that all have room there."""
+    if tl.num_programs(0) <= FETCHED:
+        tile, _, n, head, _, _ = program_head(None, P, HV, (V + BV - 1) // BV)
+        row = tl.minimum(channel, K - 1) * V + tile * BV
+        prefetch_lines(S + n.to(tl.int64) * S_step + head * S_head + row)
+
+
+def strides(x: Tensor | None, heads: int) -> tuple[Tensor | None, int, int, int]:
     """x [B, T, h, ...], its strides from token to token and from head to head, and the value heads that one head serves."""
     if x is None:
         return None, 0, 0, 1
-    steps = x.stride()
+    steps, (batch, time) = x.stride(), x.shape[:2]
     if (len(steps) == 4 and steps[3] != 1) or (batch > 1 and time > 1 and steps[0] != time * steps[1]):
         x = x.contiguous()
         steps = x.stride()
@@ -167,7 +178,7 @@ def launch_recurrent(
     if registers is not None:
         constants["maxnreg"] = registers
     if programs:
-        given = [strides(call.inputs.get(name), *sizes) for name in inputs]
+        given = [strides(call.inputs.get(name), sizes[2]) for name in inputs]
         value_first = constants.get("VALUE_FIRST", False)
         placed = [PlacedState(call, name, value_first) if name in call.states else None for name in states]
         pool = len(call.states[states[0]])

@@ -71,7 +71,7 @@ def decode_palimpsa(
 
     at_M, in_state, mean = state_tile(M, index, M_step, head, M_head, held, channel, column, K, V)
     at_J, in_state, importance = state_tile(J, index, J_step, head, J_head, held, channel, column, K, V)
-    p = one_prior if prior is None else tl.load(prior + head * prior_step)
+    p = one_prior if prior is None else tl.load(prior + head * prior_step).to(tl.float32)
 
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     for t in range(count):

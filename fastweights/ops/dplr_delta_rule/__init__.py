@@ -41,7 +41,7 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(reference), "torch": chunkwise(chunked), "triton": composed(compose_two_steps),
     },
-    recurrent=recurrent(defer_decode("delta_rule", "decode_dplr")),
+    recurrent=recurrent(defer_decode("dplr_delta_rule")),
     cases={"none": Case(), "channel": Case(given={"g": "GK"})},
     equation="S = (Diag(exp(g)) + b a^T) S + k v^T; o = S^T q",
     macs=dplr_macs,

@@ -185,12 +185,14 @@ def check_parameter(name: str, x: Any, role: Parameter, sizes: Sizes, like: Tens
             raise ValueError(f"{name} must be {role.must_be}, got {x[outside][0].item():.4g}; pass {role.remedy}")
 
 
-def expand_parameter(x: Any, role: Parameter, sizes: Sizes, like: Tensor) -> Tensor:
-    """The parameter as the op receives it: a tensor of the last of the role's shapes, in the dtype of the computation."""
+def expand_parameter(x: Any, role: Parameter, sizes: Sizes, like: Tensor, converts: bool = True) -> Tensor:
+    """The parameter as the op receives it: a tensor of the last of the role's shapes, in the dtype of the computation; a tensor
+    keeps its own unless the op `converts`."""
     shape, dtype = sizes.shape(role.dims[-1]), compute_dtype(like)
     if not isinstance(x, Tensor):
         return like.new_full(shape, constant(x), dtype=dtype)
-    x = x.to(dtype)
+    if converts:
+        x = x.to(dtype)
     if x.shape == shape:
         return x
     if x.ndim and x.shape[0] != sizes.G:

@@ -79,10 +79,10 @@ class recurrent:
         return has_form and (self.widest is None or key <= self.widest)
 
     def parameter(self, name: str, x: Any, sizes: Sizes, like: Tensor) -> Any:
-        """The parameter as the kernel takes it: a number where it may be one, else a tensor of its full shape."""
+        """The parameter as the kernel takes it: a number where it may be one, else a tensor of its full shape and any dtype."""
         if name in self.numbers and not isinstance(x, Tensor):
             return x
-        return expand_parameter(x, self.spec.parameters[name], sizes, like)
+        return expand_parameter(x, self.spec.parameters[name], sizes, like, converts=False)
 
     def serves(
         self, backend: str, inputs: Mapping[str, Any], options: Mapping[str, Any], key: int, started: bool

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.availability import takes_rows
 from ..framework.checks import check_same_shape, check_tensor, shape_of
+from ..framework.few_tokens import needs_gradient
 from ..framework.node import KernelRule, Node, Tensors
 
-__all__ = ["gated_writes"]
+__all__ = ["divide_answers", "gate_both", "gated_writes", "importance_writes"]
 
 
 def torch_form(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -41,9 +43,8 @@ class GatedWrites(KernelRule):
         return self.load().backward(dwrite, None if z is None else dbeta, *tensors)
 
 
-NODE = Node(
-    "gated_writes", {"v": False, "s": False, "z": True, "c": True}, {}, outputs=2, rule=GatedWrites("gated_writes")
-)
+RULE = GatedWrites("gated_writes")
+NODE = Node("gated_writes", {"v": False, "s": False, "z": True, "c": True}, {}, outputs=2, rule=RULE)
 
 
 def check_per_head(name: str, x: Tensor, v: Tensor) -> None:
@@ -88,3 +89,36 @@ def gated_writes(
         write, beta = NODE((v, s, z, c), ())
         return write, beta
     return torch_form(v, s, z, c)
+
+
+def importance_writes(v: Tensor, s: Tensor, z: Tensor, b: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    r"""`gated_writes` with c = softplus(b) s, for b [G]: one launch where no gradient is needed."""
+    if _takes_forward(backend, v, s, z, b):
+        write, beta = RULE.load().forward(v, s, z, None, b)
+    else:
+        scale = F.softplus(b.to(torch.promote_types(b.dtype, torch.float32)))
+        write, beta = gated_writes(v, s, z, scale * s, backend=backend)
+    assert beta is not None
+    return write, beta
+
+
+def gate_both(u: Tensor, v: Tensor, s: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    r"""s u and s v for one gate per head, s [..., G]: one launch where no gradient is needed and u has the shape of v."""
+    if u.shape == v.shape and u.dtype == v.dtype and _takes_forward(backend, u, v, s):
+        first, second = RULE.load().forward(u, s, v, None)
+        return first, second
+    return gated_writes(u, s, backend=backend)[0], gated_writes(v, s, backend=backend)[0]
+
+
+def divide_answers(o: Tensor, s: Tensor, least: float, *, backend: str = "auto") -> Tensor:
+    r"""o / max(s, least) for answers o [..., G, V] and one divisor per head, s [..., G]: one launch where no gradient is
+    needed."""
+    if _takes_forward(backend, o, s):
+        return RULE.load().forward(o, s, None, None, None, least)[0]
+    return o / s[..., None].clamp_min(least)
+
+
+def _takes_forward(backend: str, v: Tensor, *others: Tensor) -> bool:
+    """Whether the kernel of the forward may run outside the node."""
+    given = {str(place): x for place, x in enumerate((v, *others))}
+    return takes_rows(backend, v) and not torch.compiler.is_compiling() and not needs_gradient(given)

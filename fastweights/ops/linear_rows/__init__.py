@@ -45,11 +45,16 @@ def linear_rows(
     return multiply_rows(x, [Product(weight, kind, bias, other, largest) for weight in weights]).results
 
 
-def multiply_rows(x: Tensor, products: Sequence[Product], normed: Normed | None = None) -> RowProducts:
+def multiply_rows(
+    x: Tensor | Sequence[Tensor], products: Sequence[Product], normed: Normed | None = None
+) -> RowProducts:
     r"""Several products of x [..., D] that `takes_linear_rows` allows, each of its own kind; one of kind "swiglu" alone. With
-    `normed` x is a residual stream, and the products are those of its norm."""
+    `normed` x is a residual stream, and the products are those of its norm. Each of at most eight products may have its own x,
+    of the same rows and any width, none of kind "swiglu"; without `normed`."""
     from ...kernels.pointwise.linear_rows import MOST_PRODUCTS, multiply_rows
 
+    if not isinstance(x, Tensor):
+        return multiply_rows(x, products)
     first = multiply_rows(x, products[:MOST_PRODUCTS], normed)
     results = first.results
     for place in range(MOST_PRODUCTS, len(products), MOST_PRODUCTS):

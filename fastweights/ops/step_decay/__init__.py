@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.availability import takes_kernels
 from ..framework.few_tokens import needs_gradient
 
-__all__ = ["LARGEST_LOG_RATE", "exp_rate", "step_decay", "takes_step_decay"]
+__all__ = ["LARGEST_LOG_RATE", "exp_rate", "softplus_above", "step_decay", "takes_step_decay"]
 
 # float32 holds exp(88.7), but not its product with a gradient. With exp(44), 1e19, every step above 1e-17 forgets all.
 LARGEST_LOG_RATE = 44.0
@@ -43,3 +44,12 @@ def step_decay(
     from ...kernels.pointwise.step_decay import step_decay
 
     return step_decay(step, bias, A_log, smallest, math.inf if largest is None else largest)
+
+
+def softplus_above(x: Tensor, least: float, *, backend: str = "auto") -> Tensor:
+    """least + softplus(x), in float32 or better: in one launch where no gradient is needed."""
+    if torch.compiler.is_compiling() or needs_gradient({"x": x}) or not takes_kernels(backend, x):
+        return least + F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
+    from ...kernels.pointwise.step_decay import softplus_above
+
+    return softplus_above(x, least)

@@ -20,9 +20,6 @@ def unroll_steps(
     """
     steps = k.shape[3]
 
-    def in_order(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.transpose(2, 3).flatten(1, 2)
-
     def at_step(x: Tensor | None, step: int) -> Tensor | None:
         if x is None:
             return None
@@ -32,6 +29,11 @@ def unroll_steps(
         "q": at_step(q, steps - 1), "k": in_order(k), "v": in_order(v), "beta": in_order(beta), "g": at_step(g, 0),
         "write_key": in_order(write_key),
     }  # fmt: skip
+
+
+def in_order(x: Tensor | None) -> Tensor | None:
+    """[B, T, heads, R, ...] -> [B, T R, heads, ...]: what each step of every token has."""
+    return None if x is None else x.transpose(2, 3).flatten(1, 2)
 
 
 def unroll_lengths(cu_seqlens: Tensor | None, steps: int) -> Tensor | None:
