@@ -103,7 +103,7 @@ def conjugate_gradient(
 
 
 @triton.jit
-def unit_keys(keys, bad, unit, WORK: tl.constexpr):
+def scale_keys(keys, bad, unit, WORK: tl.constexpr):
     """Keys over a power of two each, so that they are about of length 1; 0 where they are bad."""
     return (zero_where(keys, bad[:, None]).to(tl.float32) * (1.0 / unit)[:, None]).to(WORK)
 
@@ -179,7 +179,7 @@ def solve_chunk(
     if factors is None:
         keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
         unit, gain, bad = key_units(keys, beta, first, live, head, HV, PK, HEADS_BETA)
-        keys = unit_keys(keys, bad, unit, WORK)
+        keys = scale_keys(keys, bad, unit, WORK)
         energies = tl.sum(tl.dot(keys, H, input_precision=PRECISION) * keys.to(tl.float32), 1)
         weights, kept, norm = weigh_systems(keys, gain, energies, decay, outside, PRECISION)
         spoiled = any_so_far(bad)
@@ -272,13 +272,13 @@ def prepare_systems(
     outside = tl.sqrt(tl.sum(squares))
     whole = load_rows(k, first, live, head, HV, c, K, HEADS_K)
     unit, gain, bad = key_units(whole, beta, first, live, head, HV, PK, HEADS_BETA)
-    whole = unit_keys(whole, bad, unit, tl.float16)
+    whole = scale_keys(whole, bad, unit, tl.float16)
     tl.store(keys + number * (64 * K) + i[:, None] * K + c[None, :], whole)
     energies = tl.zeros((64,), tl.float32)
     for k0 in range(0, K, BK):
         H = tl.load(states + at_H + k0) * (1.0 / tl.where(outside == 0.0, 1.0, outside))
         tl.store(units + at_H + k0, H.to(tl.float16))
-        some = unit_keys(load_rows(k, first, live, head, HV, k0 + tl.arange(0, BK), K, HEADS_K), bad, unit, tl.float16)
+        some = scale_keys(load_rows(k, first, live, head, HV, k0 + tl.arange(0, BK), K, HEADS_K), bad, unit, tl.float16)
         energies += tl.sum(tl.dot(whole, H.to(tl.float16), input_precision=PRECISION) * some.to(tl.float32), 1)
     decay, _ = decay_factors(gate, first, count, head, HV)
     weight, kept, norm = weigh_systems(whole, gain, energies, decay, outside, PRECISION)
