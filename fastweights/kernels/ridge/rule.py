@@ -136,21 +136,26 @@ class Ridge(DeltaRule):
             gram_sums, (self.tiles * self.M, self.HV), x.k, x.beta, saved.G, states, saved.writes, saved.chunk_table, self.T,
             self.HV, **self.columns,
         )  # fmt: skip
-        self.scan(saved, x.H, states, states, H_end, back=False)
+        parts = 8 * (self.K * self.K // SCAN_BLOCK)
+        squares = self.floats(self.M, self.HV, parts) if self.is_prepared else None
+        self.scan(saved, x.H, states, states, H_end, back=False, squares=squares)
         if self.is_prepared:
             self.launch(
-                prepare_systems, (self.M, self.HV), x.k, x.beta, saved.G, states, saved.units, saved.outsides, saved.norms,
-                saved.keys, saved.weights, saved.factors, saved.chunk_table, self.T, self.HV, **PREPARE,
+                prepare_systems, (self.M, self.HV), x.k, x.beta, saved.G, states, squares, saved.units, saved.outsides,
+                saved.norms, saved.keys, saved.weights, saved.factors, saved.chunk_table, self.T, self.HV, SQUARES=parts,
+                **PREPARE,
             )  # fmt: skip
         self.solve(saved, states=states)
         self.record_outputs(chunks, kept, 1.0, o, U_end)
         return (o, H_end, U_end), saved
 
-    def scan(self, saved: Saved, begin: Any, sums: TensorSpec, states: TensorSpec, end: Any, back: bool) -> None:
+    def scan(
+        self, saved: Saved, begin: Any, sums: TensorSpec, states: TensorSpec, end: Any, back: bool, squares: Any = None
+    ) -> None:
         """Turn what every chunk adds into H at the chunks' starts, `states` (back: into its gradient at their ends)."""
         self.launch(
-            scan_states, (self.N, self.HV, -(-self.K * self.K // SCAN_BLOCK)), begin, sums, states, saved.G, end,
-            self.x.cu_seqlens,
+            scan_states, (self.N, self.HV, -(-self.K * self.K // SCAN_BLOCK)), begin, sums, states, squares,
+            saved.G, end, self.x.cu_seqlens,
             self.T, self.HV, BLOCK=SCAN_BLOCK, AHEAD=SCAN_AHEAD, BACK=back, num_warps=4,
         )  # fmt: skip
 

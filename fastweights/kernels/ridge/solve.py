@@ -238,13 +238,14 @@ def solve_chunk(
 
 @triton.jit(do_not_specialize=["time"])
 def prepare_systems(
-    k, beta, gate, states, units, outsides, norms, keys, weights, factors, chunks, time, HV,
-    K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr,
-    PRECISION: tl.constexpr,
+    k, beta, gate, states, squares, units, outsides, norms, keys, weights, factors, chunks, time, HV,
+    K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, SQUARES: tl.constexpr, HEADS_K: tl.constexpr,
+    HEADS_BETA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What `solve_systems` takes of a chunk, in float16: keys [M, HV, 64, K] and weights [M, HV, 64, 64], see `weigh_systems`; in
     float32 factors [M, HV, 2, 64]: what rows keep of H, and their norms, NaN from a bad key on. states, units, outsides,
-    norms: see `solve_chunk`. H is read twice, by BK columns, as registers for all of it would leave room for one program."""
+    norms: see `solve_chunk`; squares [M, HV, SQUARES]: sums of squares of H. H is read by BK columns, as registers for all of it
+    would leave room for one program."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -252,11 +253,7 @@ def prepare_systems(
     c = tl.arange(0, PK)
     number = m.to(tl.int64) * HV + head
     at_H = number * (K * K) + c[:, None] * K + tl.arange(0, BK)[None, :]
-    squares = tl.zeros((PK, BK), tl.float32)
-    for k0 in range(0, K, BK):
-        H = tl.load(states + at_H + k0)
-        squares += H * H
-    outside = tl.sqrt(tl.sum(squares))
+    outside = tl.sqrt(tl.sum(tl.load(squares + number * SQUARES + tl.arange(0, SQUARES))))
     whole = load_rows(k, first, live, head, HV, c, K, HEADS_K)
     unit, gain, bad = key_units(whole, beta, first, live, head, HV, PK, HEADS_BETA)
     whole = scale_keys(whole, bad, unit, tl.float16)
