@@ -36,12 +36,13 @@ def test_the_systems_of_a_chunk(decay: float) -> None:
             ((K, K), torch.float16), ((64, K), torch.float16), ((64, 64), torch.float16), ((2, 64), torch.float32)
         )
     )  # fmt: skip
+    squares = (H * H).reshape(32, -1).sum(1)
     outsides, norms = torch.empty(1, 1, device=DEVICE), torch.empty(1, time, 1, device=DEVICE)
 
     def prepare(k: torch.Tensor) -> None:
         prepare_systems[(1, 1)](
-            k, None, G, H, units, outsides, norms, keys, weights, factors, None, time, 1, K=K, PK=K, HEADS_K=1, HEADS_BETA=1,
-            PRECISION="tf32", BK=PREPARE["BK"],
+            k, None, G, H, squares, units, outsides, norms, keys, weights, factors, None, time, 1, K=K, PK=K, HEADS_K=1,
+            HEADS_BETA=1, PRECISION="tf32", SQUARES=32, BK=PREPARE["BK"],
         )  # fmt: skip
 
     prepare(k)

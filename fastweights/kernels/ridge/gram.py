@@ -81,11 +81,12 @@ def gram_sums_back(
 
 @triton.jit(do_not_specialize=["time"])
 def scan_states(
-    begin, sums, states, gate, end, cu_seqlens, time, HV,
+    begin, sums, states, squares, gate, end, cu_seqlens, time, HV,
     K: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     """S <- exp(total) S + R from chunk to chunk (BACK: from the last). sums: R per chunk; states: the S before, which may take
-    the place of R. begin, end: S per sequence; of `begin` the symmetric part."""
+    the place of R; squares [M, HV, blocks, 8]: sums of squares of S, or None. begin, end: S per sequence; of `begin` the
+    symmetric part."""
     n, head = tl.program_id(0), tl.program_id(1)
     first, count = tokens_of_sequence(cu_seqlens, n, time)
     stop = first + count
@@ -111,6 +112,10 @@ def scan_states(
             m = (chunks - 1 - step - later) if BACK else (step + later)
             before = states + ((low + m).to(tl.int64) * HV + head) * K * K + at
             tl.store(before, S.to(states.dtype.element_ty), inside & here)
+            if squares is not None:  # by parts that one warp holds
+                part = ((low + m).to(tl.int64) * HV + head) * tl.num_programs(2) + tl.program_id(2)
+                own_sums = tl.sum(tl.reshape(S * S, (8, BLOCK // 8)), 1)
+                tl.store(squares + part * 8 + tl.arange(0, 8), own_sums, here)
             S = tl.exp2(totals[later]) * S + added[later]
     if end is not None:
         tl.store(end + own + at, infinite_to_nan(S), inside)

@@ -95,13 +95,8 @@ class Ridge(DeltaRule):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether both solves take what `prepare_systems` leaves, and the backward the launches in Gluon."""
+        """Whether `prepare_systems`, and `solve_systems` and `systems_back` in Gluon, take the place of other launches."""
         return self.K in (64, 128) and self.dtype in (torch.bfloat16, torch.float16) and runs_gluon(self.device)
-
-    @property
-    def iterates_in_gluon(self) -> bool:
-        """Whether `solve_systems` takes the place of `solve_chunk` and `gram_sums_back`."""
-        return self.is_prepared
 
     def prepared(self) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:
         """Places for what `prepare_systems` leaves."""
@@ -141,21 +136,26 @@ class Ridge(DeltaRule):
             gram_sums, (self.tiles * self.M, self.HV), x.k, x.beta, saved.G, states, saved.writes, saved.chunk_table, self.T,
             self.HV, **self.columns,
         )  # fmt: skip
-        self.scan(saved, x.H, states, states, H_end, back=False)
+        parts = 8 * (self.K * self.K // SCAN_BLOCK)
+        squares = self.floats(self.M, self.HV, parts) if self.is_prepared else None
+        self.scan(saved, x.H, states, states, H_end, back=False, squares=squares)
         if self.is_prepared:
             self.launch(
-                prepare_systems, (self.M, self.HV), x.k, x.beta, saved.G, states, saved.units, saved.outsides, saved.norms,
-                saved.keys, saved.weights, saved.factors, saved.chunk_table, self.T, self.HV, **PREPARE,
+                prepare_systems, (self.M, self.HV), x.k, x.beta, saved.G, states, squares, saved.units, saved.outsides,
+                saved.norms, saved.keys, saved.weights, saved.factors, saved.chunk_table, self.T, self.HV, SQUARES=parts,
+                **PREPARE,
             )  # fmt: skip
         self.solve(saved, states=states)
         self.record_outputs(chunks, kept, 1.0, o, U_end)
         return (o, H_end, U_end), saved
 
-    def scan(self, saved: Saved, begin: Any, sums: TensorSpec, states: TensorSpec, end: Any, back: bool) -> None:
+    def scan(
+        self, saved: Saved, begin: Any, sums: TensorSpec, states: TensorSpec, end: Any, back: bool, squares: Any = None
+    ) -> None:
         """Turn what every chunk adds into H at the chunks' starts, `states` (back: into its gradient at their ends)."""
         self.launch(
-            scan_states, (self.N, self.HV, -(-self.K * self.K // SCAN_BLOCK)), begin, sums, states, saved.G, end,
-            self.x.cu_seqlens,
+            scan_states, (self.N, self.HV, -(-self.K * self.K // SCAN_BLOCK)), begin, sums, states, squares,
+            saved.G, end, self.x.cu_seqlens,
             self.T, self.HV, BLOCK=SCAN_BLOCK, AHEAD=SCAN_AHEAD, BACK=back, num_warps=4,
         )  # fmt: skip
 
@@ -167,22 +167,21 @@ class Ridge(DeltaRule):
         x, options = self.x, self.options
         lowest = options.ridge if self.adaptive else TYPICAL_RIDGE
         stride = stride_between_roots(options.iterations + 1, lowest) if self.by_chebyshev else 0
-        if self.iterates_in_gluon:
+        if self.is_prepared:
             from .solve_systems import solve_systems  # needs Gluon
 
             self.launch(
                 solve_systems, (self.M, self.HV), x.q, saved.G, x.mix, x.ridge, saved.units, saved.outsides, saved.keys,
                 saved.weights, saved.factors, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope, crossed, dq, dmix, sums,
                 saved.chunk_table, self.T, options.scale, options.ridge, options.iterations, stride, HV=self.HV,
-                CHEBYSHEV=self.by_chebyshev, BACK=dy is not None, num_warps=4,
-                maxnreg=SOLVE_REGISTERS[self.K],
+                CHEBYSHEV=self.by_chebyshev, BACK=dy is not None, num_warps=4, maxnreg=SOLVE_REGISTERS[self.K],
             )  # fmt: skip
             return
         self.launch(
             solve_chunk, (self.M, self.HV), x.q, x.k, x.beta, saved.G, x.mix, x.ridge, states, saved.units, saved.outsides,
-            saved.norms, saved.keys, saved.weights, saved.factors, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope,
-            crossed, dq, dmix, saved.chunk_table, self.T, options.scale, options.ridge, options.iterations, stride, self.HV,
-            CHEBYSHEV=self.by_chebyshev, BACK=dy is not None, num_warps=4, num_stages=1,
+            saved.norms, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope, dq, dmix, saved.chunk_table, self.T,
+            options.scale, options.ridge, options.iterations, stride, self.HV, CHEBYSHEV=self.by_chebyshev, BACK=dy is not None,
+            num_warps=4, num_stages=1,
         )  # fmt: skip
 
     def backward(self, saved: Saved, output_grads: Sequence[Any], state_grads: bool) -> RidgeInputs:
@@ -201,7 +200,7 @@ class Ridge(DeltaRule):
         else:
             sums = later = self.gram(M)
         self.solve(saved, e=e, dy=dy, slope=slope, crossed=crossed, dq=dq, dmix=dmix, sums=sums)
-        if not self.iterates_in_gluon:
+        if not self.is_prepared:
             self.launch(
                 gram_sums_back, (self.tiles * M, HV), x.k, x.beta, saved.G, saved.x, e, slope, saved.units, saved.outsides, sums,
                 *place, HV, **self.columns,

@@ -147,15 +147,14 @@ def key_units(keys, beta, first, live, head, HV, PK: tl.constexpr, HEADS_BETA: t
 
 @triton.jit(do_not_specialize=["time", "iterations", "stride"])
 def solve_chunk(
-    q, k, beta, gate, mix, diagonal, states, units, outsides, norms, prepared_keys, prepared_weights, factors, dy, x_high, x_rest,
-    e, y_high, y_rest, slope, crossed, dq, dmix, chunks, time, scale, ridge, iterations, stride, HV,
+    q, k, beta, gate, mix, diagonal, states, units, outsides, norms, dy, x_high, x_rest, e, y_high, y_rest, slope, dq, dmix,
+    chunks, time, scale, ridge, iterations, stride, HV,
     K: tl.constexpr, PK: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_MIX: tl.constexpr,
     CHEBYSHEV: tl.constexpr, ADAPTIVE: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """x and y [BT, HV, K], each the sum of two tensors; BACK: e from dy. states [M, HV, K, K]: H at the chunk's
-    start; outsides [M, HV]: its norm, and units: H over that, which BACK reads. norms [BT, HV]: |H_t|_F; slope: w; crossed
-    [BT, HV]: z x^T H e with H at the chunk's start, None where nothing takes it. prepared_keys, prepared_weights, factors: see
-    `prepare_systems`, None where it was not launched. diagonal [HV, K]: the ridge per channel, None for a number."""
+    start; outsides [M, HV]: its norm, and units: H over that, which BACK reads. norms [BT, HV]: |H_t|_F; slope: w. diagonal
+    [HV, K]: the ridge per channel, None for a number."""
     WORK: tl.constexpr = tl.float16 if PRECISION == "tf32" else tl.float32
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
@@ -167,7 +166,7 @@ def solve_chunk(
     number = m.to(tl.int64) * HV + head
     at_H = number * (K * K) + c[:, None] * K + c[None, :]
     inside_H = (c < K)[:, None] & (c < K)[None, :]
-    if BACK or factors is not None:
+    if BACK:
         H = tl.load(units + at_H, inside_H, 0.0)
         outside = tl.load(outsides + number)
     else:
@@ -176,18 +175,11 @@ def solve_chunk(
         H = (H * (1.0 / tl.where(outside == 0.0, 1.0, outside))).to(WORK)
         tl.store(units + at_H, H, inside_H)
         tl.store(outsides + number, outside)
-    if factors is None:
-        keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
-        unit, gain, bad = key_units(keys, beta, first, live, head, HV, PK, HEADS_BETA)
-        keys = scale_keys(keys, bad, unit, WORK)
-        energies = tl.sum(tl.dot(keys, H, input_precision=PRECISION) * keys.to(tl.float32), 1)
-        weights, kept, norm = weigh_systems(keys, gain, energies, decay, outside, PRECISION)
-        spoiled = any_so_far(bad)
-    else:
-        keys = tl.load(prepared_keys + number * (64 * K) + i[:, None] * K + c[None, :], (c < K)[None, :], 0.0)
-        weights = tl.load(prepared_weights + number * 4096 + i[:, None] * 64 + i[None, :])
-        kept, norm = tl.load(factors + number * 128 + i), tl.load(factors + number * 128 + 64 + i)
-        spoiled = norm != norm
+    keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
+    unit, gain, bad = key_units(keys, beta, first, live, head, HV, PK, HEADS_BETA)
+    keys = scale_keys(keys, bad, unit, WORK)
+    energies = tl.sum(tl.dot(keys, H, input_precision=PRECISION) * keys.to(tl.float32), 1)
+    weights, kept, norm = weigh_systems(keys, gain, energies, decay, outside, PRECISION)
     if ADAPTIVE:  # noqa: SIM108 (one is known when compiling)
         level = tl.maximum(ridge * norm, SMALLEST_RIDGE)
     else:
@@ -216,13 +208,8 @@ def solve_chunk(
             level = tl.zeros((64,), tl.float32) + tl.max(channels, 0)
             channels = (channels * (0.5 / tl.max(channels, 0))).to(WORK)
         x = conjugate_gradient(b, keys, H, weights, kept, level / norm, channels, iterations, WORK, PRECISION)
-        if crossed is not None:
-            unit = power_of_two(row_sizes(x, PK))
-            found = tl.dot((x * (1.0 / unit)[:, None]).to(WORK), H, input_precision=PRECISION)
-            found *= load_sum_of_two(x_high, x_rest, first, live, head, HV, c, K)
-            tl.store(crossed + at_row, kept * size * unit * tl.sum(found, 1), live)
         x *= (size / norm)[:, None]
-    x = tl.where(spoiled[:, None], float("nan"), infinite_to_nan(x))
+    x = tl.where(any_so_far(bad)[:, None], float("nan"), infinite_to_nan(x))
 
     at, here = row_places(first, live, head, HV, c, K, 1)
     if BACK:
@@ -251,13 +238,14 @@ def solve_chunk(
 
 @triton.jit(do_not_specialize=["time"])
 def prepare_systems(
-    k, beta, gate, states, units, outsides, norms, keys, weights, factors, chunks, time, HV,
-    K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr,
-    PRECISION: tl.constexpr,
+    k, beta, gate, states, squares, units, outsides, norms, keys, weights, factors, chunks, time, HV,
+    K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, SQUARES: tl.constexpr, HEADS_K: tl.constexpr,
+    HEADS_BETA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What `solve_systems` takes of a chunk, in float16: keys [M, HV, 64, K] and weights [M, HV, 64, 64], see `weigh_systems`; in
     float32 factors [M, HV, 2, 64]: what rows keep of H, and their norms, NaN from a bad key on. states, units, outsides,
-    norms: see `solve_chunk`. H is read twice, by BK columns, as registers for all of it would leave room for one program."""
+    norms: see `solve_chunk`; squares [M, HV, SQUARES]: sums of squares of H. H is read by BK columns, as registers for all of it
+    would leave room for one program."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -265,11 +253,7 @@ def prepare_systems(
     c = tl.arange(0, PK)
     number = m.to(tl.int64) * HV + head
     at_H = number * (K * K) + c[:, None] * K + tl.arange(0, BK)[None, :]
-    squares = tl.zeros((PK, BK), tl.float32)
-    for k0 in range(0, K, BK):
-        H = tl.load(states + at_H + k0)
-        squares += H * H
-    outside = tl.sqrt(tl.sum(squares))
+    outside = tl.sqrt(tl.sum(tl.load(squares + number * SQUARES + tl.arange(0, SQUARES))))
     whole = load_rows(k, first, live, head, HV, c, K, HEADS_K)
     unit, gain, bad = key_units(whole, beta, first, live, head, HV, PK, HEADS_BETA)
     whole = scale_keys(whole, bad, unit, tl.float16)
