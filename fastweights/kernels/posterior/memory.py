@@ -16,8 +16,7 @@ from .read import read_posterior, segment_gradients
 from .state import posterior_state
 
 MULTIPROCESSORS = 132  # of an H100 or H200
-# The fewest chunks of a segment, and of one where programs read several blocks of columns, so that there are fewer programs.
-MIN_SEGMENT_CHUNKS, MIN_SEGMENT_CHUNKS_OF_BLOCKS = 8, 4
+MIN_SEGMENT_CHUNKS = 4  # the fewest of a segment
 # Parts of key channels up to which a program that reads has registers for the loads of the next token, and parts of its tile
 # then: as many blocks of columns share a token's key and query, if there are enough programs.
 MOST_LOADED_AHEAD, MOST_READ, ENOUGH_PROGRAMS = 6, 18, 4 * MULTIPROCESSORS
@@ -79,13 +78,12 @@ class Posterior(Call):
         self.state_dtype = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
         self.parts = parts = count_parts(self.K, GRAD_KEYS if back else self.K)
         chunks, heads = -(-self.T // CHUNK), self.B * self.HV
-        most_segments = heads * max(1, chunks // MIN_SEGMENT_CHUNKS_OF_BLOCKS)
+        most_segments = heads * max(1, chunks // MIN_SEGMENT_CHUNKS)
         self.blocks = 1 if back else count_blocks(self.V, parts, most_segments)
-        shortest = MIN_SEGMENT_CHUNKS if self.blocks == 1 else MIN_SEGMENT_CHUNKS_OF_BLOCKS
         programs = heads * -(-self.V // (16 * self.blocks)) * -(-self.K // (8 * parts))
         at_once = MULTIPROCESSORS * programs_at_once(parts * self.blocks, back)
         wanted = max(1, at_once // max(1, programs))
-        length = max(shortest, -(-chunks // wanted))
+        length = max(MIN_SEGMENT_CHUNKS, -(-chunks // wanted))
         self.segment = length if length < chunks else None
         self.segment_tokens = CHUNK * (self.segment or self.T // CHUNK + 1)
         self.P = max_pieces(self.N, self.T, self.segment_tokens, self.packed, least=1)
