@@ -54,10 +54,10 @@ MOST_BLOCKS = 32  # of so many bytes of weights, which a warp keeps in registers
 FEW_WARPS = 4
 OUTPUTS, WARPS, MOST_STAGES = 32, 4, 4  # of a program, for more rows
 NARROW = 2048  # outputs of a launch up to which a program has half of OUTPUTS
-NARROW_ROWS = 32  # of such a program at most
 INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a number: float32 needs more registers
 LINE = 128  # bytes of a line of the GPU's cache
-SHARED = 96 * 1024  # bytes of shared memory, which every GPU from Ampere on has
+# Bytes of shared memory: of Hopper and of Blackwell in data centers, by compute capability, and what every GPU from Ampere on has.
+MUCH_SHARED, SHARED = {(9, 0): 192 * 1024, (10, 0): 192 * 1024}, 96 * 1024
 IN_FLOAT32 = ("sigmoid", "decay", "forget", "logsigmoid")  # results
 NO_PRODUCT = (None, None, None, None, 0, 0, 1, 1.0)  # arguments of one that is not there
 
@@ -207,7 +207,7 @@ def linear_rows_kernel(
             if KINDS[0] == "swiglu":
                 prefetch_matrix(more, output, width, D, LINES)
         wait_for_inputs(OVERLAP)
-        row = tl.program_id(1) * BM + tl.arange(0, BM)[:, None]
+        row = tl.arange(0, BM)[:, None]
         x_rows = x + row.to(tl.int64) * stride_x
         z, u = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
         if KINDS[0] == "swiglu":
@@ -252,7 +252,7 @@ def multiply_rows(
     tall = padded(rows, 1) if few else max(16, padded(rows, 1))
     tile, warps = (FEW_WARPS, FEW_WARPS) if few else (OUTPUTS, WARPS)
     if not few and sum(len(product.weight) for product in products) <= NARROW:
-        tile, tall = tile // 2, min(tall, NARROW_ROWS)
+        tile //= 2
     for weight, kind, bias, other, largest, _, rounds in products:
         width = len(weight)
         y = x.new_empty(*x.shape[:-1], width, dtype=torch.float32 if kind in IN_FLOAT32 and not rounds else x.dtype)
@@ -265,7 +265,7 @@ def multiply_rows(
     inputs = lanes if few else INPUTS[x.element_size()]
     # bytes; one stage less than there are is loaded ahead
     step_bytes = 2 * (tall + tile) * inputs * x.element_size()
-    grid = programs, 1 if few else -(-rows // tall)
+    grid = (programs,)
     others = [*apart[1:], *[None] * MOST_PRODUCTS][: MOST_PRODUCTS - 1]
     if rows and programs:
         launch(
@@ -281,9 +281,13 @@ def multiply_rows(
             SPAN=1 if normed is None or normed.skip is None else channels // len(normed.skip), FEW=few, BM=tall, BN=tile,
             BK=min(inputs, padded(channels, 16)) if few else inputs,
             LINES=1 if few else padded(-(-channels * x.element_size() // LINE), 1), num_warps=warps,
-            num_stages=1 if few else min(1 + SHARED // step_bytes, MOST_STAGES),
+            num_stages=1 if few else min(1 + shared_memory(x.device) // step_bytes, MOST_STAGES),
         )  # fmt: skip
     return RowProducts(outputs, s, n if normed is None or normed.is_kept else None)
+
+
+def shared_memory(device: torch.device) -> int:
+    return MUCH_SHARED.get(torch.cuda.get_device_capability(device), SHARED) if device.type == "cuda" else SHARED
 
 
 def rows_of(x: Tensor | None) -> Tensor | None:
