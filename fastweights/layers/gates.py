@@ -91,9 +91,9 @@ class StepSize(OwnInitialValues, ProjectedGate):
 
 
 class ImportanceGain(OwnInitialValues):
-    """z = W2 W1 x [B, T, num_heads, channels]: a token of step s adds softplus(b_scale) s sigmoid(z) to the importance of what
-    it writes (Palimpsa, section 2.4). W1 has rank hidden_size / 16; b_scale, one number per head, sets how far the memory is
-    from one without metaplasticity (b_scale = -inf)."""
+    """z = W2 W1 x [B, T, num_heads, channels] and c = softplus(b_scale) s [B, T, num_heads]: a token of step s adds
+    c sigmoid(z) to the importance of what it writes (Palimpsa, section 2.4). W1 has rank hidden_size / 16; b_scale, one number
+    per head, sets how far the memory is from one without metaplasticity (b_scale = -inf)."""
 
     _no_weight_decay = ("b_scale",)
 
@@ -118,12 +118,12 @@ class ImportanceGain(OwnInitialValues):
             return {"b_scale": torch.empty_like(self.b_scale, dtype=torch.float32).uniform_(*self.first_b_scale)}
         return {"b_scale": torch.full_like(self.b_scale, self.first_b_scale)}
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return project(x_BTD, self.beta_proj).unflatten(2, (len(self.b_scale), -1))
+    def forward(self, x_BTD: Tensor, s_BTG: Tensor) -> tuple[Tensor, Tensor]:
+        return self.before_sigmoid(x_BTD), F.softplus(at_least_float32(self.b_scale)) * s_BTG
 
-    def scale(self, s_BTG: Tensor) -> Tensor:
-        """softplus(b_scale) s"""
-        return F.softplus(at_least_float32(self.b_scale)) * s_BTG
+    def before_sigmoid(self, x_BTD: Tensor) -> Tensor:
+        """z alone, for `importance_writes`, which computes c itself."""
+        return project(x_BTD, self.beta_proj).unflatten(2, (len(self.b_scale), -1))
 
     def input_products(self) -> InputProducts:
         return plain_products(self.beta_proj)

@@ -132,12 +132,15 @@ class PosteriorLayer(OpLayer):
         windows: dict[str, Tensor | None] = {}
         if importance is None:
             write, beta = gated_writes(v_BTGV, s_BTG, backend=backend)
-        elif self.threshold is None:
-            write, beta = importance_writes(v_BTGV, s_BTG, importance(x_BTD), importance.b_scale, backend=backend)
+        elif self.threshold is None and is_bare(importance, ImportanceGain):
+            z_BTGV = importance.before_sigmoid(x_BTD)
+            write, beta = importance_writes(v_BTGV, s_BTG, z_BTGV, importance.b_scale, backend=backend)
         else:
-            share_BTG, windows = self.threshold(g_BTG, run)
-            scale_BTG = importance.scale(s_BTG) * share_BTG
-            write, beta = gated_writes(v_BTGV, s_BTG, importance(x_BTD), scale_BTG, backend=backend)
+            z_BTGV, c_BTG = importance(x_BTD, s_BTG)
+            if self.threshold is not None:
+                share_BTG, windows = self.threshold(g_BTG, run)
+                c_BTG = c_BTG * share_BTG
+            write, beta = gated_writes(v_BTGV, s_BTG, z_BTGV, c_BTG, backend=backend)
         self.probe(importance=beta)
         prior = self.options.prior
         if beta is None:

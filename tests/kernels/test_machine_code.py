@@ -41,7 +41,7 @@ SPILLED = {
     "invert_sums": 288,
     "solve_segment": 560,  # what a chunk's tokens are found from, while they are eliminated
     "solve_tokens": 568,  # with 128 registers, so that two programs run
-    "chunk_adjoint": 192,
+    "chunk_adjoint": 256,
     "carry_inverse": 896,  # at 128 channels; at 64 channels 216
     "finish_gradients": 24,
     "decode_inverse_gram": 64,

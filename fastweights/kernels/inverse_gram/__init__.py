@@ -25,8 +25,8 @@ Backwards, with x_t = A_t dy_t, which is Y with dY in the place of B:
 Without b the output is c_t y_t: then c_t dy_t takes the place of dy_t, and dc_t gains y_t.dy_t.
 
 D_t = sum_{s >= t} dG_s, so -2 D_t u_t = sum_{s >= t} x_s (y_s.u_t) + y_s (x_s.u_t): two linear attentions, from the last token to
-the first, whose one state is H = -2 D. `segment_adjoints` finds x and what a segment adds to H, `scan_sums` H at the segments'
-ends, and `segment_gradients` goes through a segment from its last chunk to the first. No inverse is differentiated.
+the first, whose one state is H = -2 D. `solve_tokens` finds x, `segment_sums` what a segment adds to H, `scan_sums` H at the
+segments' ends, and `segment_gradients` goes through a segment from its last chunk to the first. No inverse is differentiated.
 
 **What tokens add to A.** With a refresh A_t = (A_{t-1}^-1 + u u^T)^-1 + rho_t I, and G is no sum. A is then the covariance of a
 vector that is observed through every u with noise 1 and takes a random step of variance rho after some observations. So a

@@ -33,7 +33,8 @@ def test_arrays_pictures_and_a_page_that_needs_nothing_else(tmp_path):
 
     page = (tmp_path / "index.html").read_text()
     assert "<h1>a &lt;b&gt; &amp; c</h1>" in page and "&lt;m&gt;" in page
-    assert "http" not in page and "<script" not in page and "<link" not in page
+    text = re.sub(r'src="data:[^"]*"', "", page)  # of a picture any letters may stand in a row
+    assert "http" not in text and "<script" not in text and "<link" not in text
     sources = re.findall(r'src="([^"]*)"', page)
     assert len(sources) == len(found.panels)
     for name, source in zip(found.panels, sources):
