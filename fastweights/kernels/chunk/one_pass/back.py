@@ -10,6 +10,8 @@ from .passes import (
     copy_factors,
     copy_rows,
     find_segment,
+    growth_of,
+    has_large_number,
     largest_row_sum,
     load_state,
     product_layout,
@@ -172,6 +174,16 @@ def summarize_back(
         return
     S = gl.zeros([BV, K], gl.float32, KEYS)
     chunks = (tokens + 63) // 64
+    if norms is not None and w is None and not CHANNEL:
+        # Chunks at the segment's end are left out, as in `summarize_chunks`.
+        growth = growth_of(made + (m * HV + head) * RECORD)
+        needed = segments_needed(growth, 0, HV * RECORD // 2, chunks, 1)
+        behind = tokens - needed * 64
+        at = first + needed.to(gl.int64) * 64
+        large = has_large_number(do + (at * HV + head) * V + part * BV, behind, VALUE_ROW, BV)
+        large |= has_large_number(q + (at * H + head // (HV // H)) * K, behind, KEY_ROW, K)
+        tokens = gl.where(large, tokens, gl.minimum(tokens, needed * 64))
+        chunks = (tokens + 63) // 64
     t = first + (chunks - 1).to(gl.int64) * 64
     m += chunks - 1
     q += (t * H + head // (HV // H)) * K

@@ -5,10 +5,12 @@ from __future__ import annotations
 from ...common.packing import pieces_of_sequence, segment_place
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
-# Where the record of a chunk, numbers of 16 bits, has four numbers per token in float32, and for a backward T; in front is P. The
-# four: the decay from the chunk's start, that to its end, beta, and the summed log decay in base 2.
+# Where the record of a chunk, numbers of 16 bits, has four numbers per token in float32, one of the chunk (`chunk_growth`), and
+# for a backward T; in front is P. The four: the decay from the chunk's start, that to its end, beta, and the summed log decay in
+# base 2. The number of the chunk has 128 bytes, so that T begins at a line of the cache.
 FACTORS_PLACE = gl.constexpr(4096)
-T_PLACE = gl.constexpr(4096 + 512)
+GROWTH_PLACE = gl.constexpr(4096 + 512)
+T_PLACE = gl.constexpr(4096 + 576)
 
 
 @gluon.constexpr_function
@@ -66,6 +68,12 @@ def copy_rows(buffer, x, live, STRIDE: gl.constexpr, MASKED: gl.constexpr):
 def factors_of(record):
     """The four numbers per token [4, 64] of a chunk's record."""
     return (record + FACTORS_PLACE).to(gl.pointer_type(gl.float32), bitcast=True)
+
+
+@gluon.jit
+def growth_of(record):
+    """The number of a chunk in its record."""
+    return (record + GROWTH_PLACE).to(gl.pointer_type(gl.float32), bitcast=True)
 
 
 @gluon.jit
@@ -353,6 +361,20 @@ def segments_needed(norms, near, step, count, NORMS: gl.constexpr):
     return gl.where((bad == bad) & (count <= MOST), gl.minimum(needed, count), count)
 
 
+@gluon.jit(noinline=True)
+def has_large_number(x, tokens, STRIDE: gl.constexpr, WIDTH: gl.constexpr):
+    """Whether rows [tokens, WIDTH] have a NaN, an infinity, or a number so large that sums of them might become one. Apart, as
+    `segments_needed` is."""
+    row, at = row_places(STRIDE, 64, WIDTH)
+    LAYOUT: gl.constexpr = at.type.layout
+    large = gl.zeros([64, WIDTH], gl.int32, LAYOUT)
+    for n in range((tokens + 63) // 64):
+        numbers = gl.load(x + at, (row < tokens - n * 64)[:, None], 0.0).to(gl.float32)
+        large = gl.where(gl.abs(numbers) < 1e18, large, 1)
+        x += 64 * STRIDE
+    return gl.max(gl.max(large, 1), 0) > 0
+
+
 @gluon.jit
 def through_segments(
     S, added, transition, at, step, count, part, K: gl.constexpr, V: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
@@ -484,7 +506,7 @@ def summarize_chunks(
     PARTS: gl.constexpr = VALUES + (K // BV if DELTA else 0)
     part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
     first, tokens, m, _, _, is_last = find_segment(segments, segment, time, length)
-    is_value = part < VALUES
+    is_value = part + unknown_zero() < VALUES  # where it is known, Triton 3.6 may not compile the kernel
     if (tokens == 0) & (~is_last):
         return
     if is_last & ((is_value & DELTA) | (not LAST)):
@@ -500,8 +522,25 @@ def summarize_chunks(
         solved += (m * HV + head) * 4096
     if w is not None:
         w += (first * (HV // HEADS_W) + head // HEADS_W) * K
+    v += at_value
+    k += at_key
+    if norms is not None and w is None and DECAY == 1:
+        # Chunks at the segment's start are left out, as segments are, where nothing comes through those behind them.
+        chunks = (tokens + 63) // 64
+        last = made + (chunks - 1).to(gl.int64) * (HV * RECORD)
+        left_out = chunks - segments_needed(growth_of(last), 0, -(HV * RECORD // 2), chunks, 1)
+        large = has_large_number(v, gl.where(is_value, left_out * 64, 0), HV * V, BV)
+        if not DELTA:  # else a bad key makes growths NaN
+            large |= has_large_number(k, left_out * 64, H * K, K)
+        left_out = gl.where(large, 0, left_out)
+        tokens -= left_out * 64
+        k += left_out.to(gl.int64) * (64 * H * K)
+        v += left_out.to(gl.int64) * (64 * HV * V)
+        made += left_out.to(gl.int64) * (HV * RECORD)
+        if DELTA:
+            solved += left_out.to(gl.int64) * (HV * 4096)
     S, through = pass_segment(
-        S, k, k + at_key, w, v + at_value, made, solved, v, None, tokens, 1.0, is_value,
+        S, k, k, w, v, made, solved, v, None, tokens, 1.0, is_value,
         H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, False, STAGES, False,
     )  # fmt: skip
     number = segment.to(gl.int64) * HV + head
