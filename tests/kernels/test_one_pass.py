@@ -294,6 +294,7 @@ def test_a_forward_takes_one_pass(on_hopper: None) -> None:
     assert names(launched(300)) == ["solve_chunks", "read_chunks"]
     assert names(launched(300, g=None)) == ["solve_chunks", "read_chunks"]
     assert names(launched(300, torch.float16)) == ["solve_chunks", "read_chunks"]
+    assert names(launched(300, width=64)) == ["solve_chunks", "read_chunks"]
     v = torch.zeros(1, 300, 16, 128, dtype=torch.bfloat16, requires_grad=True)
     assert names(launched(300, v=v)) == ["solve_chunks", "read_chunks"]
     packed = torch.tensor([0, 100, 300], dtype=torch.int32)
@@ -384,14 +385,15 @@ def test_the_backward_passes_back(on_hopper: None) -> None:
     [(4, 2048, 8, 8, 1), (1, 8192, 16, 16, 1), (2, 8192, 32, 64, 1), (8, 2048, 16, 32, 0), (1, 300, 8, 8, 0)],
 )
 def test_segments_of_a_training_fill_the_gpu(rows: int, time: int, heads: int, chunks: int, cut: int) -> None:
-    call = SimpleNamespace(B=rows, T=time, HV=heads, decay=1)
+    call = SimpleNamespace(B=rows, T=time, HV=heads, V=128, decay=1)
     assert segments_kept(call) == (chunks, cut)  # type: ignore[arg-type]
 
 
 def test_every_other_call_takes_the_kernels_in_plain_triton(on_hopper: None) -> None:
     plain = ["wy_transform", "chunk_state", "chunk_output"]
     assert names(launched(300, torch.float32)) == plain
-    assert names(launched(300, width=64)) == plain
+    assert names(launched(300, width=32)) == plain
+    assert "solve_chunks" not in names(launched(300, width=64, g=torch.zeros(1, 300, 16, 64)))
     written = torch.zeros(1, 300, 8, 128, dtype=torch.bfloat16)
     assert names(launched(300, write_key=written, g=None)) == plain  # nothing is forgotten: transitions in float32
     q, g = torch.zeros(1, 300, 16, 128, dtype=torch.bfloat16), torch.zeros(1, 300, 16, 128)

@@ -29,7 +29,9 @@ class PassTile(NamedTuple):
 # T and P once for these; where two of 64 columns find a multiprocessor each, they are faster.
 WHOLE = PassTile(128, 3)
 HALF = PassTile(64, 3)
-PROGRAMS = 132  # of 128 columns, that keep an H100 or H200 busy
+NARROW = PassTile(64, 3)  # of heads of 64 channels
+PROGRAMS = 132  # of all columns, that keep an H100 or H200 busy
+NARROW_PROGRAMS = 132  # likewise, of heads of 64 channels
 SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
 SUM_REGISTERS, GRADIENT_REGISTERS = 80, 128  # three and two programs of 8 warps, for the gradients of write keys
 MANY_SEGMENTS = 8  # of a row, from which on it pays to find out how many a state needs; at 4 it costs 2 us per launch
@@ -49,13 +51,19 @@ def takes_one_pass(call: DeltaRule) -> bool:
     x = call.memory
     has_rule = call.delta or (call.decay <= 1 and not call.writes)
     is_plain = not call.lasting and not call.finer and x.divisor is None
-    has_sizes = call.K == 128 and call.V == 128 and call.dtype in (torch.bfloat16, torch.float16)
-    return bool(has_rule and is_plain and has_sizes and runs_gluon(call.device))
+    has_sizes = call.K == call.V and (call.K == 128 or (call.K == 64 and call.decay <= 1))
+    is_half = call.dtype in (torch.bfloat16, torch.float16)
+    return bool(has_rule and is_plain and has_sizes and is_half and runs_gluon(call.device))
+
+
+def programs_wanted(call: DeltaRule) -> int:
+    """How many programs of all columns shall run."""
+    return NARROW_PROGRAMS if call.V == NARROW.BV else PROGRAMS
 
 
 def segments_kept(call: DeltaRule) -> tuple[int, int]:
     """The segments of a forward before a backward, as `segment_length`. Each has one program per head."""
-    return segment_length(call.B, call.T, call.HV, PROGRAMS, least=2)
+    return segment_length(call.B, call.T, call.HV, programs_wanted(call), least=2)
 
 
 def most_lost(dtype: torch.dtype) -> float:
@@ -70,7 +78,7 @@ def record_length(call: DeltaRule, keeps: bool = True) -> int:
 
 def stages(tile: PassTile, w: Any, reads: bool = False) -> int:
     """Chunks in shared memory at once: with write keys w there is room for two, in `read_chunks` with 64 columns for three."""
-    return tile.stages if w is None or (reads and tile is HALF) else 2
+    return tile.stages if w is None or tile is NARROW or (reads and tile is HALF) else 2
 
 
 def count_norms(norms: TensorSpec | None) -> int:
@@ -88,8 +96,9 @@ class OnePass(DeltaRule):
         self.record = record_length(self, self.keeps)
         self.constants |= {"H": self.H, "HV": self.HV, "RECORD": self.record}
         self.choose_segments()
+        self.half = HALF if self.V > NARROW.BV else NARROW
         few = not self.cut and 2 * self.N * self.HV <= PROGRAMS
-        self.pass_tile = HALF if few else WHOLE
+        self.pass_tile = self.half if few or self.V == NARROW.BV else WHOLE
 
     @property
     def makes_write_keys(self) -> bool:
@@ -116,8 +125,7 @@ class OnePass(DeltaRule):
         return {"H": int(tokens.q.shape[2]), "HEADS_W": self.group(tokens.w)}
 
     def choose_segments(self) -> None:
-        programs = self.HV * (self.V // WHOLE.BV)
-        self.length, self.cut = segment_length(self.B, self.T, programs, PROGRAMS)
+        self.length, self.cut = segment_length(self.B, self.T, self.HV, programs_wanted(self))
         self.P = self.count_segments()
 
     def tables(self, kept: SavedForBackward) -> SavedForBackward:
@@ -161,15 +169,15 @@ class OnePass(DeltaRule):
         sizes = {**self.heads(tokens), "DECAY": self.decay}
         added = transition = norms = None
         if self.cut:
-            columns = self.V + self.K * self.delta
-            added, norms = self.floats(self.P, HV, self.V, self.K), self.norms(columns // HALF.BV)
+            half, columns = self.half, self.V + self.K * self.delta
+            added, norms = self.floats(self.P, HV, self.V, self.K), self.norms(columns // half.BV)
             transition = saved.transitions
             if transition is None:
                 transition = self.empty(self.P, HV, self.K, self.K) if self.delta else self.floats(self.P, HV)
             self.launch(
-                summarize_chunks, (columns // HALF.BV * self.P, HV), *tokens[1:], x.v, made, solved, added, transition,
-                norms, *place, **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens.w), LAST=saved.transitions is not None,
-                num_warps=HALF.BV // 16,
+                summarize_chunks, (columns // half.BV * self.P, HV), *tokens[1:], x.v, made, solved, added, transition,
+                norms, *place, **sizes, BV=half.BV, STAGES=stages(half, tokens.w), LAST=saved.transitions is not None,
+                num_warps=half.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
         self.launch(
@@ -210,7 +218,7 @@ class OnePassKept(OnePass):
             gradients_back, (self.P, HV), x.q, x.k, w, x.v, saved.records, do, u, h, dS_end, added,
             saved.transitions if self.cut else None, norms, dS, dq, dk, dw, dv, gates, *self.place(saved), prod(gates.shape[2:]),
             scale, HEADS_W=self.group(w), DECAY=self.decay == 1, STARTED=dS_end is not None, ENDED=dS is not None,
-            NORMS=count_norms(norms), num_warps=8,
+            NORMS=count_norms(norms), num_warps=self.V // 16,
         )  # fmt: skip
         return MemoryGrads(dq, dk, dv, dw, None, dS, gates)
 
@@ -240,7 +248,7 @@ class OnePassKept(OnePass):
         """The states at the chunks' starts."""
         from .back import states_again  # needs Gluon
 
-        tile, start = HALF, saved.starts if self.cut else self.memory.S
+        tile, start = self.half, saved.starts if self.cut else self.memory.S
         h = self.empty(self.M, self.HV, self.K, self.V)
         self.launch(
             states_again, (self.V // tile.BV * self.P, self.HV), w, u, saved.records, start, h, *self.place(saved),
@@ -256,7 +264,8 @@ class OnePassKept(OnePass):
         if not self.cut:
             return None, None
         # The first segments have nothing to do.
-        tile = HALF if 2 * (self.P - self.N) * self.HV <= PROGRAMS else WHOLE
+        few = 2 * (self.P - self.N) * self.HV <= PROGRAMS
+        tile = self.half if few or self.V == NARROW.BV else WHOLE
         added, norms = self.floats(self.P, self.HV, self.V, self.K), self.norms(self.V // tile.BV)
         self.launch(
             summarize_back, (self.V // tile.BV * self.P, self.HV), *tokens, saved.records, do, saved.transitions, added,
