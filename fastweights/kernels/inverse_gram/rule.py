@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..common.call import Call, Specs, make_rule, padded
-from ..common.packing import CHUNK, record_tables
+from ..common.packing import CHUNK, SEGMENT_NUMBERS, record_tables
 from ..runtime.workspace import TensorSpec
 from .carried import carry_adjoint, carry_inverse, chunk_adjoint, finish_gradients
 from .directions import direction_gradients, solve_tokens, token_products, token_rows
@@ -86,7 +86,7 @@ class GramCall(Call):
 
     def record_table(self, saved: Any) -> None:
         if self.packed:  # nothing here reads the place of a segment
-            segments = self.empty(self.N, 5, dtype=torch.int32)
+            segments = self.empty(self.N, SEGMENT_NUMBERS, dtype=torch.int32)
             tokens = self.T + CHUNK
             record_tables(self.recorder, self.x.cu_seqlens, saved.chunk_table, segments, self.T, tokens)
 

@@ -9,16 +9,19 @@ from .passes import (
     T_PLACE,
     copy_factors,
     copy_rows,
+    count_needed,
     find_segment,
     growth_of,
     has_large_number,
     largest_row_sum,
     load_state,
     product_layout,
+    program_segment,
     row_places,
     segments_needed,
     store_rows,
     through_segments,
+    uniform,
 )
 
 
@@ -38,7 +41,7 @@ def states_again(
     WRITE_ROW: gl.constexpr = HV // HEADS_W * K
     VALUE_ROW: gl.constexpr = HV * V
     PARTS: gl.constexpr = V // BV
-    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    part, segment, head = program_segment(segments, HV, PARTS)
     first, tokens, m, _, _, _ = find_segment(segments, segment, time, length)
     w += (first * (HV // HEADS_W) + head // HEADS_W) * K
     u += (first * HV + head) * V + part * BV
@@ -168,7 +171,7 @@ def summarize_back(
     WRITE_ROW: gl.constexpr = HV // HEADS_W * K
     VALUE_ROW: gl.constexpr = HV * V
     PARTS: gl.constexpr = V // BV
-    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    part, segment, head = program_segment(segments, HV, PARTS)
     first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) | (earlier == 0):  # nobody reads what the first segment adds
         return
@@ -177,12 +180,12 @@ def summarize_back(
     if norms is not None and w is None and not CHANNEL:
         # Chunks at the segment's end are left out, as in `summarize_chunks`.
         growth = growth_of(made + (m * HV + head) * RECORD)
-        needed = segments_needed(growth, 0, HV * RECORD // 2, chunks, 1)
+        needed = count_needed(growth, 0, HV * RECORD // 2, chunks, 1)
         behind = tokens - needed * 64
         at = first + needed.to(gl.int64) * 64
         large = has_large_number(do + (at * HV + head) * V + part * BV, behind, VALUE_ROW, BV)
         large |= has_large_number(q + (at * H + head // (HV // H)) * K, behind, KEY_ROW, K)
-        tokens = gl.where(large, tokens, gl.minimum(tokens, needed * 64))
+        tokens = uniform(gl.where(large, tokens, gl.minimum(tokens, needed * 64)))
         chunks = (tokens + 63) // 64
     t = first + (chunks - 1).to(gl.int64) * 64
     m += chunks - 1

@@ -9,8 +9,8 @@ import torch
 
 from ...common.delta_rule.channel_decay import strong_gradients_channel
 from ...common.delta_rule.launches import DeltaRule, MemoryGrads
-from ...common.delta_rule.sizes import SavedForBackward, segment_length
-from ...common.packing import CHUNK
+from ...common.delta_rule.sizes import MIN_SEGMENTS, SavedForBackward, segment_length
+from ...common.packing import CHUNK, SEGMENT_NUMBERS
 from ...runtime.gluon import runs_gluon
 from ...runtime.workspace import TensorSpec
 from ..key_energy import gate_groups, record_scan
@@ -30,8 +30,8 @@ class PassTile(NamedTuple):
 WHOLE = PassTile(128, 3)
 HALF = PassTile(64, 3)
 NARROW = PassTile(64, 3)  # of heads of 64 channels
+NARROW_SEGMENTS = 4  # of a row of such heads, from which on it pays to cut it
 PROGRAMS = 132  # of all columns, that keep an H100 or H200 busy
-NARROW_PROGRAMS = 132  # likewise, of heads of 64 channels
 SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
 SUM_REGISTERS, GRADIENT_REGISTERS = 80, 128  # three and two programs of 8 warps, for the gradients of write keys
 MANY_SEGMENTS = 8  # of a row, from which on it pays to find out how many a state needs; at 4 it costs 2 us per launch
@@ -56,14 +56,9 @@ def takes_one_pass(call: DeltaRule) -> bool:
     return bool(has_rule and is_plain and has_sizes and is_half and runs_gluon(call.device))
 
 
-def programs_wanted(call: DeltaRule) -> int:
-    """How many programs of all columns shall run."""
-    return NARROW_PROGRAMS if call.V == NARROW.BV else PROGRAMS
-
-
 def segments_kept(call: DeltaRule) -> tuple[int, int]:
     """The segments of a forward before a backward, as `segment_length`. Each has one program per head."""
-    return segment_length(call.B, call.T, call.HV, programs_wanted(call), least=2)
+    return segment_length(call.B, call.T, call.HV, PROGRAMS, least=2)
 
 
 def most_lost(dtype: torch.dtype) -> float:
@@ -125,7 +120,8 @@ class OnePass(DeltaRule):
         return {"H": int(tokens.q.shape[2]), "HEADS_W": self.group(tokens.w)}
 
     def choose_segments(self) -> None:
-        self.length, self.cut = segment_length(self.B, self.T, self.HV, programs_wanted(self))
+        least = NARROW_SEGMENTS if self.V == NARROW.BV else MIN_SEGMENTS
+        self.length, self.cut = segment_length(self.B, self.T, self.HV, PROGRAMS, least)
         self.P = self.count_segments()
 
     def tables(self, kept: SavedForBackward) -> SavedForBackward:
@@ -133,7 +129,8 @@ class OnePass(DeltaRule):
         records = self.empty(self.M, self.HV, self.record)
         saved = SavedForBackward(key_energy=kept.key_energy, write_keys=kept.write_keys, records=records)
         if self.packed:
-            saved = saved._replace(chunk_table=kept.chunk_table, segment_table=self.empty(self.P, 5, dtype=torch.int32))
+            segments = self.empty(self.P, SEGMENT_NUMBERS, dtype=torch.int32)
+            saved = saved._replace(chunk_table=kept.chunk_table, segment_table=segments)
             self.record_tables(saved)
         return saved
 
@@ -175,13 +172,13 @@ class OnePass(DeltaRule):
             if transition is None:
                 transition = self.empty(self.P, HV, self.K, self.K) if self.delta else self.floats(self.P, HV)
             self.launch(
-                summarize_chunks, (columns // half.BV * self.P, HV), *tokens[1:], x.v, made, solved, added, transition,
+                summarize_chunks, (columns // half.BV * self.P * HV,), *tokens[1:], x.v, made, solved, added, transition,
                 norms, *place, **sizes, BV=half.BV, STAGES=stages(half, tokens.w), LAST=saved.transitions is not None,
                 num_warps=half.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
         self.launch(
-            read_chunks, (self.V // tile.BV * self.P, HV), *tokens, x.v, made, solved, x.S, added, transition, norms, o,
+            read_chunks, (self.V // tile.BV * self.P * HV,), *tokens, x.v, made, solved, x.S, added, transition, norms, o,
             S_end, saved.u, saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
             ENDED=S_end is not None, NORMS=count_norms(norms), STAGES=stages(tile, tokens.w, True), num_warps=tile.BV // 16,
         )  # fmt: skip
@@ -215,7 +212,7 @@ class OnePassKept(OnePass):
         dw = None if w is None else self.token_tensor(HV, self.K)
         dS, gates = self.state(self.N) if state_grads else None, self.floats(1, 2, *self.rows, HV)
         self.launch(
-            gradients_back, (self.P, HV), x.q, x.k, w, x.v, saved.records, do, u, h, dS_end, added,
+            gradients_back, (self.P * HV,), x.q, x.k, w, x.v, saved.records, do, u, h, dS_end, added,
             saved.transitions if self.cut else None, norms, dS, dq, dk, dw, dv, gates, *self.place(saved), prod(gates.shape[2:]),
             scale, HEADS_W=self.group(w), DECAY=self.decay == 1, STARTED=dS_end is not None, ENDED=dS is not None,
             NORMS=count_norms(norms), num_warps=self.V // 16,
@@ -251,7 +248,7 @@ class OnePassKept(OnePass):
         tile, start = self.half, saved.starts if self.cut else self.memory.S
         h = self.empty(self.M, self.HV, self.K, self.V)
         self.launch(
-            states_again, (self.V // tile.BV * self.P, self.HV), w, u, saved.records, start, h, *self.place(saved),
+            states_again, (self.V // tile.BV * self.P * self.HV,), w, u, saved.records, start, h, *self.place(saved),
             HEADS_W=self.group(w), BV=tile.BV, CHANNEL=self.decay == 2, STARTED=start is not None, STAGES=tile.stages,
             num_warps=tile.BV // 16,
         )  # fmt: skip
@@ -268,7 +265,7 @@ class OnePassKept(OnePass):
         tile = self.half if few or self.V == NARROW.BV else WHOLE
         added, norms = self.floats(self.P, self.HV, self.V, self.K), self.norms(self.V // tile.BV)
         self.launch(
-            summarize_back, (self.V // tile.BV * self.P, self.HV), *tokens, saved.records, do, saved.transitions, added,
+            summarize_back, (self.V // tile.BV * self.P * self.HV,), *tokens, saved.records, do, saved.transitions, added,
             norms, *self.place(saved), scale, **self.heads(tokens), BV=tile.BV, CHANNEL=self.decay == 2,
             STAGES=stages(tile, tokens.w), num_warps=tile.BV // 16,
         )  # fmt: skip

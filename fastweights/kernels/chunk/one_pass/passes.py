@@ -36,6 +36,15 @@ def unknown_zero():
 
 
 @gluon.jit
+def uniform(x):
+    """x, a number that all threads have alike, in a register of the whole warp. Where the assembler does not know that threads
+    leave a loop together, it keeps the descriptors of products in registers of each thread, and copies them for every product."""
+    return gl.inline_asm_elementwise(
+        "redux.sync.max.s32 $0, $1, 0xffffffff;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def row_places(STRIDE: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, NUMBERS: gl.constexpr = 8):
     """Of a tile [HEIGHT, WIDTH] the rows, and the places of all numbers. A thread's rows differ by constants, which stand within
     instructions. NUMBERS: see `row_layout`."""
@@ -296,6 +305,17 @@ def pass_segment(
 
 
 @gluon.jit
+def program_segment(segments, HV: gl.constexpr, PARTS: gl.constexpr):
+    """The part, segment and head of a program. Of packed sequences the longest segments come first: begun last, they would hold
+    up the end of a launch."""
+    number = gl.program_id(0)
+    segment = number // (PARTS * HV)
+    if segments is not None:
+        segment = gl.load(segments + 6 * segment + 5)
+    return number % PARTS, segment, number // PARTS % HV
+
+
+@gluon.jit
 def find_segment(segments, segment, time, length):
     """Of a segment: its first token (int64), how many tokens it has, its first chunk (int64), its sequence, how many segments the
     sequence has before it, and whether it is the last. segments: the table of packed sequences, None for rows."""
@@ -341,14 +361,14 @@ def largest_row_sum(x):
     return gl.max(sums, 0) + gl.sum(0.0 * sums, 0)
 
 
-@gluon.jit(noinline=True)
-def segments_needed(norms, near, step, count, NORMS: gl.constexpr):
+@gluon.jit
+def count_needed(norms, near, step, count, NORMS: gl.constexpr):
     """Of `count` segments between a state and the start of its sequence, or its gradient and the end, how many it is found from.
     What lies behind so many that less than 2^-126 comes through them, below float32's normal numbers, adds nothing. All, where
-    one has a bad number or they are more than 128.
+    one has a bad number or they are more than 128. Likewise of chunks.
 
     norms: how many times larger each makes the absolute sum of a row of a state at most, in NORMS parts. Those of the nearest lie
-    at number `near`, of the next `step` further. Apart, as within a pass it would cost the loop registers."""
+    at number `near`, of the next `step` further."""
     MOST: gl.constexpr = 128
     i = gl.arange(0, MOST, gl.BlockedLayout([4], [32], [gl.num_warps()], [0]))
     norms += (near + i.to(gl.int64) * step) * NORMS
@@ -362,16 +382,22 @@ def segments_needed(norms, near, step, count, NORMS: gl.constexpr):
 
 
 @gluon.jit(noinline=True)
+def segments_needed(norms, near, step, count, NORMS: gl.constexpr):
+    """`count_needed` apart, as within a pass it would cost the loop registers."""
+    return count_needed(norms, near, step, count, NORMS)
+
+
+@gluon.jit
 def has_large_number(x, tokens, STRIDE: gl.constexpr, WIDTH: gl.constexpr):
-    """Whether rows [tokens, WIDTH] have a NaN, an infinity, or a number so large that sums of them might become one. Apart, as
-    `segments_needed` is."""
-    row, at = row_places(STRIDE, 64, WIDTH)
+    """Whether rows [tokens, WIDTH] have a NaN, an infinity, or a number so large that sums of them might become one."""
+    ROWS: gl.constexpr = 16384 // WIDTH  # many loads at once
+    row, at = row_places(STRIDE, ROWS, WIDTH)
     LAYOUT: gl.constexpr = at.type.layout
-    large = gl.zeros([64, WIDTH], gl.int32, LAYOUT)
-    for n in range((tokens + 63) // 64):
-        numbers = gl.load(x + at, (row < tokens - n * 64)[:, None], 0.0).to(gl.float32)
-        large = gl.where(gl.abs(numbers) < 1e18, large, 1)
-        x += 64 * STRIDE
+    large = gl.zeros([ROWS, WIDTH], gl.float32, LAYOUT)
+    for n in range((tokens + ROWS - 1) // ROWS):
+        numbers = gl.load(x + at, (row < tokens - n * ROWS)[:, None], 0.0).to(gl.float32)
+        large = gl.where(gl.abs(numbers) < 1e18, large, 1.0)
+        x += ROWS * STRIDE
     return gl.max(gl.max(large, 1), 0) > 0
 
 
@@ -453,7 +479,7 @@ def read_chunks(
     the states that the segments start from [P, HV, K, V] are written too, None otherwise."""
     TYPE: gl.constexpr = q.dtype.element_ty
     PARTS: gl.constexpr = V // BV
-    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    part, segment, head = program_segment(segments, HV, PARTS)
     first, tokens, m, sequence, earlier, is_last = find_segment(segments, segment, time, length)
     if (tokens == 0) & (~is_last):
         return
@@ -504,7 +530,7 @@ def summarize_chunks(
     KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
     VALUES: gl.constexpr = V // BV
     PARTS: gl.constexpr = VALUES + (K // BV if DELTA else 0)
-    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    part, segment, head = program_segment(segments, HV, PARTS)
     first, tokens, m, _, _, is_last = find_segment(segments, segment, time, length)
     is_value = part + unknown_zero() < VALUES  # where it is known, Triton 3.6 may not compile the kernel
     if (tokens == 0) & (~is_last):
@@ -528,11 +554,11 @@ def summarize_chunks(
         # Chunks at the segment's start are left out, as segments are, where nothing comes through those behind them.
         chunks = (tokens + 63) // 64
         last = made + (chunks - 1).to(gl.int64) * (HV * RECORD)
-        left_out = chunks - segments_needed(growth_of(last), 0, -(HV * RECORD // 2), chunks, 1)
+        left_out = chunks - count_needed(growth_of(last), 0, -(HV * RECORD // 2), chunks, 1)
         large = has_large_number(v, gl.where(is_value, left_out * 64, 0), HV * V, BV)
         if not DELTA:  # else a bad key makes growths NaN
             large |= has_large_number(k, left_out * 64, H * K, K)
-        left_out = gl.where(large, 0, left_out)
+        left_out = uniform(gl.where(large, 0, left_out))
         tokens -= left_out * 64
         k += left_out.to(gl.int64) * (64 * H * K)
         v += left_out.to(gl.int64) * (64 * HV * V)
