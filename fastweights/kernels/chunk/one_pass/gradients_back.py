@@ -14,7 +14,6 @@ from .passes import (
     copy_factors,
     copy_rows,
     product_layout,
-    program_segment,
     row_places,
     state_addresses,
     unknown_zero,
@@ -58,7 +57,7 @@ def load_sums(buffer, LAYOUT: gl.constexpr):
 def copy_early(
     writes, do, made, ws, dos, Ps, Ts, fs, first, m, head, c, live,
     HV: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, V: gl.constexpr, RECORD: gl.constexpr,
-    DELTA: gl.constexpr, ONCE: gl.constexpr,
+    DELTA: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """Begin to copy what a step needs first of chunk c of a segment."""
     c, first, m, head = anew(c), anew(first), anew(m), anew(head)
@@ -67,7 +66,7 @@ def copy_early(
     copy_rows(ws, writes + (t * (HV // GROUP) + head // GROUP) * K, live, HV // GROUP * K, True)
     copy_rows(dos, do + (t * HV + head) * V, live, HV * V, True)
     copy_rows(Ps, record, whole, 64, True)
-    if not ONCE:
+    if not LATE:
         if DELTA:
             copy_rows(Ts, record + T_PLACE, whole, 64, True)
         copy_factors(fs, record, live > 0)
@@ -88,19 +87,16 @@ def copy_states(
 @gluon.jit
 def copy_late(
     q, k, made, qs, ks, Ts, fs, first, m, head, c, live,
-    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr, DELTA: gl.constexpr, ONCE: gl.constexpr,
-    LATE: gl.constexpr,
+    H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, RECORD: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
-    """Begin to copy the queries of chunk c of a segment; with ONCE also T and factors, with LATE the keys."""
+    """Begin to copy the queries of chunk c of a segment, with LATE also what there is room for once."""
     c, first, m, head = anew(c), anew(first), anew(m), anew(head)
     at = ((first + c * 64) * H + head // (HV // H)) * K
     copy_rows(qs, q + at, live, H * K, True)
     if LATE:
         copy_rows(ks, k + at, live, H * K, True)
-    if ONCE:
         record = made + ((m + c) * HV + head) * RECORD
-        if DELTA:
-            copy_rows(Ts, record + T_PLACE, gl.where(live > 0, 64, 0), 64, True)
+        copy_rows(Ts, record + T_PLACE, gl.where(live > 0, 64, 0), 64, True)
         copy_factors(fs, record, live > 0)
     async_copy.commit_group()
 
@@ -134,9 +130,8 @@ def gradients_back(
     VALUE_ROW: gl.constexpr = HV * V
     LATE: gl.constexpr = w is not None
     GROUP: gl.constexpr = HEADS_W if LATE else HV // H
-    ONCE: gl.constexpr = LATE or K == 64  # so that two programs of 64 channels have room on a multiprocessor
-    STAGES: gl.constexpr = 1 if ONCE else 2
-    _, segment, head = program_segment(segments, HV, 1)
+    STAGES: gl.constexpr = 1 if LATE else 2
+    segment, head = gl.program_id(0), gl.program_id(1)
     first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) & (earlier != 0):
         return
@@ -165,9 +160,8 @@ def gradients_back(
     sums = gl.allocate_shared_memory(gl.float32, [3, 16 * WARPS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     met = gl.allocate_shared_memory(gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
-    # Copies are begun in this order: [w, dO, P, T and factors of n], which step n takes first, [u and h of n], [q of n; if ONCE
-    # T and factors, if LATE k], which it takes next, [w .. of n + 1]. In the middle of step n follow [v of n] and [u and h of
-    # n + 1].
+    # Copies are begun in this order: [w, dO, P, T and factors of n], which step n takes first, [u and h of n], [q of n; if LATE
+    # k, T and factors], which it takes next, [w .. of n + 1]. In the middle of step n follow [v of n] and [u and h of n + 1].
     writes = k
     if w is not None:
         writes = w
@@ -175,17 +169,16 @@ def gradients_back(
     left = gl.where(chunks > 0, tokens - c * 64, 0)
     copy_early(
         writes, do, made, ws.index(0), dos.index(0), Ps.index(0), Ts.index(0), fs.index(0), first, m, head, c, left,
-        HV, GROUP, K, V, RECORD, DELTA, ONCE,
+        HV, GROUP, K, V, RECORD, DELTA, LATE,
     )  # fmt: skip
     copy_states(u, h, one_u.index(0), one_h.index(0), first, m, head, c, left, HV, K, V)
     copy_late(
-        q, k, made, one_q.index(0), one_k.index(0), Ts.index(0), fs.index(0), first, m, head, c, left, H, HV, K, RECORD,
-        DELTA, ONCE, LATE,
+        q, k, made, one_q.index(0), one_k.index(0), Ts.index(0), fs.index(0), first, m, head, c, left, H, HV, K, RECORD, LATE
     )  # fmt: skip
     left = gl.where(chunks > 1, 64, 0)
     copy_early(
         writes, do, made, ws.index(1), dos.index(1), Ps.index(1), Ts.index(STAGES - 1), fs.index(STAGES - 1), first, m, head,
-        c - 1, left, HV, GROUP, K, V, RECORD, DELTA, ONCE,
+        c - 1, left, HV, GROUP, K, V, RECORD, DELTA, LATE,
     )  # fmt: skip
     zeros = gl.zeros([V, 64], gl.float32, TOKENS)
     none = gl.zeros([64, 64], gl.float32, SQUARE)
@@ -198,10 +191,9 @@ def gradients_back(
         live = gl.where(n == 0, tokens - (chunks - 1) * 64, 64)
         now = n & 1
         zero = unknown_zero()
-        once = zero if ONCE else now
-        at_key = zero if LATE else now
+        once = zero if LATE else now
         write, grads, pairs = ws.index(now), dos.index(now), Ps.index(now)
-        square, line, key = Ts.index(once), fs.index(once), one_k.index(at_key)
+        square, line, key = Ts.index(once), fs.index(once), one_k.index(once)
         qs, us, zs, hs = one_q.index(zero), one_u.index(zero), one_z.index(zero), one_h.index(zero)
         dSs, plain_A = one_dS.index(zero), one_A.index(zero)
         vs = dSs.slice(0, 64)
@@ -299,7 +291,7 @@ def gradients_back(
             summed = -own_sums(grad_w, ws.index(anew(now)).load(WIDE))
         if DELTA:
             grad_k = warpgroup_mma_wait(1, deps=[grad_k])
-            overlap = own_sums(grad_k, one_k.index(anew(at_key)).load(WIDE))
+            overlap = own_sums(grad_k, one_k.index(anew(once)).load(WIDE))
             sums.index(1).store(row_sums(overlap))
             grad_k *= line.slice(128, 64).load(BY_ROW)[:, None]
             if w is None:
@@ -344,13 +336,11 @@ def gradients_back(
             row, at = row_places(HV * K, 64, K)
             gl.store(dw + token * K + at, write.load(at.type.layout), (row < live)[:, None])
             gl.thread_barrier()
-        copy_late(
-            q, k, made, qs, key, square, line, first, m, head, c - 1, more, H, HV, K, RECORD, DELTA, ONCE, LATE
-        )  # fmt: skip
+        copy_late(q, k, made, qs, key, square, line, first, m, head, c - 1, more, H, HV, K, RECORD, LATE)
         left = gl.where(n + 2 < chunks, 64, 0)
         copy_early(
             writes, do, made, write, grads, pairs, square, line, first, m, head, c - 2, left,
-            HV, GROUP, K, V, RECORD, DELTA, ONCE,
+            HV, GROUP, K, V, RECORD, DELTA, LATE,
         )  # fmt: skip
     async_copy.wait_group(0)
     if ENDED:  # noqa: SIM102 (one is known when compiling)
