@@ -140,19 +140,12 @@ def chunk_growth(decay, gain, norm):
 
 
 @gluon.jit
-def stage_square(x, TYPE: gl.constexpr):
-    """x, transposed, in shared memory."""
-    staged = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
-    staged.permute((1, 0)).store(x.to(TYPE))
-    return staged
-
-
-@gluon.jit
-def store_square(staged, at):
-    """Write a tile [64, 64]."""
+def store_square(staged, x, at):
+    """Write x, transposed, as a tile [64, 64]."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
     c = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
+    staged.permute((1, 0)).store(x.to(staged.dtype))
     gl.store(at + i[:, None] * 64 + c[None, :], staged.load(LAYOUT))
 
 
@@ -253,6 +246,7 @@ def solve_chunks(
     if DELTA:
         gain = gl.where(decay == decay, gain, 0.0)
         gains.store(gain)
+    total = summed.slice(63, 1).load(LINE)
     from_i = summed.load(BY_I)
     from_j = summed.load(BY_J)
     i = gl.arange(0, 64, BY_I)
@@ -264,26 +258,22 @@ def solve_chunks(
             overlap *= pair
         until = gl.where(from_i == from_i, i, -1)  # no row of A has a bad number
         A = gl.where(until[None, :] > j[:, None], overlap * gains.load(BY_I)[None, :], 0.0)
+    staged = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
     if DECAY == 1:
         scores *= pair * scale
     else:
         scores *= scale
     scores += 0.0 * scores  # infinities become NaN
-    # Tiles are written last, as a fence before a product waits for what was written.
-    pairs = stage_square(gl.where(i[None, :] >= j[:, None], scores, 0.0), TYPE)
-    if DELTA:
-        T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)
-        bad = (0.0 * summed.load(BY_I))[None, :]
-        scaled = stage_square(T * gains.load(BY_J)[:, None] + bad, TYPE)
-        if KEPT:
-            store_square(stage_square(T + bad, TYPE), made + T_PLACE)
-        store_square(scaled, solved + (m.to(gl.int64) * HV + head) * 4096)
-    store_square(pairs, made)
-    factors = factors_of(made) + gl.arange(0, 64, LINE)
+    store_square(staged, gl.where(i[None, :] >= j[:, None], scores, 0.0), made)
+    factors = factors_of(made) + t
     if DECAY < 2:
-        decay = summed.load(LINE)
         gl.store(factors, gl.exp2(decay))
-        gl.store(factors + 64, gl.exp2(summed.slice(63, 1).load(LINE) - decay))
+        gl.store(factors + 64, gl.exp2(total - decay))
         gl.store(factors + 192, decay)
     if DELTA:
-        gl.store(factors + 128, gains.load(LINE))
+        gl.store(factors + 128, gain)
+        T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)
+        bad = (0.0 * summed.load(BY_I))[None, :]
+        if KEPT:
+            store_square(staged, T + bad, made + T_PLACE)
+        store_square(staged, T * gains.load(BY_J)[:, None] + bad, solved + (m.to(gl.int64) * HV + head) * 4096)
