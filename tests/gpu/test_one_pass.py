@@ -25,18 +25,19 @@ pytestmark = [
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "gdn": delta_rule, "gdn, strong": delta_rule, "write keys": delta_rule, "write keys, no decay": delta_rule,
-    "pgdn": preconditioned_delta_rule, "simple_gla": linear_attention, "pdn": preconditioned_delta_rule,
-    "kda": delta_rule, "kda, in two halves": delta_rule,
-    "kda, strong": delta_rule,
+    "gdn": delta_rule, "gdn, strong": delta_rule, "gdn, stronger": delta_rule, "write keys": delta_rule,
+    "write keys, no decay": delta_rule, "pgdn": preconditioned_delta_rule, "simple_gla": linear_attention,
+    "pdn": preconditioned_delta_rule, "kda": delta_rule, "kda, in two halves": delta_rule, "kda, strong": delta_rule,
     "pkda": preconditioned_delta_rule,
 }  # fmt: skip
 
 
-def draw(rule: str, rows: int, time: int, heads: int, value_heads: int, states: int) -> dict[str, Tensor]:
+def draw(
+    rule: str, rows: int, time: int, heads: int, value_heads: int, states: int, width: int = 128
+) -> dict[str, Tensor]:
     torch.manual_seed(time)
-    q, k = (F.normalize(torch.randn(rows, time, heads, 128, device="cuda"), dim=-1).bfloat16() for _ in range(2))
-    v = torch.randn(rows, time, value_heads, 128, device="cuda").bfloat16()
+    q, k = (F.normalize(torch.randn(rows, time, heads, width, device="cuda"), dim=-1).bfloat16() for _ in range(2))
+    v = torch.randn(rows, time, value_heads, width, device="cuda").bfloat16()
     beta, g, gain, decay = (torch.rand(rows, time, value_heads, device="cuda") for _ in range(4))
     if rule in ("kda", "kda, in two halves", "kda, strong", "pkda"):
         g = torch.rand(rows, time, value_heads, 128, device="cuda")
@@ -46,9 +47,11 @@ def draw(rule: str, rows: int, time: int, heads: int, value_heads: int, states: 
         g *= 6
     elif rule == "gdn, strong":  # so much that a segment depends on few before and behind it
         g *= 0.2
+    elif rule == "gdn, stronger":  # so much that its end depends on few of its chunks
+        g *= 4
     else:
         g *= 1e-3  # so little that segments depend on those before and behind them
-    drawn = {"q": q, "k": k, "v": v, "S": torch.randn(states, value_heads, 128, 128, device="cuda")}
+    drawn = {"q": q, "k": k, "v": v, "S": torch.randn(states, value_heads, width, width, device="cuda")}
     if rule not in ("pdn", "write keys, no decay"):
         drawn["g"] = -g
     if rule != "simple_gla":
@@ -61,7 +64,7 @@ def draw(rule: str, rows: int, time: int, heads: int, value_heads: int, states: 
             "precond_beta": gain,
             "center": torch.full((value_heads,), -0.2, device="cuda"),
         }
-        drawn["A"] = torch.rand(states, value_heads, 128, device="cuda") / 32
+        drawn["A"] = torch.rand(states, value_heads, width, device="cuda") / 32
     return drawn
 
 
@@ -107,7 +110,7 @@ FORMS = {
 
 CASES = [("gdn", form) for form in FORMS] + [("pdn", "segments"), ("kda", "short")]
 CASES += [("kda, strong", "odd and grouped"), ("kda, in two halves", "odd and grouped")]
-CASES += [("gdn, strong", "segments"), ("gdn, strong", "packed, in segments")]
+CASES += [(rule, form) for rule in ("gdn, strong", "gdn, stronger") for form in ("segments", "packed, in segments")]
 CASES += [
     (rule, form)
     for rule in ("write keys", "write keys, no decay", "pgdn", "simple_gla", "kda", "pkda")
@@ -115,11 +118,14 @@ CASES += [
 ]
 
 
-@pytest.mark.parametrize(("rule", "form"), CASES)
-def test_as_exact_as_in_plain_triton(rule: str, form: str) -> None:
+NARROW = [(rule, form) for rule in ("gdn", "write keys", "pgdn", "simple_gla") for form in FORMS if form != "packed"]
+
+
+@pytest.mark.parametrize(("rule", "form", "width"), [(*case, 128) for case in CASES] + [(*case, 64) for case in NARROW])
+def test_as_exact_as_in_plain_triton(rule: str, form: str, width: int) -> None:
     rows, time, heads, value_heads, edges = FORMS[form]
     given: Any = {} if edges is None else {"cu_seqlens": torch.tensor(edges, dtype=torch.int32, device="cuda")}
-    inputs = draw(rule, rows, time, heads, value_heads, rows if edges is None else len(edges) - 1)
+    inputs = draw(rule, rows, time, heads, value_heads, rows if edges is None else len(edges) - 1, width)
     wanted = results(rule, {name: x.double() for name, x in inputs.items()}, "torch", **given)
     got, again = results(rule, inputs, **given), results(rule, inputs, **given)
     plain = in_plain_triton(lambda: results(rule, inputs, **given))
@@ -132,9 +138,11 @@ def test_as_exact_as_in_plain_triton(rule: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "beta", "g", "S", "write_key"])
-@pytest.mark.parametrize("rule", ["gdn", "write keys", "pgdn", "simple_gla", "kda"])
-def test_bad_numbers_stand_where_they_do_in_plain_triton(rule: str, name: str) -> None:
-    inputs = draw(rule, 1, 300, 2, 2, 4)
+@pytest.mark.parametrize(
+    ("rule", "width"), [*((rule, 128) for rule in ("gdn", "write keys", "pgdn", "simple_gla", "kda")), ("gdn", 64)]
+)
+def test_bad_numbers_stand_where_they_do_in_plain_triton(rule: str, width: int, name: str) -> None:
+    inputs = draw(rule, 1, 300, 2, 2, 4, width)
     if name not in inputs:
         pytest.skip("the rule lacks it")
     given = {"cu_seqlens": torch.tensor([0, 100, 230, 231, 300], dtype=torch.int32, device="cuda")}
@@ -148,12 +156,13 @@ def test_bad_numbers_stand_where_they_do_in_plain_triton(rule: str, name: str) -
 
 
 @pytest.mark.parametrize("name", ["v", "k", "S"])
-def test_bad_numbers_reach_segments_that_depend_on_few(name: str) -> None:
-    inputs = draw("gdn, strong", 1, 5000, 2, 2, 1)
+@pytest.mark.parametrize("rule", ["gdn, strong", "gdn, stronger"])
+def test_bad_numbers_reach_segments_that_depend_on_few(rule: str, name: str) -> None:
+    inputs = draw(rule, 1, 5000, 2, 2, 1)
     place = (0, 1, 3, 9) if name == "S" else (0, 130, 1, 7)
     inputs[name][place] = float("inf")
-    got, alone = results("gdn, strong", inputs), without_gradients("gdn, strong", inputs)
-    plain = in_plain_triton(lambda: without_gradients("gdn, strong", inputs))
+    got, alone = results(rule, inputs), without_gradients(rule, inputs)
+    plain = in_plain_triton(lambda: without_gradients(rule, inputs))
     for found in (got, alone):
         for x, before in zip(found[:2], plain, strict=True):
             assert not before[:, -1].isfinite().all()

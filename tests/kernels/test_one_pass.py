@@ -160,13 +160,18 @@ def transition(chunks: list[Chunk], part: range) -> Tensor:
     return through
 
 
-def segments_needed(transitions: list[Tensor]) -> int:
-    """Of the segments before a place, the nearest first, how many its state is found from."""
+def segments_needed(norms: list[float]) -> int:
+    """Of the segments before a place, or the chunks of one, the nearest first, how many its state is found from."""
     through, needed = 1.0, 1
-    for i, T in enumerate(transitions):
-        through *= T.abs().sum(1).max().item()
+    for i, norm in enumerate(norms):
+        through *= norm
         needed = i + 2 if through >= 2.0**-126 else needed
-    return min(needed, len(transitions))
+    return min(needed, len(norms))
+
+
+def chunk_growth(one: Chunk) -> float:
+    """How many times longer a row of the state becomes at most."""
+    return (one.since[-1] * (1 - one.beta * (one.k * one.w).sum(1)).abs().clamp_min(1).prod()).item()
 
 
 def forward(chunks: list[Chunk], S: Tensor, length: int) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
@@ -283,7 +288,7 @@ def test_segments_far_away_add_nothing() -> None:
     chunks = chunks_of("write keys", leaves, order)
     parts = segments(chunks, 1)
     transitions = [transition(chunks, part) for part in reversed(parts[:-1])]
-    needed = segments_needed(transitions)
+    needed = segments_needed([T.abs().sum(1).max().item() for T in transitions])
     assert 1 < needed < len(transitions)
     _, end, _, _ = forward(chunks, S[0, 0].T, 1)
     _, near, _, _ = forward(chunks[-1 - needed :], torch.zeros(128, 128, dtype=torch.float64), 1)
@@ -292,6 +297,22 @@ def test_segments_far_away_add_nothing() -> None:
     for T in transitions[:needed]:
         left = left @ T
     assert (left.abs().sum(1) < 2.0**-126 * before).all()
+
+
+@pytest.mark.parametrize("length", [0.5, 1.0, 1.7])
+def test_chunks_far_away_add_nothing(length: float) -> None:
+    """length: of the keys; 1.7 is so long that a token makes rows of the state longer."""
+    leaves, order, S = draw_rule("delta rule", 500)
+    leaves["k"] *= length
+    chunks = chunks_of("delta rule", leaves, order)
+    for i, one in enumerate(chunks):
+        growth = torch.linalg.matrix_norm(transition(chunks, range(i, i + 1)), 2).item()
+        assert growth <= chunk_growth(one) * (1 + 1e-9)
+    needed = segments_needed([chunk_growth(one) for one in reversed(chunks)])
+    assert 1 < needed < len(chunks)
+    _, end, _, _ = forward(chunks, S[0, 0].T, len(chunks))
+    _, near, _, _ = forward(chunks[-needed:], torch.zeros_like(S[0, 0]), len(chunks))
+    assert (end - near).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -350,6 +371,7 @@ def test_a_forward_takes_one_pass(on_hopper: None) -> None:
     assert names(launched(300)) == ["solve_chunks", "read_chunks"]
     assert names(launched(300, g=None)) == ["solve_chunks", "read_chunks"]
     assert names(launched(300, torch.float16)) == ["solve_chunks", "read_chunks"]
+    assert names(launched(300, width=64)) == ["solve_chunks", "read_chunks"]
     v = torch.zeros(1, 300, 16, 128, dtype=torch.bfloat16, requires_grad=True)
     assert names(launched(300, v=v)) == ["solve_chunks", "read_chunks"]
     packed = torch.tensor([0, 100, 300], dtype=torch.int32)
@@ -397,23 +419,25 @@ def with_backward(
     heads: int = 16,
     sequences: int = 1,
     rule: str = "delta rule",
+    width: int = 128,
     **given: Any,
 ) -> list[Compilation]:
     """gates: the dtype of beta and g; heads: of the values, half as many of the keys. Write keys are preconditioned ones."""
 
     def step() -> None:
-        tokens = {"q": (heads // 2, 128), "k": (heads // 2, 128), "v": (heads, 128), "beta": (heads,), "g": (heads,)}
+        keys, values = (heads // 2, width), (heads, width)
+        tokens = {"q": keys, "k": keys, "v": values, "beta": (heads,), "g": (heads,)}
         dtypes = {"beta": gates, "g": gates}
         drawn = {name: torch.zeros(1, time, *x, dtype=dtypes.get(name, torch.bfloat16)) for name, x in tokens.items()}
-        state = torch.zeros(sequences, heads, 128, 128)
+        state = torch.zeros(sequences, heads, width, width)
         begin: Any = state.requires_grad_()
         if rule == "write keys":
             drawn |= {"precond_g": torch.zeros(1, time, heads), "precond_beta": torch.zeros(1, time, heads)}
-            begin, given["center"] = (begin, torch.zeros(sequences, heads, 128)), torch.zeros(heads)
+            begin, given["center"] = (begin, torch.zeros(sequences, heads, width)), torch.zeros(heads)
         elif rule == "linear attention":
             del drawn["beta"]
         elif rule == "one decay per channel":
-            drawn["g"] = torch.zeros(1, time, heads, 128)
+            drawn["g"] = torch.zeros(1, time, heads, width)
         leaves: Any = {name: x.requires_grad_() for name, x in drawn.items()}
         o, end = OPS[rule](**leaves, **given, initial_state=begin, output_final_state=True, backend="triton")
         S = end[0] if rule == "write keys" else end
@@ -448,7 +472,8 @@ def test_segments_of_a_training_fill_the_gpu(rows: int, time: int, heads: int, c
 def test_every_other_call_takes_the_kernels_in_plain_triton(on_hopper: None) -> None:
     plain = ["wy_transform", "chunk_state", "chunk_output"]
     assert names(launched(300, torch.float32)) == plain
-    assert names(launched(300, width=64)) == plain
+    assert names(launched(300, width=32)) == plain
+    assert "solve_chunks" not in names(launched(300, width=64, g=torch.zeros(1, 300, 16, 64)))
     q, g = torch.zeros(1, 300, 16, 128, dtype=torch.bfloat16), torch.zeros(1, 300, 16, 128)
     assert names(launched(300, torch.float16, g=g))[0] == "wy_transform_channel"  # float16 has too few exponents
     assert "solve_chunks" not in names(list(recorded(partial(linear_attention, q, q, q, g=g, backend="triton"))))
@@ -460,8 +485,8 @@ def test_other_devices_take_the_kernels_in_plain_triton() -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("rule", RULES)
-def test_machine_code(on_hopper: None, rule: str) -> None:
+@pytest.mark.parametrize(("rule", "width"), [(rule, 128) for rule in RULES] + [(rule, 64) for rule in RULES[:3]])
+def test_machine_code(on_hopper: None, rule: str, width: int) -> None:
     """Every kernel fits, and products run on while others are issued: where the assembler orders them one by one, it waits for
     each. Every load is waited for."""
     spilled = {"read_chunks": 640, "gradients_back": 64, "solve_chunks": 32}
@@ -469,7 +494,7 @@ def test_machine_code(on_hopper: None, rule: str) -> None:
         spilled |= {"solve_chunks": 320, "sum_write_key_grads": 64, "write_key_grads": 32}
     elif rule == "one decay per channel":  # where channels lose much, more than registers hold
         spilled |= {"solve_chunks": 1360, "channel_gradients_back": 96}
-    once = {one.kernel.__name__: one for one in with_backward(8192, rule=rule) if one.kernel.is_gluon()}
+    once = {one.kernel.__name__: one for one in with_backward(8192, rule=rule, width=width) if one.kernel.is_gluon()}
     for name, one in once.items():
         compiled = one.compile(90)
         assert not early_reads(compiled.sass)
@@ -477,7 +502,7 @@ def test_machine_code(on_hopper: None, rule: str) -> None:
         waits = sum(x.startswith("WARPGROUP.DEPBAR") for x in compiled.instructions)
         assert compiled.shared <= 227 * 1024
         assert compiled.stack <= spilled.get(name, 0)
-        assert products >= 4 and waits <= max(1, products / 4)
+        assert products >= 4 and waits <= max(1, products / (4 if width == 128 else 3))
 
 
 @pytest.mark.compiler

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.kernels
 def tables(cu_seqlens: torch.Tensor, time: int, tokens: int) -> tuple[list[list[int]], list[list[int]]]:
     """The rows of both tables; what the kernel leaves unwritten is -1."""
     from fastweights.kernels.common.call import max_pieces
-    from fastweights.kernels.common.packing import CHUNK, record_tables
+    from fastweights.kernels.common.packing import CHUNK, SEGMENT_NUMBERS, record_tables
     from fastweights.kernels.runtime.launch_plan import LaunchPlan, Recorder
     from fastweights.kernels.runtime.workspace import TensorSpec
 
@@ -23,7 +23,7 @@ def tables(cu_seqlens: torch.Tensor, time: int, tokens: int) -> tuple[list[list[
     edges = TensorSpec(cu_seqlens.shape, cu_seqlens.dtype)
     chunks, segments = (
         TensorSpec((max_pieces(count, time, piece, packed=True), width), torch.int32)
-        for piece, width in ((CHUNK, 2), (tokens, 5))
+        for piece, width in ((CHUNK, 2), (tokens, SEGMENT_NUMBERS))
     )
     recorder = Recorder()
     record_tables(recorder, edges, chunks, segments, time, tokens)
@@ -54,7 +54,11 @@ def test_every_piece_has_one_number(lengths: list[int], per_segment: int, dtype:
     assert sum(count for _, count in wanted_chunks.values()) == time
     for number, (first, count) in enumerate(chunks):
         assert [first, count] == wanted_chunks.pop(number) if number in wanted_chunks else count == 0
-    for number, (first, stop, chunk, sequence, ends) in enumerate(segments):
+    turns = [row[5] for row in segments]
+    assert sorted(turns) == list(range(len(segments)))
+    lengths = [segments[number][1] - segments[number][0] for number in turns]
+    assert lengths == sorted(lengths, reverse=True)
+    for number, (first, stop, chunk, sequence, ends, _) in enumerate(segments):
         if number in wanted_segments:
             assert [first, stop, chunk, sequence, ends] == wanted_segments.pop(number)
         else:

@@ -22,6 +22,7 @@ from ..runtime.workspace import TensorSpec
 
 CHUNK = 64
 BLOCK = 128  # table entries of one program
+SEGMENT_NUMBERS = 6  # of a segment in its table
 
 
 @triton.jit
@@ -66,11 +67,21 @@ def write_chunks(cu_seqlens, chunks, number, T, N, steps, M):
 
 
 @triton.jit
-def write_segments(cu_seqlens, segments, number, T, N, steps, P, L):
+def sort_by_length(length, BLOCK: tl.constexpr):
+    """The rank of each of BLOCK pieces, the longest first."""
+    i = tl.arange(0, BLOCK)
+    longer = length[None, :] > length[:, None]
+    before = longer | ((length[None, :] == length[:, None]) & (i[None, :] < i[:, None]))
+    return tl.sum(before.to(tl.int32), 1)
+
+
+@triton.jit
+def write_segments(cu_seqlens, segments, number, T, N, steps, P, L, BLOCK: tl.constexpr):
     if cu_seqlens is None:
         per_row = tl.maximum(tl.cdiv(T, L), 1)
         n = number // per_row
         place = number - n * per_row
+        turn = number
         start, stop = n * T, n * T + T
         chunk = n * tl.cdiv(T, 64) + place * (L // 64)
     else:
@@ -82,22 +93,26 @@ def write_segments(cu_seqlens, segments, number, T, N, steps, P, L):
     last = tl.minimum(first + L, stop)
     used = (place == 0) | (first < stop)
     here = number < P
-    tl.store(segments + number * 5, first, here)
-    tl.store(segments + number * 5 + 1, last, here)
-    tl.store(segments + number * 5 + 2, chunk, here)
-    tl.store(segments + number * 5 + 3, n, here)
-    tl.store(segments + number * 5 + 4, tl.where(place == 0, 1, 0) + tl.where(used & (last == stop), 2, 0), here)
+    if cu_seqlens is not None:
+        turn = tl.program_id(0) * BLOCK + sort_by_length(tl.where(here, last - first, -1), BLOCK)
+    tl.store(segments + number * 6, first, here)
+    tl.store(segments + number * 6 + 1, last, here)
+    tl.store(segments + number * 6 + 2, chunk, here)
+    tl.store(segments + number * 6 + 3, n, here)
+    tl.store(segments + number * 6 + 4, tl.where(place == 0, 1, 0) + tl.where(used & (last == stop), 2, 0), here)
+    tl.store(segments + turn * 6 + 5, number, here)
 
 
 @triton.jit(do_not_specialize=["T", "N", "steps", "M", "P", "L"])
 def write_tables(cu_seqlens, chunks, segments, T, N, steps, M, P, L, BLOCK: tl.constexpr):
     """chunks [M, 2], of packed sequences alone: first token and number of tokens, 0 where no chunk has the number. segments
-    [P, 5]: first token, token after the last, first chunk, sequence, and 1 for a sequence's first segment + 2 for its last; an
-    empty sequence has one segment. L: tokens per segment."""
+    [P, 6]: first token, token after the last, first chunk, sequence, and 1 for a sequence's first segment + 2 for its last; an
+    empty sequence has one segment. The sixth is not of the row's segment, but says whose turn it is: of every BLOCK segments of
+    packed sequences the longest come first. L: tokens per segment."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if chunks is not None:
         write_chunks(cu_seqlens, chunks, number, T, N, steps, M)
-    write_segments(cu_seqlens, segments, number, T, N, steps, P, L)
+    write_segments(cu_seqlens, segments, number, T, N, steps, P, L, BLOCK)
 
 
 def record_tables(
@@ -163,11 +178,11 @@ def segment_place(segments, p, T):
         sequence = p
         is_first, is_last = p >= 0, p >= 0
     else:
-        first = tl.load(segments + 5 * p).to(tl.int64)
-        stop = tl.load(segments + 5 * p + 1)
-        chunk = tl.load(segments + 5 * p + 2).to(tl.int64)
-        sequence = tl.load(segments + 5 * p + 3)
-        ends = tl.load(segments + 5 * p + 4)
+        first = tl.load(segments + 6 * p).to(tl.int64)
+        stop = tl.load(segments + 6 * p + 1)
+        chunk = tl.load(segments + 6 * p + 2).to(tl.int64)
+        sequence = tl.load(segments + 6 * p + 3)
+        ends = tl.load(segments + 6 * p + 4)
         is_first, is_last = (ends & 1) > 0, (ends & 2) > 0
     return first, stop, chunk, sequence, is_first, is_last
 
@@ -185,9 +200,9 @@ def program_segment(segments, time, LENGTH: tl.constexpr):
         count = tl.minimum(time - before, LENGTH)
         chunk = (row * tl.cdiv(time, 64) + before // 64).to(tl.int64)
     else:
-        first = tl.load(segments + 5 * p).to(tl.int64)
-        count = tl.load(segments + 5 * p + 1) - tl.load(segments + 5 * p)
-        chunk = tl.load(segments + 5 * p + 2).to(tl.int64)
+        first = tl.load(segments + 6 * p).to(tl.int64)
+        count = tl.load(segments + 6 * p + 1) - tl.load(segments + 6 * p)
+        chunk = tl.load(segments + 6 * p + 2).to(tl.int64)
     return p, head, first, count, chunk
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..common.call import Call, Specs, make_rule, max_pieces, padded
-from ..common.packing import CHUNK, record_tables
+from ..common.packing import CHUNK, SEGMENT_NUMBERS, record_tables
 from ..runtime.workspace import TensorSpec
 from .carried import carry_adjoint, carry_inverse, chunk_adjoint, finish_gradients
 from .directions import token_products, token_rows
@@ -98,7 +98,9 @@ class InverseGram(GramCall):
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
         y = self.vectors(self.dtype if self.x.b is None else torch.float32)
         end = self.matrices(self.N, torch.float64) if final else None
-        return (y, end), Saved(*self.kept(), self.empty(self.P, 5, dtype=torch.int32) if self.packed else None)
+        return (y, end), Saved(
+            *self.kept(), self.empty(self.P, SEGMENT_NUMBERS, dtype=torch.int32) if self.packed else None
+        )
 
     def launch_segments(
         self, kernel: Any, saved: Saved, *arguments: Any, parts: Sequence[int] = (), **constants: Any
@@ -170,7 +172,7 @@ class Refreshed(GramCall):
 
     def record_table(self, saved: Saved) -> None:
         if self.packed:  # nothing here reads the place of a segment
-            segments = self.empty(self.N, 5, dtype=torch.int32)
+            segments = self.empty(self.N, SEGMENT_NUMBERS, dtype=torch.int32)
             record_tables(self.recorder, self.x.cu_seqlens, saved.chunk_table, segments, self.T, self.T + CHUNK)
 
     def record_tokens(self, saved: Saved) -> None:

@@ -56,7 +56,7 @@ OUTPUTS, WARPS, MOST_STAGES = 32, 4, 4  # of a program, for more rows
 NARROW = 2048  # outputs of a launch up to which a program has half of OUTPUTS
 INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a number: float32 needs more registers
 LINE = 128  # bytes of a line of the GPU's cache
-# Bytes of shared memory: of Hopper and of Blackwell in data centers, by compute capability, and what every GPU from Ampere on has.
+# Bytes of shared memory: of Hopper and Blackwell in data centers, by compute capability; what every GPU from Ampere on has.
 MUCH_SHARED, SHARED = {(9, 0): 192 * 1024, (10, 0): 192 * 1024}, 96 * 1024
 IN_FLOAT32 = ("sigmoid", "decay", "forget", "logsigmoid")  # results
 NO_PRODUCT = (None, None, None, None, 0, 0, 1, 1.0)  # arguments of one that is not there

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..common.call import Call, Specs, make_rule, max_pieces, padded
-from ..common.packing import CHUNK, record_tables
+from ..common.packing import CHUNK, SEGMENT_NUMBERS, record_tables
 from ..runtime.workspace import TensorSpec
 from .gradients import posterior_gradients
 from .read import read_posterior, segment_gradients
@@ -93,7 +93,7 @@ class Posterior(Call):
         found = Segments()
         if self.packed or self.segment is not None:
             chunks = self.empty(self.M, 2, dtype=torch.int32) if self.packed else None
-            table = self.empty(self.P, 5, dtype=torch.int32)
+            table = self.empty(self.P, SEGMENT_NUMBERS, dtype=torch.int32)
             record_tables(self.recorder, self.x.cu_seqlens, chunks, table, self.T, self.segment_tokens)
             found = Segments(table=table)
         if self.segment is not None:

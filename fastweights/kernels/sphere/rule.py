@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..common.call import Call, Specs, make_rule, max_pieces, padded
-from ..common.packing import record_tables
+from ..common.packing import SEGMENT_NUMBERS, record_tables
 from ..runtime.workspace import TensorSpec
 from .backward import pass_tokens_back
 from .decode_steps import decode_tokens, decode_tokens_back
@@ -102,7 +102,7 @@ class Sphere(Call):
         """The table that the place of 16 tokens is read from, where it does not follow from their number."""
         if not self.packed:
             return None
-        blocks = self.empty(self.M, 5, dtype=torch.int32)
+        blocks = self.empty(self.M, SEGMENT_NUMBERS, dtype=torch.int32)
         record_tables(self.recorder, self.x.cu_seqlens, None, blocks, self.T, EVERY.value)
         return blocks
 

@@ -21,10 +21,10 @@ def block_place(blocks, m, T):
         first = sequence * T + offset
         count = tl.minimum(T - offset, EVERY)
     else:
-        first = tl.load(blocks + 5 * m).to(tl.int64)
-        count = tl.load(blocks + 5 * m + 1) - first.to(tl.int32)
-        sequence = tl.load(blocks + 5 * m + 3).to(tl.int64)
-        is_first = (tl.load(blocks + 5 * m + 4) & 1) > 0
+        first = tl.load(blocks + 6 * m).to(tl.int64)
+        count = tl.load(blocks + 6 * m + 1) - first.to(tl.int32)
+        sequence = tl.load(blocks + 6 * m + 3).to(tl.int64)
+        is_first = (tl.load(blocks + 6 * m + 4) & 1) > 0
     return first, count, sequence, is_first
 
 

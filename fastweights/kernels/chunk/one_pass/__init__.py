@@ -16,7 +16,7 @@ nothing that depends on S goes through shared memory. What comes from memory is 
 Long sequences of few heads are cut into segments. `summarize_chunks` finds what a segment does to a state, S -> T S + R, and
 every program of the pass takes the state of its sequence through the segments before its own, in the place of
 `combine_segments`. Of linear attention a transition is one decay. Segments so far away that the transitions between let nothing
-through are left out (`segments_needed`).
+through are left out (`segments_needed`), and so are chunks of a segment, of which `chunk_growth` bounds what comes through.
 
 T = (I + A)^-1 comes from the inverses X of its diagonal blocks of 16 tokens, by substitution, and from L, what is below them.
 With N = X L, where N^4 = 0, T = X - N (X - N (X - N X)).
@@ -44,5 +44,6 @@ product with a triangle of ones. Of channels that lose too much in a chunk for a
 `strong_gradients_channel` of `common.delta_rule` finds them.
 
 The kernels are written in Gluon (`runtime/gluon.py`), for bfloat16 and, but for one decay per channel, float16, and for 128 key
-and value channels. `takes_one_pass` (`launches.py`) says which calls take them; all others take the kernels in plain Triton.
+and value channels, without decays per channel also for 64. `takes_one_pass` (`launches.py`) says which calls take them; all
+others take the kernels in plain Triton.
 """

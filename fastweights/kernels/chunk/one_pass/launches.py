@@ -9,13 +9,13 @@ import torch
 
 from ...common.delta_rule.channel_decay import strong_gradients_channel
 from ...common.delta_rule.launches import DeltaRule, MemoryGrads
-from ...common.delta_rule.sizes import SavedForBackward, segment_length
-from ...common.packing import CHUNK
+from ...common.delta_rule.sizes import MIN_SEGMENTS, SavedForBackward, segment_length
+from ...common.packing import CHUNK, SEGMENT_NUMBERS
 from ...runtime.gluon import runs_gluon
 from ...runtime.workspace import TensorSpec
 from ..key_energy import gate_groups, record_scan
 
-RECORD = CHUNK * CHUNK + 8 * CHUNK  # numbers of P and of four per token, in float32, in the record of a chunk
+RECORD = CHUNK * CHUNK + 9 * CHUNK  # numbers of P, of four per token and one per chunk, in float32, in a chunk's record
 
 
 DECAYED = ("q_decayed", "k_decayed", "w_decayed")  # of what a forward keeps, see `decay_channels`
@@ -32,7 +32,9 @@ class PassTile(NamedTuple):
 # T and P once for these; where two of 64 columns find a multiprocessor each, they are faster.
 WHOLE = PassTile(128, 3)
 HALF = PassTile(64, 3)
-PROGRAMS = 132  # of 128 columns, that keep an H100 or H200 busy
+NARROW = PassTile(64, 3)  # of heads of 64 channels
+NARROW_SEGMENTS = 4  # of a row of such heads, from which on it pays to cut it
+PROGRAMS = 132  # of all columns, that keep an H100 or H200 busy
 SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
 SUM_REGISTERS, GRADIENT_REGISTERS = 80, 128  # three and two programs of 8 warps, for the gradients of write keys
 MOST_LOST = 200.0  # in base 2, by a channel in a chunk where one product has all pairs, as in `channel.py`
@@ -54,7 +56,8 @@ def takes_one_pass(call: DeltaRule) -> bool:
     has_rule = call.delta or (call.decay <= 1 and not call.writes)
     is_plain = not call.finer and x.divisor is None
     dtypes = (torch.bfloat16,) if call.decay == 2 else (torch.bfloat16, torch.float16)  # a wide range of exponents
-    has_sizes = call.K == 128 and call.V == 128 and call.dtype in dtypes
+    is_narrow = call.K == 64 and call.decay <= 1 and not call.lasting
+    has_sizes = call.K == call.V and (call.K == 128 or is_narrow) and call.dtype in dtypes
     return bool(has_rule and is_plain and has_sizes and runs_gluon(call.device))
 
 
@@ -70,7 +73,7 @@ def record_length(call: DeltaRule, keeps: bool = True) -> int:
 
 def stages(tile: PassTile, w: Any, reads: bool = False) -> int:
     """Chunks in shared memory at once: with write keys w there is room for two, in `read_chunks` with 64 columns for three."""
-    return tile.stages if w is None or (reads and tile is HALF) else 2
+    return tile.stages if w is None or tile is NARROW or (reads and tile is HALF) else 2
 
 
 def count_norms(norms: TensorSpec | None) -> int:
@@ -88,8 +91,9 @@ class OnePass(DeltaRule):
         self.record = record_length(self, self.keeps)
         self.constants |= {"H": self.H, "HV": self.HV, "RECORD": self.record, "LASTING": self.lasting}
         self.choose_segments()
+        self.half = HALF if self.V > NARROW.BV else NARROW
         few = not self.cut and 2 * self.N * self.HV <= PROGRAMS
-        self.pass_tile = HALF if few else WHOLE
+        self.pass_tile = self.half if few or self.V == NARROW.BV else WHOLE
 
     @property
     def makes_write_keys(self) -> bool:
@@ -116,8 +120,8 @@ class OnePass(DeltaRule):
         return {"H": int(tokens.q.shape[2]), "HEADS_W": self.group(tokens.w)}
 
     def choose_segments(self) -> None:
-        programs = self.HV * (self.V // WHOLE.BV)
-        self.length, self.cut = segment_length(self.B, self.T, programs, PROGRAMS)
+        least = NARROW_SEGMENTS if self.V == NARROW.BV else MIN_SEGMENTS
+        self.length, self.cut = segment_length(self.B, self.T, self.HV, PROGRAMS, least)
         self.P = self.count_segments()
 
     def tables(self, kept: SavedForBackward) -> SavedForBackward:
@@ -125,7 +129,8 @@ class OnePass(DeltaRule):
         records = self.empty(self.M, self.HV, self.record)
         saved = SavedForBackward(key_energy=kept.key_energy, write_keys=kept.write_keys, records=records)
         if self.packed:
-            saved = saved._replace(chunk_table=kept.chunk_table, segment_table=self.empty(self.P, 5, dtype=torch.int32))
+            segments = self.empty(self.P, SEGMENT_NUMBERS, dtype=torch.int32)
+            saved = saved._replace(chunk_table=kept.chunk_table, segment_table=segments)
             self.record_tables(saved)
         return saved
 
@@ -162,20 +167,20 @@ class OnePass(DeltaRule):
         sizes = {**self.heads(tokens), "DECAY": self.decay}
         added = transition = norms = None
         if self.cut:
-            columns = self.V + self.K * self.delta
-            added, norms = self.floats(self.P, HV, self.V, self.K), self.norms(columns // HALF.BV)
+            half, columns = self.half, self.V + self.K * self.delta
+            added, norms = self.floats(self.P, HV, self.V, self.K), self.norms(columns // half.BV)
             transition = saved.transitions
             if transition is None:
                 parts = 1 + self.lasting
                 transition = self.empty(self.P, HV, parts, self.K, self.K) if self.delta else self.floats(self.P, HV)
             self.launch(
-                summarize_chunks, (columns // HALF.BV * self.P, HV), *tokens[1:], x.v, made, solved, added, transition,
-                norms, *place, **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens.w), LAST=saved.transitions is not None,
-                num_warps=HALF.BV // 16,
+                summarize_chunks, (columns // half.BV * self.P * HV,), *tokens[1:], x.v, made, solved, added, transition,
+                norms, *place, **sizes, BV=half.BV, STAGES=stages(half, tokens.w), LAST=saved.transitions is not None,
+                num_warps=half.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
         self.launch(
-            read_chunks, (self.V // tile.BV * self.P, HV), *tokens, x.v, made, solved, x.S, added, transition, norms, o,
+            read_chunks, (self.V // tile.BV * self.P * HV,), *tokens, x.v, made, solved, x.S, added, transition, norms, o,
             S_end, saved.u, saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
             ENDED=S_end is not None, NORMS=count_norms(norms), STAGES=stages(tile, tokens.w, True), num_warps=tile.BV // 16,
         )  # fmt: skip
@@ -212,10 +217,10 @@ class OnePassKept(OnePass):
         dw = None if w is None else self.token_tensor(HV, self.K)
         dS, gates = self.state(self.N) if state_grads else None, self.floats(1, 2, *self.rows, HV)
         self.launch(
-            gradients_back, (self.P, HV), x.q, x.k, w, x.v, saved.records, do, u, h, dS_end, added,
+            gradients_back, (self.P * HV,), x.q, x.k, w, x.v, saved.records, do, u, h, dS_end, added,
             saved.transitions if self.cut else None, norms, dS, dq, dk, dw, dv, gates, *self.place(saved), prod(gates.shape[2:]),
             scale, HEADS_W=self.group(w), DECAY=self.decay == 1, STARTED=dS_end is not None, ENDED=dS is not None,
-            NORMS=count_norms(norms), num_warps=8,
+            NORMS=count_norms(norms), num_warps=self.V // 16,
         )  # fmt: skip
         return MemoryGrads(dq, dk, dv, dw, None, dS, gates)
 
@@ -245,10 +250,10 @@ class OnePassKept(OnePass):
         """The states at the chunks' starts."""
         from .back import states_again  # needs Gluon
 
-        tile, start = HALF, saved.starts if self.cut else self.memory.S
+        tile, start = self.half, saved.starts if self.cut else self.memory.S
         h = self.empty(self.M, self.HV, self.K, self.V)
         self.launch(
-            states_again, (self.V // tile.BV * self.P, self.HV), w, u, saved.records, start, h, *self.place(saved),
+            states_again, (self.V // tile.BV * self.P * self.HV,), w, u, saved.records, start, h, *self.place(saved),
             HEADS_W=self.group(w), BV=tile.BV, CHANNEL=self.decay == 2, STARTED=start is not None, STAGES=tile.stages,
             num_warps=tile.BV // 16,
         )  # fmt: skip
@@ -261,10 +266,11 @@ class OnePassKept(OnePass):
         if not self.cut:
             return None, None
         # The first segments have nothing to do.
-        tile = HALF if 2 * (self.P - self.N) * self.HV <= PROGRAMS else WHOLE
+        few = 2 * (self.P - self.N) * self.HV <= PROGRAMS
+        tile = self.half if few or self.V == NARROW.BV else WHOLE
         added, norms = self.floats(self.P, self.HV, self.V, self.K), self.norms(self.V // tile.BV)
         self.launch(
-            summarize_back, (self.V // tile.BV * self.P, self.HV), *tokens, saved.records, do, saved.transitions, added,
+            summarize_back, (self.V // tile.BV * self.P * self.HV,), *tokens, saved.records, do, saved.transitions, added,
             norms, *self.place(saved), scale, **self.heads(tokens), BV=tile.BV, CHANNEL=self.decay == 2,
             STAGES=stages(tile, tokens.w), num_warps=tile.BV // 16,
         )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 
 from ...runtime.workspace import TensorSpec
 from ..call import Call, max_pieces, padded
-from ..packing import CHUNK, record_tables
+from ..packing import CHUNK, SEGMENT_NUMBERS, record_tables
 
 # Below so many chunks per segment, or segments per row, finding the segments' states costs more than it saves.
 MIN_SEGMENT_CHUNKS = 8
@@ -193,7 +193,7 @@ class ChunkSizes(Call):
             key_energy=self.floats(self.M, HV, K) if self.precond else None,
             write_keys=self.token_tensor(HV, K) if self.precond else None,
             chunk_table=self.empty(self.M, 2, dtype=torch.int32) if self.packed else None,
-            segment_table=self.segment_tensor(self.P if self.packed else P, 5, dtype=torch.int32),
+            segment_table=self.segment_tensor(self.P if self.packed else P, SEGMENT_NUMBERS, dtype=torch.int32),
         )
 
     def segment_tensor(self, count: int, *shape: int, dtype: torch.dtype | None) -> TensorSpec:

@@ -84,6 +84,7 @@ def compiling_only() -> Iterator[None]:
     from triton.compiler import compiler
     from triton.runtime import cache
 
+    from fastweights.kernels.chunk.one_pass import launches
     from fastweights_studies.measure.without_gpu import tensors_as_on_gpu
     from tests.kernels.described_gpu import described_gpu
 
@@ -97,7 +98,8 @@ def compiling_only() -> Iterator[None]:
             file.write(json.dumps([source.name, triton.__version__, cache.triton_key(), *found]) + "\n")
         return key_of(source, backend, options, env_vars)
 
-    with described_gpu(), tensors_as_on_gpu(), mock.patch.object(compiler, "get_cache_key", note):
+    in_gluon = mock.patch.object(launches, "runs_gluon", lambda device: True)
+    with described_gpu(), tensors_as_on_gpu(), in_gluon, mock.patch.object(compiler, "get_cache_key", note):
         yield
 
 
