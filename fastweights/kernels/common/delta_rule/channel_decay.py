@@ -225,7 +225,8 @@ def channel_gradients_of_tile(
             grad_w += reach * down
             grad_G -= right * reach
             half = tl.where(flat, 0, half // 2)
-        own = tl.sum(tl.where((i[:, None] == i[None, :]) & ~fits, grad_P.to(tl.float32), 0.0), 1) * scale
+        own = tl.sum(tl.where(i[:, None] == i[None, :], grad_P.to(tl.float32), 0.0), 1)
+        own = tl.where(fits, 0.0, own * scale)
         tl.store(dq + start * K + at_row, (grad_q + own[:, None] * writes).to(dq.dtype.element_ty), here)
         grad_w += own[:, None] * queries
     grad_G += tl.where((i == count - 1)[:, None], grad_last[None, :], 0.0)
