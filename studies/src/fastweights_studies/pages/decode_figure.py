@@ -62,4 +62,4 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
-    save_figure(figure, path, source=source(rows), dpi=130)  # below 100 kB
+    save_figure(figure, path, source=source(rows), dpi=120)  # below 100 kB
