@@ -101,7 +101,7 @@ class SoftplusDecay(OwnInitialValues):
         return self.convert_step(projection(x_BTD))
 
     def product(self, projection: nn.Module) -> Product:
-        """What `compute_decay` needs of the steps."""
+        """The product with x whose result is g, or what follows from g."""
         return Product(cast(Tensor, projection.weight), "decay", self.dt_bias, self.A_log)
 
     def convert_step(self, step: Tensor) -> Tensor:
@@ -119,7 +119,9 @@ class HeadDecay(SoftplusDecay, ProjectedGate):
         self.a_proj = nn.Linear(hidden_size, num_heads, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.compute_decay(x_BTD, self.a_proj).squeeze(3)
+        if joins(x_BTD, self.a_proj):
+            return multiply(x_BTD, self.a_proj, self.product(self.a_proj))
+        return self.finish(self.a_proj(x_BTD))
 
     def input_products(self) -> InputProducts:
         return [(self.a_proj, self.product(self.a_proj))] if is_plain(self.a_proj) else []
@@ -134,11 +136,6 @@ class HeadDecay(SoftplusDecay, ProjectedGate):
 
 class ForgetGate(HeadDecay):
     """exp(g) of one decay per head: [B, T, num_heads]."""
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        if joins(x_BTD, self.a_proj):
-            return multiply(x_BTD, self.a_proj, self.product(self.a_proj))
-        return self.finish(self.a_proj(x_BTD))
 
     def product(self, projection: nn.Module) -> Product:
         return super().product(projection)._replace(kind="forget")

@@ -278,12 +278,8 @@ class RWKV7(OpLayer):
 
     def _takes_step(self, x_BTD: Tensor, cu_seqlens: Tensor | None) -> bool:
         """Whether the kernels of one token serve this call, and nothing notices how the parts are called."""
-        low, keys, norm, backend = (
-            (self.decay, self.rate),
-            self.keys,
-            self.norm,
-            choose_layer_backend(self.options.backend),
-        )
+        low, keys, norm = (self.decay, self.rate), self.keys, self.norm
+        backend = choose_layer_backend(self.options.backend)
         parts = ((self.shift, TokenShift), *((one, LowRank) for one in low), (keys, Keys), (self.bonus, Bonus))
         linear = (self.q_proj, self.k_proj, self.v_proj, *(one.down for one in low), self.g_proj[0], self.o_proj)
         return (
