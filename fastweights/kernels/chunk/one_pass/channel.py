@@ -151,7 +151,8 @@ def meet(
             ws.store((load_tile(w, count, WRITE_ROW) * approximate(middle - G, "ex2")).to(TYPE))
             found += met(ws, xs, (i // 32)[None, :] == (j // 32)[:, None])
         else:
-            own = gl.sum(load_tile(x, count, KEY_ROW) * load_tile(w, count, WRITE_ROW), 1)
+            # NaN from a bad decay on, as in a flat chunk: `solve_chunks` finds bad tokens by their products with themselves.
+            own = gl.sum(load_tile(x, count, KEY_ROW) * load_tile(w, count, WRITE_ROW) + 0.0 * G, 1)
             found += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
         for level in gl.static_range(6):
             if (level == 0) | (lost >= MOST_LOST):
