@@ -178,6 +178,26 @@ def test_a_plan_compiles_all_its_kernels_once(driver_launches: list[DriverLaunch
     assert launch_plan._compiled == known
 
 
+@pytest.mark.parametrize("with_states", [False, True])
+@pytest.mark.parametrize("name", KERNEL_CASES)
+def test_a_forward_compiles_what_its_backward_launches(
+    name: str, with_states: bool, launches: list[tuple[Any, ...]]
+) -> None:
+    from fastweights.kernels.runtime import launch_plan
+
+    case, run, compiled = KERNEL_CASES[name], launch_plan.CallPlans.backward, []
+
+    def backward(plans: Any, *given: Any) -> Any:
+        compiled.append(len(launch_plan._compiled))
+        return run(plans, *given)
+
+    inputs = case.draw(time=70, batch=1, heads=1, value_heads=2, dtype=torch.bfloat16)
+    states = draw_states(case, inputs, 1) if with_states else None
+    with mock.patch.object(launch_plan.CallPlans, "backward", backward), plans_anew():
+        values_and_gradients(case, inputs, states, backend="triton", output_final_state=with_states)
+        assert compiled and compiled[-1] == len(launch_plan._compiled)
+
+
 def cumsum_launch(PH: int = 32, HEADS_G: int = 4) -> private_api.Launch:
     """A launch of a small kernel."""
     from fastweights.kernels.common.delta_rule.wy import chunk_cumsum

@@ -184,4 +184,4 @@ def make_rule(call: type[Any]) -> Rule:
     def infer(recorder: Recorder, x: Any, device: torch.device, options: Sequence[Any], final: bool) -> Specs:
         return call(x, device, options, recorder).infer(final)
 
-    return Rule(shapes, forward, backward, infer)
+    return Rule(shapes, forward, backward if hasattr(call, "backward") else None, infer)

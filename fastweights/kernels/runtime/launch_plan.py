@@ -116,14 +116,14 @@ class Rule(NamedTuple):
         backward needs. Fake kernels call it too, on fake tensors.
     forward(recorder, inputs, device, options, final): records the launches; returns what `shapes` returns.
     backward(recorder, inputs, device, options, saved, output_grads, state_grads): records the launches; returns a gradient
-        for every input or None. state_grads: whether the initial states need one.
+        for every input or None. state_grads: whether the initial states need one. None where no backward follows.
     infer(recorder, inputs, device, options, final): records the launches of a forward that keeps nothing for a backward; returns
         the placeholders of the outputs.
     """
 
     shapes: Callable[..., tuple[Sequence[TensorSpec | None], Sequence[TensorSpec | None]]]
     forward: Callable[..., tuple[Sequence[TensorSpec | None], Sequence[TensorSpec | None]]]
-    backward: Callable[..., Sequence[TensorSpec | None]]
+    backward: Callable[..., Sequence[TensorSpec | None]] | None
     infer: Callable[..., Sequence[TensorSpec | None]]
 
 
@@ -161,6 +161,9 @@ class CallPlans:
     def forward(self) -> LaunchPlan:
         """Returns the outputs and, with keep_saved, what a backward needs."""
         launches, outputs, saved = self.recorded
+        if self.key.keep_saved and self.key.rule.backward and fast_launch():
+            # With the kernels of the backward that may follow: there are cores for all.
+            compiled_kernels([*launches, *self._record_backward(outputs, state_grads=self.key.final)[0]])
         return LaunchPlan(launches, self.inputs, [*outputs, *saved], self.key.device)
 
     def backward(
@@ -171,14 +174,22 @@ class CallPlans:
         wanted = (*[d is None for d in output_grads], state_grads)
         plan = self.backward_plans.get(wanted)
         if plan is None:
-            plan = self.backward_plans[wanted] = self._record_backward(output_grads, state_grads)
+            given = [None if d is None else TensorSpec(d.shape, d.dtype) for d in output_grads]
+            launches, found = self._record_backward(given, state_grads)
+            tensors = (*self.inputs, *self.recorded[2], *given)
+            plan = self.backward_plans[wanted] = LaunchPlan(launches, tensors, found, self.key.device)
         return list(map(reduce_to_input, inputs, plan.run((*inputs, *saved, *output_grads))))
 
-    def _record_backward(self, output_grads: Sequence[Tensor | None], state_grads: bool) -> LaunchPlan:
-        recorder, key, saved = Recorder(), self.key, self.recorded[2]
-        given = [None if d is None else TensorSpec(d.shape, d.dtype) for d in output_grads]
-        found = key.rule.backward(recorder, self.inputs, key.device, key.options, saved, given, state_grads)
-        return LaunchPlan(recorder.launches, (*self.inputs, *saved, *given), found, key.device)
+    def _record_backward(
+        self, output_grads: Sequence[TensorSpec | None], state_grads: bool
+    ) -> tuple[list[Launch], Sequence[TensorSpec | None]]:
+        """The launches of a backward, and the gradients that it gives."""
+        recorder, key = Recorder(), self.key
+        assert key.rule.backward is not None
+        found = key.rule.backward(
+            recorder, self.inputs, key.device, key.options, self.recorded[2], output_grads, state_grads
+        )
+        return recorder.launches, found
 
 
 def plans_for(rule: Rule, inputs: Any, options: tuple[float, ...], *, final: bool, keep_saved: bool) -> CallPlans:
