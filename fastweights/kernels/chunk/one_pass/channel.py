@@ -168,6 +168,7 @@ def meet(
         else:
             written = load_tile(w, count, WRITE_ROW)
             same = i[None, :] == j[:, None]
+            # NaN from a bad decay on, as in a flat chunk: `solve_chunks` finds bad tokens by their products with themselves.
             scores += gl.where(same, scale * own_products(load_tile(q, count, KEY_ROW), written, G, BY_I), 0.0)
             overlap += gl.where(same, own_products(load_tile(k, count, KEY_ROW), written, G, BY_I), 0.0)
         for level in gl.static_range(6):
@@ -180,7 +181,7 @@ def meet(
                 half = 32 >> level
                 pairs = ((i & half) > 0)[None, :] & (((i ^ half) & -half)[None, :] == (j & -half)[:, None])
                 scores += met(queries, writes, pairs)
-                gl.thread_barrier()
+                gl.thread_barrier()  # one after the other: registers hold no more
                 overlap += met(keys, writes, pairs)
         q += 64
         k += 64
