@@ -33,22 +33,24 @@ RULES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def draw(rule: str, rows: int, time: int, heads: int, value_heads: int, states: int) -> dict[str, Tensor]:
+def draw(
+    rule: str, rows: int, time: int, heads: int, value_heads: int, states: int, width: int = 128
+) -> dict[str, Tensor]:
     torch.manual_seed(time)
-    q, k = (F.normalize(torch.randn(rows, time, heads, 128, device="cuda"), dim=-1).bfloat16() for _ in range(2))
-    v = torch.randn(rows, time, value_heads, 128, device="cuda").bfloat16()
+    q, k = (F.normalize(torch.randn(rows, time, heads, width, device="cuda"), dim=-1).bfloat16() for _ in range(2))
+    v = torch.randn(rows, time, value_heads, width, device="cuda").bfloat16()
     beta, g, gain, decay = (torch.rand(rows, time, value_heads, device="cuda") for _ in range(4))
     if rule in ("kda", "kda, in two halves", "kda, strong", "pkda"):
-        g = torch.rand(rows, time, value_heads, 128, device="cuda")
+        g = torch.rand(rows, time, value_heads, width, device="cuda")
     if rule == "kda, strong":  # in a chunk half of the channels lose all; some none
-        g = torch.where(g > 0.9, 40 * g, g * torch.rand(128, device="cuda").round())
+        g = torch.where(g > 0.9, 40 * g, g * torch.rand(width, device="cuda").round())
     elif rule == "kda, in two halves":  # a chunk loses more than 2^-200, half of it less
         g *= 6
     elif rule == "gdn, strong":  # so much that a segment depends on few before and behind it
         g *= 0.2
     else:
         g *= 1e-3  # so little that segments depend on those before and behind them
-    drawn = {"q": q, "k": k, "v": v, "S": torch.randn(states, value_heads, 128, 128, device="cuda")}
+    drawn = {"q": q, "k": k, "v": v, "S": torch.randn(states, value_heads, width, width, device="cuda")}
     if rule not in ("pdn", "write keys, no decay"):
         drawn["g"] = -g
     if rule != "simple_gla":
@@ -61,7 +63,7 @@ def draw(rule: str, rows: int, time: int, heads: int, value_heads: int, states: 
             "precond_beta": gain,
             "center": torch.full((value_heads,), -0.2, device="cuda"),
         }
-        drawn["A"] = torch.rand(states, value_heads, 128, device="cuda") / 32
+        drawn["A"] = torch.rand(states, value_heads, width, device="cuda") / 32
     return drawn
 
 
@@ -115,11 +117,12 @@ CASES += [
 ]
 
 
+@pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize(("rule", "form"), CASES)
-def test_as_exact_as_in_plain_triton(rule: str, form: str) -> None:
+def test_as_exact_as_in_plain_triton(rule: str, form: str, width: int) -> None:
     rows, time, heads, value_heads, edges = FORMS[form]
     given: Any = {} if edges is None else {"cu_seqlens": torch.tensor(edges, dtype=torch.int32, device="cuda")}
-    inputs = draw(rule, rows, time, heads, value_heads, rows if edges is None else len(edges) - 1)
+    inputs = draw(rule, rows, time, heads, value_heads, rows if edges is None else len(edges) - 1, width)
     wanted = results(rule, {name: x.double() for name, x in inputs.items()}, "torch", **given)
     got, again = results(rule, inputs, **given), results(rule, inputs, **given)
     plain = in_plain_triton(lambda: results(rule, inputs, **given))
@@ -132,9 +135,10 @@ def test_as_exact_as_in_plain_triton(rule: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "beta", "g", "S", "write_key"])
+@pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("rule", ["gdn", "write keys", "pgdn", "simple_gla", "kda"])
-def test_bad_numbers_stand_where_they_do_in_plain_triton(rule: str, name: str) -> None:
-    inputs = draw(rule, 1, 300, 2, 2, 4)
+def test_bad_numbers_stand_where_they_do_in_plain_triton(rule: str, width: int, name: str) -> None:
+    inputs = draw(rule, 1, 300, 2, 2, 4, width)
     if name not in inputs:
         pytest.skip("the rule lacks it")
     given = {"cu_seqlens": torch.tensor([0, 100, 230, 231, 300], dtype=torch.int32, device="cuda")}
@@ -148,8 +152,9 @@ def test_bad_numbers_stand_where_they_do_in_plain_triton(rule: str, name: str) -
 
 
 @pytest.mark.parametrize("name", ["v", "k", "S"])
-def test_bad_numbers_reach_segments_that_depend_on_few(name: str) -> None:
-    inputs = draw("gdn, strong", 1, 5000, 2, 2, 1)
+@pytest.mark.parametrize("width", [64, 128])
+def test_bad_numbers_reach_segments_that_depend_on_few(width: int, name: str) -> None:
+    inputs = draw("gdn, strong", 1, 5000, 2, 2, 1, width)
     place = (0, 1, 3, 9) if name == "S" else (0, 130, 1, 7)
     inputs[name][place] = float("inf")
     got, alone = results("gdn, strong", inputs), without_gradients("gdn, strong", inputs)
