@@ -117,6 +117,9 @@ CASES += [
 ]
 
 
+# Of few sums chance decides which are nearer. The largest gradient of A is that of a sequence of one token, where it follows from
+# one sum per head: rounding v alone changes it by 1e-4 to 4e-3.
+SLACK = {"center": 2e-3, "A": 5e-3}
 NARROW = [("gdn", form) for form in FORMS] + [("kda, strong", "odd and grouped"), ("write keys, no decay", "segments")]
 NARROW += [
     (rule, form)
@@ -135,10 +138,10 @@ def test_as_exact_as_in_plain_triton(rule: str, form: str, width: int) -> None:
     plain = in_plain_triton(lambda: results(rule, inputs, **given))
     alone = without_gradients(rule, inputs, **given)
     assert all(map(torch.equal, got, again))
+    names = [*("o", "S", "A")[: len(got) - len(inputs)], *inputs]
     for found in (got, alone):  # alone: the outputs, by other segments
-        for x, before, right in zip(found, plain, wanted, strict=False):
-            slack = 1e-4 if x.numel() > 8 else 2e-3  # of the centre's few sums chance decides which are nearer
-            assert relative_error(x, right) < 1.5 * relative_error(before, right) + slack
+        for one, x, before, right in zip(names, found, plain, wanted, strict=False):
+            assert relative_error(x, right) < 1.5 * relative_error(before, right) + SLACK.get(one, 1e-4), one
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "beta", "g", "S", "write_key"])
