@@ -33,22 +33,24 @@ RULES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def draw(rule: str, rows: int, time: int, heads: int, value_heads: int, states: int) -> dict[str, Tensor]:
+def draw(
+    rule: str, rows: int, time: int, heads: int, value_heads: int, states: int, width: int = 128
+) -> dict[str, Tensor]:
     torch.manual_seed(time)
-    q, k = (F.normalize(torch.randn(rows, time, heads, 128, device="cuda"), dim=-1).bfloat16() for _ in range(2))
-    v = torch.randn(rows, time, value_heads, 128, device="cuda").bfloat16()
+    q, k = (F.normalize(torch.randn(rows, time, heads, width, device="cuda"), dim=-1).bfloat16() for _ in range(2))
+    v = torch.randn(rows, time, value_heads, width, device="cuda").bfloat16()
     beta, g, gain, decay = (torch.rand(rows, time, value_heads, device="cuda") for _ in range(4))
     if rule in ("kda", "kda, in two halves", "kda, strong", "pkda"):
-        g = torch.rand(rows, time, value_heads, 128, device="cuda")
+        g = torch.rand(rows, time, value_heads, width, device="cuda")
     if rule == "kda, strong":  # in a chunk half of the channels lose all; some none
-        g = torch.where(g > 0.9, 40 * g, g * torch.rand(128, device="cuda").round())
+        g = torch.where(g > 0.9, 40 * g, g * torch.rand(width, device="cuda").round())
     elif rule == "kda, in two halves":  # a chunk loses more than 2^-200, half of it less
         g *= 6
     elif rule == "gdn, strong":  # so much that a segment depends on few before and behind it
         g *= 0.2
     else:
         g *= 1e-3  # so little that segments depend on those before and behind them
-    drawn = {"q": q, "k": k, "v": v, "S": torch.randn(states, value_heads, 128, 128, device="cuda")}
+    drawn = {"q": q, "k": k, "v": v, "S": torch.randn(states, value_heads, width, width, device="cuda")}
     if rule not in ("pdn", "write keys, no decay"):
         drawn["g"] = -g
     if rule != "simple_gla":
@@ -61,7 +63,7 @@ def draw(rule: str, rows: int, time: int, heads: int, value_heads: int, states: 
             "precond_beta": gain,
             "center": torch.full((value_heads,), -0.2, device="cuda"),
         }
-        drawn["A"] = torch.rand(states, value_heads, 128, device="cuda") / 32
+        drawn["A"] = torch.rand(states, value_heads, width, device="cuda") / 32
     return drawn
 
 
@@ -115,26 +117,40 @@ CASES += [
 ]
 
 
-@pytest.mark.parametrize(("rule", "form"), CASES)
-def test_as_exact_as_in_plain_triton(rule: str, form: str) -> None:
+# Of few sums chance decides which are nearer. The largest gradient of A is that of a sequence of one token, where it follows from
+# one sum per head: rounding v alone changes it by 1e-4 to 4e-3.
+SLACK = {"center": 2e-3, "A": 5e-3}
+NARROW = [("gdn", form) for form in FORMS] + [("kda, strong", "odd and grouped"), ("write keys, no decay", "segments")]
+NARROW += [
+    (rule, form)
+    for rule in ("write keys, no decay", "pgdn", "simple_gla", "kda", "pkda")
+    for form in ("odd and grouped", "packed, in segments")
+]
+
+
+@pytest.mark.parametrize(("rule", "form", "width"), [(*case, 128) for case in CASES] + [(*case, 64) for case in NARROW])
+def test_as_exact_as_in_plain_triton(rule: str, form: str, width: int) -> None:
     rows, time, heads, value_heads, edges = FORMS[form]
     given: Any = {} if edges is None else {"cu_seqlens": torch.tensor(edges, dtype=torch.int32, device="cuda")}
-    inputs = draw(rule, rows, time, heads, value_heads, rows if edges is None else len(edges) - 1)
+    inputs = draw(rule, rows, time, heads, value_heads, rows if edges is None else len(edges) - 1, width)
     wanted = results(rule, {name: x.double() for name, x in inputs.items()}, "torch", **given)
     got, again = results(rule, inputs, **given), results(rule, inputs, **given)
     plain = in_plain_triton(lambda: results(rule, inputs, **given))
     alone = without_gradients(rule, inputs, **given)
     assert all(map(torch.equal, got, again))
+    names = [*("o", "S", "A")[: len(got) - len(inputs)], *inputs]
     for found in (got, alone):  # alone: the outputs, by other segments
-        for x, before, right in zip(found, plain, wanted, strict=False):
-            slack = 1e-4 if x.numel() > 8 else 2e-3  # of the centre's few sums chance decides which are nearer
-            assert relative_error(x, right) < 1.5 * relative_error(before, right) + slack
+        for one, x, before, right in zip(names, found, plain, wanted, strict=False):
+            assert relative_error(x, right) < 1.5 * relative_error(before, right) + SLACK.get(one, 1e-4), one
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "beta", "g", "S", "write_key"])
-@pytest.mark.parametrize("rule", ["gdn", "write keys", "pgdn", "simple_gla", "kda"])
-def test_bad_numbers_stand_where_they_do_in_plain_triton(rule: str, name: str) -> None:
-    inputs = draw(rule, 1, 300, 2, 2, 4)
+@pytest.mark.parametrize(
+    ("rule", "width"),
+    [*((rule, 128) for rule in ("gdn", "write keys", "pgdn", "simple_gla", "kda")), ("gdn", 64), ("kda", 64)],
+)
+def test_bad_numbers_stand_where_they_do_in_plain_triton(rule: str, width: int, name: str) -> None:
+    inputs = draw(rule, 1, 300, 2, 2, 4, width)
     if name not in inputs:
         pytest.skip("the rule lacks it")
     given = {"cu_seqlens": torch.tensor([0, 100, 230, 231, 300], dtype=torch.int32, device="cuda")}

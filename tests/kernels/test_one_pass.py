@@ -350,8 +350,12 @@ def test_a_forward_takes_one_pass(on_hopper: None) -> None:
     assert names(launched(300)) == ["solve_chunks", "read_chunks"]
     assert names(launched(300, g=None)) == ["solve_chunks", "read_chunks"]
     assert names(launched(300, torch.float16)) == ["solve_chunks", "read_chunks"]
+    assert names(launched(300, width=64)) == ["solve_chunks", "read_chunks"]
+    rows = torch.zeros(4, 2048, 8, 64, dtype=torch.bfloat16)  # few segments pay with heads of 64 channels
+    few = names(list(recorded(lambda: delta_rule(rows, rows, rows, rows[..., 0], backend="triton"))))
+    assert few == ["solve_chunks", "summarize_chunks", "read_chunks"]
     v = torch.zeros(1, 300, 16, 128, dtype=torch.bfloat16, requires_grad=True)
-    assert names(launched(300, v=v)) == ["solve_chunks", "read_chunks"]
+    assert names(launched(300, v=v)) == ["solve_chunks", "read_chunks", *BACK]  # compiled with the forward
     packed = torch.tensor([0, 100, 300], dtype=torch.int32)
     assert names(launched(300, cu_seqlens=packed)) == ["write_tables", "solve_chunks", "read_chunks"]
 
@@ -389,6 +393,7 @@ def test_one_decay_per_channel_takes_one_pass(on_hopper: None) -> None:
     assert names(with_backward(300, rule="one decay per channel")) == ["solve_chunks", "read_chunks", *passes]
     in_segments = names(with_backward(8192, rule="one decay per channel"))
     assert in_segments[3:] == [passes[0], "summarize_back", *passes[1:]]
+    assert names(with_backward(300, rule="one decay per channel", width=64)) == ["solve_chunks", "read_chunks", *passes]
 
 
 def with_backward(
@@ -397,23 +402,25 @@ def with_backward(
     heads: int = 16,
     sequences: int = 1,
     rule: str = "delta rule",
+    width: int = 128,
     **given: Any,
 ) -> list[Compilation]:
     """gates: the dtype of beta and g; heads: of the values, half as many of the keys. Write keys are preconditioned ones."""
 
     def step() -> None:
-        tokens = {"q": (heads // 2, 128), "k": (heads // 2, 128), "v": (heads, 128), "beta": (heads,), "g": (heads,)}
+        keys, values = (heads // 2, width), (heads, width)
+        tokens = {"q": keys, "k": keys, "v": values, "beta": (heads,), "g": (heads,)}
         dtypes = {"beta": gates, "g": gates}
         drawn = {name: torch.zeros(1, time, *x, dtype=dtypes.get(name, torch.bfloat16)) for name, x in tokens.items()}
-        state = torch.zeros(sequences, heads, 128, 128)
+        state = torch.zeros(sequences, heads, width, width)
         begin: Any = state.requires_grad_()
         if rule == "write keys":
             drawn |= {"precond_g": torch.zeros(1, time, heads), "precond_beta": torch.zeros(1, time, heads)}
-            begin, given["center"] = (begin, torch.zeros(sequences, heads, 128)), torch.zeros(heads)
+            begin, given["center"] = (begin, torch.zeros(sequences, heads, width)), torch.zeros(heads)
         elif rule == "linear attention":
             del drawn["beta"]
         elif rule == "one decay per channel":
-            drawn["g"] = torch.zeros(1, time, heads, 128)
+            drawn["g"] = torch.zeros(1, time, heads, width)
         leaves: Any = {name: x.requires_grad_() for name, x in drawn.items()}
         o, end = OPS[rule](**leaves, **given, initial_state=begin, output_final_state=True, backend="triton")
         S = end[0] if rule == "write keys" else end
@@ -428,6 +435,7 @@ CHANNEL_GRADIENTS = ["channel_gradients_back", "strong_gradients_channel"]  # pl
 
 def test_the_backward_passes_back(on_hopper: None) -> None:
     assert names(with_backward(300)) == ["solve_chunks", "read_chunks", *BACK]
+    assert names(with_backward(300, width=64)) == ["solve_chunks", "read_chunks", *BACK]
     in_segments = names(with_backward(8192))
     assert in_segments[:3] == ["solve_chunks", "summarize_chunks", "read_chunks"]
     assert in_segments[3:] == ["states_again", "summarize_back", *BACK[1:]]
@@ -448,7 +456,7 @@ def test_segments_of_a_training_fill_the_gpu(rows: int, time: int, heads: int, c
 def test_every_other_call_takes_the_kernels_in_plain_triton(on_hopper: None) -> None:
     plain = ["wy_transform", "chunk_state", "chunk_output"]
     assert names(launched(300, torch.float32)) == plain
-    assert names(launched(300, width=64)) == plain
+    assert names(launched(300, width=32)) == plain
     q, g = torch.zeros(1, 300, 16, 128, dtype=torch.bfloat16), torch.zeros(1, 300, 16, 128)
     assert names(launched(300, torch.float16, g=g))[0] == "wy_transform_channel"  # float16 has too few exponents
     assert "solve_chunks" not in names(list(recorded(partial(linear_attention, q, q, q, g=g, backend="triton"))))
@@ -460,16 +468,17 @@ def test_other_devices_take_the_kernels_in_plain_triton() -> None:
 
 
 @pytest.mark.compiler
+@pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("rule", RULES)
-def test_machine_code(on_hopper: None, rule: str) -> None:
+def test_machine_code(on_hopper: None, rule: str, width: int) -> None:
     """Every kernel fits, and products run on while others are issued: where the assembler orders them one by one, it waits for
     each. Every load is waited for."""
     spilled = {"read_chunks": 640, "gradients_back": 64, "solve_chunks": 32}
     if rule == "write keys":
         spilled |= {"solve_chunks": 320, "sum_write_key_grads": 64, "write_key_grads": 32}
     elif rule == "one decay per channel":  # where channels lose much, more than registers hold
-        spilled |= {"solve_chunks": 1360, "channel_gradients_back": 96}
-    once = {one.kernel.__name__: one for one in with_backward(8192, rule=rule) if one.kernel.is_gluon()}
+        spilled |= {"solve_chunks": 1120, "channel_gradients_back": 96}
+    once = {one.kernel.__name__: one for one in with_backward(8192, rule=rule, width=width) if one.kernel.is_gluon()}
     for name, one in once.items():
         compiled = one.compile(90)
         assert not early_reads(compiled.sass)
@@ -477,7 +486,7 @@ def test_machine_code(on_hopper: None, rule: str) -> None:
         waits = sum(x.startswith("WARPGROUP.DEPBAR") for x in compiled.instructions)
         assert compiled.shared <= 227 * 1024
         assert compiled.stack <= spilled.get(name, 0)
-        assert products >= 4 and waits <= max(1, products / 4)
+        assert products >= 4 and waits <= max(1, products / (4 if width == 128 else 3))
 
 
 @pytest.mark.compiler

@@ -43,6 +43,7 @@ per channel before and after the chunk. They are kept for a backward, where `cha
 product with a triangle of ones. Of channels that lose too much in a chunk for a product of two factors,
 `strong_gradients_channel` of `common.delta_rule` finds them.
 
-The kernels are written in Gluon (`runtime/gluon.py`), for bfloat16 and, but for one decay per channel, float16, and for 128 key
-and value channels. `takes_one_pass` (`launches.py`) says which calls take them; all others take the kernels in plain Triton.
+The kernels are written in Gluon (`runtime/gluon.py`), for bfloat16 and, but for one decay per channel, float16, and for 128 or
+64 channels of keys and values. `takes_one_pass` (`launches.py`) says which calls take them; all others take the kernels in plain
+Triton.
 """

@@ -58,6 +58,16 @@ def load_tile(x, count, STRIDE: gl.constexpr):
 
 
 @gluon.jit
+def load_halves(x, count, STRIDE: gl.constexpr, K: gl.constexpr):
+    """The first 64 channels and the others; of 64 channels all, twice."""
+    low = load_tile(x, count, STRIDE)
+    high = low
+    if K > 64:
+        high = load_tile(x + 64, count, STRIDE)
+    return low, high
+
+
+@gluon.jit
 def running_sums(x, edges, REVERSE: gl.constexpr):
     """Of the rows of x [64, 64], from the last one on with REVERSE. edges [8, 64]: takes the sums that end eight rows."""
     x = gl.convert_layout(x.reshape([8, 8, 64]), APART)
@@ -139,13 +149,17 @@ def meet(
     qs, ks, ws, edges, q, k, w, g, count, scale, PARTS: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr,
     WRITE_ROW: gl.constexpr,
 ):  # fmt: skip
-    """scale w q^T and w k^T of pairs i >= j, decayed from one to the other, by halves. ks and ws [64, K] take operands, qs the
-    summed decays, for which registers have no room beside both sums."""
+    """scale w q^T and w k^T of pairs i >= j, decayed from one to the other, by halves. ks and ws [64, K] take operands, and qs of
+    128 channels the summed decays, for which registers have no room beside both sums."""
     TYPE: gl.constexpr = ks.dtype
     SQUARE: gl.constexpr = product_layout(4, 64)
     BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
-    queries, keys, writes = ks.slice(64, 64, dim=1), ks.slice(0, 64, dim=1), ws.slice(0, 64, dim=1)
-    summed = qs._reinterpret(gl.float32, [64, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    keys, writes = ks.slice(0, 64, dim=1), ws.slice(0, 64, dim=1)
+    if PARTS == 1:
+        queries, summed = qs, gl.allocate_shared_memory(gl.float32, [64, 64], ROWS)
+    else:
+        queries, summed = ks.slice(64, 64, dim=1), qs._reinterpret(gl.float32, [64, 64], ROWS)
     j = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
     i = gl.arange(0, 64, BY_I)
     row = tile_places(64)[0]
@@ -201,7 +215,7 @@ def decay_channels(
     one to the other. ks, qs and, with WRITE, ws [64, K] hold k, q and w, and are used up; g_low and g_high [64, 64] hold g of
     the first 64 channels and of the others. G_ROW, KEY_ROW and WRITE_ROW: from row to row of what g, q and k, and w point to."""
     TYPE: gl.constexpr = ks.dtype
-    PARTS: gl.constexpr = 2
+    PARTS: gl.constexpr = ks.shape[1] // 64
     edges = gl.allocate_shared_memory(gl.float32, [8, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     row, at = tile_places(HV * PARTS * 64)
     here = (row < count)[:, None]

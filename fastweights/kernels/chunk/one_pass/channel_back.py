@@ -61,15 +61,16 @@ def channel_gradients_back(
     NORMS: gl.constexpr,
 ):  # fmt: skip
     """As `gradients_back`, with q, k and w [BT, HV, K] as they decay, q scaled too, and gates [BT, HV, K], exp(G - R): see
-    `channel.py`. dg [BT, HV, K]: the gradient of the log decays. gate_grads [2, 2, BT, HV]: of beta from each half of the
+    `channel.py`. dg [BT, HV, K]: the gradient of the log decays. gate_grads [K / 64, 2, BT, HV]: of beta from each half of 128
     channels, `stride` from one to the next. dw: None where k writes. Where channels lose too much in a chunk, its z, dP and dh,
     the gradient of exp(-R) times the state behind it, are written, from which `strong_gradients_channel` finds the gradients of
     their half of the channels."""
     TYPE: gl.constexpr = k.dtype.element_ty
-    KEYS: gl.constexpr = product_layout(8, K)
-    TOKENS: gl.constexpr = product_layout(8, 64)
-    WIDE: gl.constexpr = token_layout(K)
-    SQUARE: gl.constexpr = token_layout(64)
+    WARPS: gl.constexpr = gl.num_warps()
+    KEYS: gl.constexpr = product_layout(WARPS, K)
+    TOKENS: gl.constexpr = product_layout(WARPS, 64)
+    WIDE: gl.constexpr = token_layout(K, WARPS)
+    SQUARE: gl.constexpr = token_layout(64, WARPS)
     BY_TOKEN: gl.constexpr = gl.SliceLayout(0, TOKENS)
     BY_ROW: gl.constexpr = gl.SliceLayout(1, WIDE)
     BY_CHANNEL: gl.constexpr = gl.SliceLayout(0, WIDE)
@@ -78,8 +79,8 @@ def channel_gradients_back(
     LEFT: gl.constexpr = gl.DotOperandLayout(0, TOKENS, 2)
     LEFT_S: gl.constexpr = gl.DotOperandLayout(0, KEYS, 2)
     LEFT_SUM: gl.constexpr = gl.DotOperandLayout(0, WIDE, 2)
-    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [8], [0])
-    CHANNELS: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([4, 1], [1, 32], [1, 8], [1, 0]))
+    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [WARPS], [0])
+    CHANNELS: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([4, 1], [1, 32], [1, WARPS], [1, 0]))
     segment, head = gl.program_id(0), gl.program_id(1)
     first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) & (earlier != 0):
@@ -103,10 +104,12 @@ def channel_gradients_back(
     one_dS = gl.allocate_shared_memory(TYPE, [1, K, V], TALL)  # [keys, values]; then dw and dk, then dg
     one_P = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)  # then dP
     one_T = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)  # then diag(beta) dA
-    one_A = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)
+    one_A = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)  # then with 64 channels dk
     ends = gl.allocate_shared_memory(gl.float32, [4, K], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    sums = gl.allocate_shared_memory(gl.float32, [2, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    sums = gl.allocate_shared_memory(gl.float32, [2, K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     met = gl.allocate_shared_memory(gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    if K == 64:  # dS has no room for dg
+        own_g = gl.allocate_shared_memory(gl.float32, [64, K], FLOATS)
 
     # Copies are begun in this order: [w and dO of n], which step n takes first, [h of n], [q, k, P, T and factors of n], which it
     # takes next, [u of n], [w and dO of n + 1]. Within step n begin [G of n], [h of n + 1] and [q .. of n + 1].
@@ -190,7 +193,10 @@ def channel_gradients_back(
         row, at = row_places(HV * 64, 64, 64)
         apart = line.slice(192, 1).load(gl.SliceLayout(1, at.type.layout)) > 0.0
         gl.store(dP + token * 64 + at, pairs.load(at.type.layout), ((row < live) & apart)[:, None])
-        staged_w, staged_k = dSs.slice(0, 64), dSs.slice(64, 64)
+        staged_w = dSs.slice(0, 64)
+        staged_k = plain_A
+        if K == 128:
+            staged_k = dSs.slice(64, 64)
         sums.index(1).store(row_sums(own_sums(-grad_k, one_k.index(anew(zero)).load(WIDE))))
         grad_k *= -line.slice(128, 64).load(BY_ROW)[:, None]
         staged_k.store(grad_k.to(TYPE))
@@ -242,7 +248,7 @@ def channel_gradients_back(
         summed, onward = warpgroup_mma_wait(0, deps=[summed, onward])
         gl.thread_barrier()
         summed += sums.index(0).load(BY_CHANNEL)[None, :]
-        staged_g = dSs._reinterpret(gl.float32, [64, K], FLOATS)
+        staged_g = own_g if K == 64 else dSs._reinterpret(gl.float32, [64, K], FLOATS)
         staged_g.store(summed)
         gl.thread_barrier()
         token = (anew(first) + anew(c) * 64) * HV + anew(head)
@@ -251,7 +257,8 @@ def channel_gradients_back(
         t = gl.arange(0, 64, LINE)
         at_gate = gate_grads + token + t * HV
         gl.store(at_gate, met.load(LINE) + sums.index(1).slice(0, 64).load(LINE), t < live)
-        gl.store(at_gate + stride, sums.index(1).slice(64, 64).load(LINE), t < live)
+        if K == 128:
+            gl.store(at_gate + stride, sums.index(1).slice(64, 64).load(LINE), t < live)
         S *= fs.index(anew(now)).slice(0, K).load(gl.SliceLayout(0, KEYS))[None, :]
         gl.thread_barrier()
         copy_written(u, us, first, head, c - 1, more, HV, V)

@@ -1,8 +1,8 @@
 """The pass of a backward that finds all gradients on its way, in Gluon for Hopper GPUs: see the head of this folder.
 
-256 threads have all registers there are. What a step computes early and needs late waits in shared memory (`sums`). What all
-steps compute alike, addresses above all, each computes again (`anew`). Spilled registers would come from the L2 cache, as shared
-memory leaves little of L1."""
+A warp has 16 value columns. With 128 columns, 256 threads have all registers there are. What a step computes early and needs
+late waits in shared memory (`sums`). What all steps compute alike, addresses above all, each computes again (`anew`). Spilled
+registers would come from the L2 cache, as shared memory leaves little of L1."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .passes import T_PLACE, add, copy_factors, state_addresses
 
 
 @gluon.constexpr_function
-def token_layout(columns):
-    """Of the result [64, columns] of a product of two warpgroups, each with half of the columns."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, columns // 2, 16])
+def token_layout(columns, warps=8):
+    """Of the result [64, columns] of a product; each of two warpgroups has half of the columns."""
+    groups = warps // 4
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, groups], instr_shape=[16, columns // groups, 16])
 
 
 @gluon.jit
@@ -26,19 +27,22 @@ def anew(x):
 
 @gluon.jit
 def own_sums(x, y):
-    """Of x y [64, 128] the sums over what a thread has of a row [64, 2, 4]."""
-    return gl.sum(gl.sum((x * y.to(gl.float32)).reshape([64, 2, 8, 4, 2]), 4), 2)
+    """Of x y [64, 64 columns per warpgroup] the sums over what a thread has of a row [64, warpgroups, 4]."""
+    return gl.sum(gl.sum((x * y.to(gl.float32)).reshape([64, x.shape[1] // 64, 8, 4, 2]), 4), 2)
 
 
 @gluon.jit
 def row_sums(x):
-    """What threads have of rows, added up within warps [128]: the rows of one warpgroup, then of the other."""
-    return gl.sum(x, 2).permute((1, 0)).reshape([128])
+    """What threads have of rows, added up within warps [64 warpgroups]: the rows of one warpgroup, then of the other."""
+    return gl.sum(x, 2).permute((1, 0)).reshape([64 * x.shape[1]])
 
 
 @gluon.jit
 def load_sums(buffer, LAYOUT: gl.constexpr):
-    return buffer.slice(0, 64).load(LAYOUT) + buffer.slice(64, 64).load(LAYOUT)
+    sums = buffer.slice(0, 64).load(LAYOUT)
+    if buffer.shape[0] == 128:
+        sums += buffer.slice(64, 64).load(LAYOUT)
+    return sums
 
 
 @gluon.jit
@@ -102,19 +106,20 @@ def gradients_back(
     dk holds both. Without DELTA, for linear attention, u is v, and there is no z and no beta. made: see `solve_chunks`; h: see
     `states_again`. begin: the gradient of the states after the sequences, dS of those before; added, transition, norms: see
     `end_of_segment`. Each of two warpgroups has half of the values of dS^T [values, keys], and half of the channels of dq, dk and
-    dw."""
+    dw; with 64 values and channels there is one."""
     TYPE: gl.constexpr = k.dtype.element_ty
-    KEYS: gl.constexpr = product_layout(8, K)
-    TOKENS: gl.constexpr = product_layout(8, 64)
-    WIDE: gl.constexpr = token_layout(K)
-    SQUARE: gl.constexpr = token_layout(64)
+    WARPS: gl.constexpr = gl.num_warps()
+    KEYS: gl.constexpr = product_layout(WARPS, K)
+    TOKENS: gl.constexpr = product_layout(WARPS, 64)
+    WIDE: gl.constexpr = token_layout(K, WARPS)
+    SQUARE: gl.constexpr = token_layout(64, WARPS)
     BY_TOKEN: gl.constexpr = gl.SliceLayout(0, TOKENS)
     BY_ROW: gl.constexpr = gl.SliceLayout(1, WIDE)
     BY_I: gl.constexpr = gl.SliceLayout(1, SQUARE)
     BY_J: gl.constexpr = gl.SliceLayout(0, SQUARE)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, TOKENS, 2)
     LEFT_S: gl.constexpr = gl.DotOperandLayout(0, KEYS, 2)
-    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [8], [0])
+    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [WARPS], [0])
     VALUE_ROW: gl.constexpr = HV * V
     LATE: gl.constexpr = w is not None
     GROUP: gl.constexpr = HEADS_W if LATE else HV // H
@@ -138,14 +143,14 @@ def gradients_back(
     one_u = gl.allocate_shared_memory(TYPE, [1, 64, V], TALL)
     one_z = gl.allocate_shared_memory(TYPE, [1, 64, V], TALL)
     one_h = gl.allocate_shared_memory(TYPE, [1, K, V], TALL)
-    one_dS = gl.allocate_shared_memory(TYPE, [1, K, V], TALL)  # [keys, values]; then v, and dq before it is written
+    one_dS = gl.allocate_shared_memory(TYPE, [1, K, V], TALL)  # [keys, values]; then v, and of 128 channels dq
     Ts, one_A, one_k = Ps, Ps, ws
     if DELTA:
         Ts = gl.allocate_shared_memory(TYPE, [STAGES, 64, 64], TILE)
         one_A = gl.allocate_shared_memory(TYPE, [1, 64, 64], TILE)
     if LATE:
         one_k = gl.allocate_shared_memory(TYPE, [1, 64, K], TALL)
-    sums = gl.allocate_shared_memory(gl.float32, [3, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    sums = gl.allocate_shared_memory(gl.float32, [3, 16 * WARPS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     met = gl.allocate_shared_memory(gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
     # Copies are begun in this order: [w, dO, P, T and factors of n], which step n takes first, [u and h of n], [q of n; if LATE
@@ -184,7 +189,12 @@ def gradients_back(
         square, line, key = Ts.index(once), fs.index(once), one_k.index(once)
         qs, us, zs, hs = one_q.index(zero), one_u.index(zero), one_z.index(zero), one_h.index(zero)
         dSs, plain_A = one_dS.index(zero), one_A.index(zero)
-        vs, staged = dSs.slice(0, 64), dSs.slice(64, 64)
+        vs = dSs.slice(0, 64)
+        staged = vs
+        if K == 128:
+            staged = dSs.slice(64, 64)
+        elif DELTA:
+            staged = plain_A
         async_copy.wait_group(3)
         kept = S.to(TYPE)
         low = gl.convert_layout(kept, LEFT_S)

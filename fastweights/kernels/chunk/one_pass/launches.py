@@ -9,7 +9,7 @@ import torch
 
 from ...common.delta_rule.channel_decay import strong_gradients_channel
 from ...common.delta_rule.launches import DeltaRule, MemoryGrads
-from ...common.delta_rule.sizes import SavedForBackward, segment_length
+from ...common.delta_rule.sizes import MIN_SEGMENTS, SavedForBackward, segment_length
 from ...common.packing import CHUNK
 from ...runtime.gluon import runs_gluon
 from ...runtime.workspace import TensorSpec
@@ -32,7 +32,8 @@ class PassTile(NamedTuple):
 # T and P once for these; where two of 64 columns find a multiprocessor each, they are faster.
 WHOLE = PassTile(128, 3)
 HALF = PassTile(64, 3)
-PROGRAMS = 132  # of 128 columns, that keep an H100 or H200 busy
+PROGRAMS = 132  # of all columns, that keep an H100 or H200 busy
+MIN_NARROW_SEGMENTS = 4  # of a row with heads of 64 channels, below which finding their states costs more than it saves
 SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
 SUM_REGISTERS, GRADIENT_REGISTERS = 80, 128  # three and two programs of 8 warps, for the gradients of write keys
 MOST_LOST = 200.0  # in base 2, by a channel in a chunk where one product has all pairs, as in `channel.py`
@@ -54,7 +55,7 @@ def takes_one_pass(call: DeltaRule) -> bool:
     has_rule = call.delta or (call.decay <= 1 and not call.writes)
     is_plain = not call.finer and x.divisor is None
     dtypes = (torch.bfloat16,) if call.decay == 2 else (torch.bfloat16, torch.float16)  # a wide range of exponents
-    has_sizes = call.K == 128 and call.V == 128 and call.dtype in dtypes
+    has_sizes = call.K == call.V and call.K in (64, 128) and call.dtype in dtypes
     return bool(has_rule and is_plain and has_sizes and runs_gluon(call.device))
 
 
@@ -68,9 +69,11 @@ def record_length(call: DeltaRule, keeps: bool = True) -> int:
     return RECORD + CHUNK * CHUNK * (call.delta and keeps)
 
 
-def stages(tile: PassTile, w: Any, reads: bool = False) -> int:
-    """Chunks in shared memory at once: with write keys w there is room for two, in `read_chunks` with 64 columns for three."""
-    return tile.stages if w is None or (reads and tile is HALF) else 2
+def stages(tile: PassTile, tokens: Tokens, reads: bool = False) -> int:
+    """Chunks in shared memory at once: with write keys of 128 channels there is room for two, in `read_chunks` with 64 columns
+    for three."""
+    has_room = tokens.w is None or tokens.w.shape[-1] <= 64 or (reads and tile is HALF)
+    return tile.stages if has_room else 2
 
 
 def count_norms(norms: TensorSpec | None) -> int:
@@ -89,7 +92,11 @@ class OnePass(DeltaRule):
         self.constants |= {"H": self.H, "HV": self.HV, "RECORD": self.record, "LASTING": self.lasting}
         self.choose_segments()
         few = not self.cut and 2 * self.N * self.HV <= PROGRAMS
-        self.pass_tile = HALF if few else WHOLE
+        self.pass_tile = self.tile_of_columns(few)
+
+    def tile_of_columns(self, few: bool) -> PassTile:
+        """few: whether programs of half of 128 columns find a multiprocessor each."""
+        return HALF if few or self.V == HALF.BV else WHOLE
 
     @property
     def makes_write_keys(self) -> bool:
@@ -116,8 +123,8 @@ class OnePass(DeltaRule):
         return {"H": int(tokens.q.shape[2]), "HEADS_W": self.group(tokens.w)}
 
     def choose_segments(self) -> None:
-        programs = self.HV * (self.V // WHOLE.BV)
-        self.length, self.cut = segment_length(self.B, self.T, programs, PROGRAMS)
+        least = MIN_SEGMENTS if self.V > HALF.BV else MIN_NARROW_SEGMENTS
+        self.length, self.cut = segment_length(self.B, self.T, self.HV, PROGRAMS, least)
         self.P = self.count_segments()
 
     def tables(self, kept: SavedForBackward) -> SavedForBackward:
@@ -170,14 +177,14 @@ class OnePass(DeltaRule):
                 transition = self.empty(self.P, HV, parts, self.K, self.K) if self.delta else self.floats(self.P, HV)
             self.launch(
                 summarize_chunks, (columns // HALF.BV * self.P, HV), *tokens[1:], x.v, made, solved, added, transition,
-                norms, *place, **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens.w), LAST=saved.transitions is not None,
+                norms, *place, **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens), LAST=saved.transitions is not None,
                 num_warps=HALF.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
         self.launch(
             read_chunks, (self.V // tile.BV * self.P, HV), *tokens, x.v, made, solved, x.S, added, transition, norms, o,
             S_end, saved.u, saved.starts if self.cut else None, *place, scale, **sizes, BV=tile.BV, STARTED=x.S is not None,
-            ENDED=S_end is not None, NORMS=count_norms(norms), STAGES=stages(tile, tokens.w, True), num_warps=tile.BV // 16,
+            ENDED=S_end is not None, NORMS=count_norms(norms), STAGES=stages(tile, tokens, True), num_warps=tile.BV // 16,
         )  # fmt: skip
 
 
@@ -215,7 +222,7 @@ class OnePassKept(OnePass):
             gradients_back, (self.P, HV), x.q, x.k, w, x.v, saved.records, do, u, h, dS_end, added,
             saved.transitions if self.cut else None, norms, dS, dq, dk, dw, dv, gates, *self.place(saved), prod(gates.shape[2:]),
             scale, HEADS_W=self.group(w), DECAY=self.decay == 1, STARTED=dS_end is not None, ENDED=dS is not None,
-            NORMS=count_norms(norms), num_warps=8,
+            NORMS=count_norms(norms), num_warps=self.V // 16,
         )  # fmt: skip
         return MemoryGrads(dq, dk, dv, dw, None, dS, gates)
 
@@ -261,12 +268,12 @@ class OnePassKept(OnePass):
         if not self.cut:
             return None, None
         # The first segments have nothing to do.
-        tile = HALF if 2 * (self.P - self.N) * self.HV <= PROGRAMS else WHOLE
+        tile = self.tile_of_columns(2 * (self.P - self.N) * self.HV <= PROGRAMS)
         added, norms = self.floats(self.P, self.HV, self.V, self.K), self.norms(self.V // tile.BV)
         self.launch(
             summarize_back, (self.V // tile.BV * self.P, self.HV), *tokens, saved.records, do, saved.transitions, added,
             norms, *self.place(saved), scale, **self.heads(tokens), BV=tile.BV, CHANNEL=self.decay == 2,
-            STAGES=stages(tile, tokens.w), num_warps=tile.BV // 16,
+            STAGES=stages(tile, tokens), num_warps=tile.BV // 16,
         )  # fmt: skip
         return added, norms
 
@@ -289,7 +296,7 @@ class OnePassKept(OnePass):
         self.launch(
             channel_gradients_back, (self.P, HV), *tokens, x.v, saved.gates, saved.records, do, saved.u, h, dS_end, added,
             saved.transitions if self.cut else None, norms, dS, dq, dk, dw, dv, dg, gate_grads, z, dP, dh, *self.place(saved),
-            stride, scale, STARTED=dS_end is not None, ENDED=dS is not None, NORMS=count_norms(norms), num_warps=8,
+            stride, scale, STARTED=dS_end is not None, ENDED=dS is not None, NORMS=count_norms(norms), num_warps=V // 16,
         )  # fmt: skip
         self.launch(
             strong_gradients_channel, (-(-2 * PROGRAMS // HV), HV), x.q, x.k, w, x.v, x.beta, x.g, saved.last_gates, saved.u, z,

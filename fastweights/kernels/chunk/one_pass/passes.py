@@ -138,7 +138,7 @@ def pass_segment(
                 out = spoil(out, ruin)
             done = out.to(TYPE)
         if DECAY == 2:
-            S *= fs.index(now).load(gl.SliceLayout(0, S.type.layout))[None, :]
+            S *= fs.index(now).slice(0, K).load(gl.SliceLayout(0, S.type.layout))[None, :]
             low = gl.convert_layout(S.to(TYPE), LEFT_S)
         if DELTA:
             read = warpgroup_mma(low, ks.index(now).permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -227,7 +227,7 @@ def pass_segment(
             solved += HV * 4096
         S, decayed = warpgroup_mma_wait(1 if READ else 0, deps=[S, decayed])
         if DECAY == 2:
-            S *= fs.index(now).load(gl.SliceLayout(0, S.type.layout))[None, :]
+            S *= fs.index(now).slice(0, K).load(gl.SliceLayout(0, S.type.layout))[None, :]
         else:
             low = gl.convert_layout(S.to(TYPE), LEFT_S)
         if READ:
@@ -497,7 +497,7 @@ def summarize_chunks(
                 decay = gl.max(through, 0)
                 gl.store(transition + number, decay)
                 norm += decay
-    else:
+    elif DELTA:
         at_transition = transition + number * ((2 if LASTING else 1) * K * K) + d[None, :] * K + c[:, None]
         rounded = S.to(transition.dtype.element_ty)
         gl.store(at_transition, rounded)

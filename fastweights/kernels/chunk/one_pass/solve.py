@@ -6,7 +6,7 @@ from ...common.hopper_tiles import copy_rows, product_layout
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .channel import decay_channels, either, load_tile
+from .channel import decay_channels, either, load_halves
 from .passes import T_PLACE, add, factors_of
 from .write_keys import precondition_keys
 
@@ -191,8 +191,7 @@ def solve_chunks(
         G_ROW: gl.constexpr = HV // HEADS_G * K
         g += (first * (HV // HEADS_G) + head // HEADS_G) * K
         if gram is None:
-            g_low = load_tile(g, count, G_ROW)
-            g_high = load_tile(g + 64, count, G_ROW)
+            g_low, g_high = load_halves(g, count, G_ROW, K)
     async_copy.wait_group(0)
     if gram is not None:
         precond_g += first * (HV // HEADS_PG) + head // HEADS_PG
@@ -204,8 +203,7 @@ def solve_chunks(
     made += (m.to(gl.int64) * HV + head) * RECORD
     if DECAY == 2:
         if gram is not None:  # held before, they would crowd the registers
-            g_low = load_tile(g, count, G_ROW)
-            g_high = load_tile(g + 64, count, G_ROW)
+            g_low, g_high = load_halves(g, count, G_ROW, K)
         at_row = (first * HV + head) * K
         if gates is not None:
             gates += at_row
