@@ -12,6 +12,7 @@ from .passes import (
     find_segment,
     largest_row_sum,
     load_state,
+    program_place,
     segments_needed,
     store_rows,
     through_segments,
@@ -34,7 +35,7 @@ def states_again(
     WRITE_ROW: gl.constexpr = HV // HEADS_W * K
     VALUE_ROW: gl.constexpr = HV * V
     PARTS: gl.constexpr = V // BV
-    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    part, segment, head = program_place(segments, HV, PARTS)
     first, tokens, m, _, _, _ = find_segment(segments, segment, time, length)
     w += (first * (HV // HEADS_W) + head // HEADS_W) * K
     u += (first * HV + head) * V + part * BV
@@ -170,7 +171,7 @@ def summarize_back(
     WRITE_ROW: gl.constexpr = HV // HEADS_W * K
     VALUE_ROW: gl.constexpr = HV * V
     PARTS: gl.constexpr = V // BV
-    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    part, segment, head = program_place(segments, HV, PARTS)
     first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) | (earlier == 0):  # nobody reads what the first segment adds
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...common.hopper_tiles import add, copy_rows, product_layout, row_places
-from ...common.packing import pieces_of_sequence, segment_place
+from ...common.packing import pieces_of_sequence, segment_in_turn, segment_place
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
 # Where the record of a chunk, numbers of 16 bits, has four numbers per token in float32, and for a backward T; in front is P. The
@@ -243,6 +243,19 @@ def pass_segment(
 
 
 @gluon.jit
+def program_place(segments, HV: gl.constexpr, PARTS: gl.constexpr):
+    """The part, segment and head of a program of a grid (PARTS x P, HV). Of packed sequences, see `segment_in_turn`, a segment's
+    programs of all heads follow each other."""
+    if segments is None:
+        part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    else:
+        number = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
+        part, head = number % PARTS, number // PARTS % HV
+        segment = segment_in_turn(segments, number // (PARTS * HV))
+    return part, segment, head
+
+
+@gluon.jit
 def find_segment(segments, segment, time, length):
     """Of a segment: its first token (int64), how many tokens it has, its first chunk (int64), its sequence, how many segments the
     sequence has before it, and whether it is the last. segments: the table of packed sequences, None for rows."""
@@ -410,7 +423,7 @@ def read_chunks(
     the states that the segments start from [P, HV, K, V] are written too, None otherwise."""
     TYPE: gl.constexpr = q.dtype.element_ty
     PARTS: gl.constexpr = V // BV
-    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    part, segment, head = program_place(segments, HV, PARTS)
     first, tokens, m, sequence, earlier, is_last = find_segment(segments, segment, time, length)
     if (tokens == 0) & (~is_last):
         return
@@ -463,7 +476,7 @@ def summarize_chunks(
     KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
     VALUES: gl.constexpr = V // BV
     PARTS: gl.constexpr = VALUES + (K // BV if DELTA else 0)
-    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    part, segment, head = program_place(segments, HV, PARTS)
     first, tokens, m, _, _, is_last = find_segment(segments, segment, time, length)
     is_value = part < VALUES
     if (tokens == 0) & (~is_last):
