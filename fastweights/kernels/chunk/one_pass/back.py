@@ -3,13 +3,16 @@ their gradients; see the head of this folder."""
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import copy_rows, product_layout, row_places
+from ...common.hopper_tiles import copy_rows, product_layout, row_places, uniform
 from ...common.packing import pieces_of_sequence
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .passes import (
     T_PLACE,
     copy_factors,
+    count_needed,
     find_segment,
+    growth_of,
+    has_large_number,
     largest_row_sum,
     load_state,
     program_place,
@@ -177,6 +180,16 @@ def summarize_back(
         return
     S = gl.zeros([BV, K], gl.float32, KEYS)
     chunks = (tokens + 63) // 64
+    if norms is not None and w is None and not CHANNEL:
+        # Chunks at the segment's end are left out, as in `summarize_chunks`.
+        growth = growth_of(made + (m * HV + head) * RECORD)
+        needed = count_needed(growth, 0, HV * RECORD // 2, chunks, 1)
+        behind = tokens - needed * 64
+        at = first + needed.to(gl.int64) * 64
+        large = has_large_number(do + (at * HV + head) * V + part * BV, behind, VALUE_ROW, BV)
+        large |= has_large_number(q + (at * H + head // (HV // H)) * K, behind, KEY_ROW, K)
+        tokens = uniform(gl.where(large, tokens, gl.minimum(tokens, needed * 64)))
+        chunks = (tokens + 63) // 64
     t = first + (chunks - 1).to(gl.int64) * 64
     m += chunks - 1
     q += (t * H + head // (HV // H)) * K

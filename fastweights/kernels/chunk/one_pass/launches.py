@@ -15,7 +15,7 @@ from ...runtime.gluon import runs_gluon
 from ...runtime.workspace import TensorSpec
 from ..key_energy import gate_groups, record_scan
 
-RECORD = CHUNK * CHUNK + 8 * CHUNK  # numbers of P and of four per token, in float32, in the record of a chunk
+RECORD = CHUNK * CHUNK + 9 * CHUNK  # numbers of P, of four per token and one per chunk, in float32, in a chunk's record
 
 
 DECAYED = ("q_decayed", "k_decayed", "w_decayed")  # of what a forward keeps, see `decay_channels`

@@ -7,7 +7,7 @@ from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .channel import decay_channels, either, load_tile
-from .passes import T_PLACE, add, factors_of
+from .passes import T_PLACE, add, factors_of, growth_of
 from .write_keys import precondition_keys
 
 
@@ -134,6 +134,13 @@ def inverse_transposed(A):
 
 
 @gluon.jit
+def chunk_growth(decay, gain, norm):
+    """How many times larger a chunk makes the length of a row of the state at most, which `segments_needed` reads: of tokens with
+    log decay g (base 2), gain beta and keys of squared length `norm`, each does I - beta k k^T to it. NaN where one is bad."""
+    return gl.exp2(gl.sum(decay + gl.log2(gl.maximum(gl.abs(1.0 - gain * norm), 1.0)), 0))
+
+
+@gluon.jit
 def store_square(staged, x, at):
     """Write x, transposed, as a tile [64, 64]."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -228,9 +235,14 @@ def solve_chunks(
         e = gl.arange(0, 16, gl.SliceLayout(0, norms.type.layout))
         f = gl.arange(0, 64, gl.SliceLayout(1, norms.type.layout)) % 16
         norms = gl.sum(gl.where(f[:, None] == e[None, :], norms, 0.0), 1)
-        decay += 0.0 * (gl.convert_layout(norms, LINE) + gain)
+        norms = gl.convert_layout(norms, LINE)
+        decay += 0.0 * (norms + gain)
+        if DECAY == 1 and w is None:
+            gl.store(growth_of(made), chunk_growth(decay, gain, norms))
     else:
         scores = warpgroup_mma_wait(0, deps=[scores])
+        if DECAY == 1:
+            gl.store(growth_of(made), gl.exp2(gl.sum(decay, 0)))
     decay = gl.associative_scan(decay, 0, add)
     per_token = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     summed = per_token.slice(0, 64)
