@@ -47,10 +47,11 @@ def inverse_by_blocks(A: Tensor) -> Tensor:
     for row in range(size):  # a row is solved once those before it in its block are taken from it
         X = X - (A * own)[:, row, None] * X[None, row]
     N = X @ (A * ~own)
-    Y = X
-    for _ in range(3):
-        Y = X - N @ Y
-    return Y
+    T = X.clone()
+    for b in range(1, -(-size // 16)):
+        rows = slice(16 * b, 16 * b + 16)
+        T[rows] -= N[rows, : 16 * b] @ T[: 16 * b]
+    return T
 
 
 class Chunk(NamedTuple):
