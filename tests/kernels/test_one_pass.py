@@ -433,7 +433,7 @@ def test_the_backward_passes_back(on_hopper: None) -> None:
     assert in_segments[:3] == ["solve_chunks", "summarize_chunks", "read_chunks"]
     assert in_segments[3:] == ["states_again", "summarize_back", *BACK[1:]]
     assert names(with_backward(300, rule="linear attention")) == ["solve_chunks", "read_chunks", *BACK]
-    of_write_keys = ["sum_write_key_grads", "key_energy_scan", "write_key_grads"]
+    of_write_keys = ["write_key_grads", "key_energy_scan", "add_later_grads"]
     assert names(with_backward(300, rule="write keys"))[4:] == [*BACK[:2], *of_write_keys, *BACK[2:]]
 
 
@@ -467,7 +467,7 @@ def test_machine_code(on_hopper: None, rule: str) -> None:
     each. Every load is waited for."""
     spilled = {"read_chunks": 640, "gradients_back": 64, "solve_chunks": 32}
     if rule == "write keys":
-        spilled |= {"solve_chunks": 320, "sum_write_key_grads": 64, "write_key_grads": 32}
+        spilled |= {"solve_chunks": 320, "write_key_grads": 96}
     elif rule == "one decay per channel":  # where channels lose much, more than registers hold
         spilled |= {"solve_chunks": 1360, "channel_gradients_back": 96}
     once = {one.kernel.__name__: one for one in with_backward(8192, rule=rule) if one.kernel.is_gluon()}
@@ -478,7 +478,7 @@ def test_machine_code(on_hopper: None, rule: str) -> None:
         waits = sum(x.startswith("WARPGROUP.DEPBAR") for x in compiled.instructions)
         assert compiled.shared <= 227 * 1024
         assert compiled.stack <= spilled.get(name, 0)
-        assert products >= 4 and waits <= max(1, products / 4)
+        assert (products >= 4 or name == "add_later_grads") and waits <= max(1, products / 4)
 
 
 @pytest.mark.compiler
