@@ -295,6 +295,21 @@ def test_segments_far_away_add_nothing() -> None:
     assert (left.abs().sum(1) < 2.0**-126 * before).all()
 
 
+def test_a_chunk_lets_no_more_through_than_its_number_says() -> None:
+    """See `chunk_growth`; some tokens make a row of the state longer."""
+    leaves, order, S = draw_rule("delta rule", 500)
+    leaves["k"] *= 1.5
+    leaves["g"] *= 0.02
+    left, growths = S[0, 0].T, []
+    for chunk in chunks_of("delta rule", leaves, order):
+        longer = (1 - chunk.beta * chunk.k.square().sum(1)).abs().clamp_min(1)
+        growths.append((chunk.g.sum().exp() * longer.prod()).item())
+        _, after = chunk.after(left, torch.zeros_like(chunk.v))
+        assert (after.norm(dim=1) <= (1 + 1e-9) * growths[-1] * left.norm(dim=1)).all()
+        left = after
+    assert min(growths) < 1 < max(growths)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("time", [1, 64, 100, 500])
 def test_the_algebra_of_the_backward(time: int, rule: str) -> None:
