@@ -102,8 +102,10 @@ def write_key_grads(
     number = m.to(gl.int64) * HV + head
     c = gl.arange(0, 64, COLUMN)
     gram += number * K + c
-    sums += number * K + c
     middle = gl.load(center + head)
+    since = approximate(upto.load(ROW), "ex2")
+    row = gl.arange(0, 64, ROW)
+    at_start = sums + number * K + 0 * row[:, None] + c[None, :]
     zeros = gl.zeros([64, 64], gl.float32, SQUARE)
     met = zeros
     from_start = own_part(zeros)
@@ -123,12 +125,12 @@ def write_key_grads(
         met = warpgroup_mma(grads, energy.permute((1, 0)), met, is_async=True)
         given_later = warpgroup_mma(plain.permute((1, 0)), grads, zeros, use_acc=False, is_async=True)
         from_start += own_part(grad_A * begin[None, :])
-        since = approximate(upto.load(ROW), "ex2")
-        gl.store(sums + part * 64, gl.sum(since[:, None] * grad_A, 0))
         met, given_later = warpgroup_mma_wait(0, deps=[met, given_later])
         given = given_later + grad_A
+        # What reaches A at the first token, decayed to the start, has come from all tokens.
+        gl.store(at_start + part * 64, since[:, None] * given, (row == 0)[:, None])
         grad_gain += own_part(given * gl.minimum(keys * keys, LARGEST))
-        given *= 2.0 * keys * gains.load(ROW)[:, None]
+        given *= keys * (2.0 * gains.load(ROW))[:, None]
         dw_part.store((dw_part.load(SQUARE).to(gl.float32) + given).to(TYPE))
         gl.thread_barrier()
     for part in gl.static_range(K // 64):
