@@ -457,10 +457,8 @@ def test_the_backward_passes_back(on_hopper: None) -> None:
     [(4, 2048, 8, 8, 1), (1, 8192, 16, 16, 1), (2, 8192, 32, 64, 1), (8, 2048, 16, 32, 0), (1, 300, 8, 8, 0)],
 )
 def test_segments_of_a_training_fill_the_gpu(rows: int, time: int, heads: int, chunks: int, cut: int) -> None:
-    call = SimpleNamespace(B=rows, T=time, HV=heads, packed=False)
+    call = SimpleNamespace(B=rows, T=time, HV=heads, decay=1)
     assert segments_kept(call) == (chunks, cut)  # type: ignore[arg-type]
-    call.packed = True
-    assert segments_kept(call) == (chunks + 1, cut)  # type: ignore[arg-type]
 
 
 def test_every_other_call_takes_the_kernels_in_plain_triton(on_hopper: None) -> None:

@@ -60,13 +60,7 @@ def takes_one_pass(call: DeltaRule) -> bool:
 
 def segments_kept(call: DeltaRule) -> tuple[int, int]:
     """The segments of a forward before a backward, as `segment_length`. Each has one program per head."""
-    return one_more(call, *segment_length(call.B, call.T, call.HV, PROGRAMS, least=2))
-
-
-def one_more(call: DeltaRule, length: int, cut: int) -> tuple[int, int]:
-    """Of packed sequences a segment has one chunk more. They have more chunks than the row, as each may end within one: in
-    segments of the row's length, too many of full length would run one after the other."""
-    return length + call.packed, cut
+    return segment_length(call.B, call.T, call.HV, PROGRAMS, least=2)
 
 
 def record_length(call: DeltaRule, keeps: bool = True) -> int:
@@ -123,7 +117,7 @@ class OnePass(DeltaRule):
 
     def choose_segments(self) -> None:
         programs = self.HV * (self.V // WHOLE.BV)
-        self.length, self.cut = one_more(self, *segment_length(self.B, self.T, programs, PROGRAMS))
+        self.length, self.cut = segment_length(self.B, self.T, programs, PROGRAMS)
         self.P = self.count_segments()
 
     def tables(self, kept: SavedForBackward) -> SavedForBackward:
