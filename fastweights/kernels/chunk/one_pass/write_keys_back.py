@@ -50,8 +50,8 @@ def find_gates(
 
 @gluon.jit
 def squash_back(keys, grad, energy, weighted, lines, begin, middle, power, eps, SQUARE: gl.constexpr):
-    """Of 64 channels, from the gradient of write keys: what reaches the keys directly, A, and the centre. k^2 goes into energy.
-    begin: A at the chunk's start."""
+    """Of 64 channels, from the gradient of write keys: what reaches the keys directly, A, and the centre, and the gradient of A
+    times what A has from before each token, for the decays. k^2 goes into energy. begin: A at the chunk's start."""
     ROW: gl.constexpr = gl.SliceLayout(1, SQUARE)
     square = gl.minimum(keys * keys, LARGEST)
     energy.store(square.to(energy.dtype))
@@ -59,13 +59,16 @@ def squash_back(keys, grad, energy, weighted, lines, begin, middle, power, eps, 
     gl.thread_barrier()
     A = warpgroup_mma(weighted, energy, gl.zeros([64, 64], gl.float32, SQUARE), use_acc=False, is_async=True)
     since = approximate(lines.slice(0, 64).load(ROW), "ex2")
-    square = lines.slice(64, 64).load(ROW)[:, None] * square + since[:, None] * begin[None, :] + eps
-    A = warpgroup_mma_wait(0, deps=[A]) + square
+    square = lines.slice(64, 64).load(ROW)[:, None] * square + eps
+    begin = since[:, None] * begin[None, :]
+    earlier = warpgroup_mma_wait(0, deps=[A]) + begin
+    A = earlier + square
     r = approximate(A, "lg2") * LN2 - middle
     closeness = approximate(1.0 + gl.abs(r), "rcp")
     direct = approximate(-power * r * closeness, "ex2") * grad
     grad_r = (-power * LN2) * (closeness * closeness) * direct * keys
-    return direct, grad_r * approximate(A, "rcp"), -grad_r
+    grad_A = grad_r * approximate(A, "rcp")
+    return direct, grad_A, -grad_r, grad_A * earlier
 
 
 @gluon.jit(do_not_specialize=["time"])
@@ -76,8 +79,8 @@ def write_key_grads(
     """One chunk of one head: what the gradient of its write keys dw [BT, HV, K] gives to the keys, written in the place of dw, to
     the preconditioner's gates (dg, dbeta [BT, HV]), to the centre (dcenter [M, HV]) and to A at its start (sums [M, HV, K]); and
     its log decay (totals [M, HV]). gram [M, HV, K]: A at the chunks' starts. What comes from later chunks `add_later_grads` adds.
-    As in `key_energy_backward`, a token's decay acts on pairs of an earlier token and itself or a later one, and pairs that lie
-    on one side of it cancel."""
+    A token's decay acts on pairs of an earlier token and itself or a later one: summed from the last token on, pairs that lie on
+    one side of it cancel."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -91,7 +94,7 @@ def write_key_grads(
         tiles(TYPE, 1).index(0), tiles(TYPE, 1).index(0), tiles(TYPE, 1).index(0), tiles(TYPE, 1).index(0)
     )  # fmt: skip
     lines = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    found = gl.allocate_shared_memory(gl.float32, [3, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    found = gl.allocate_shared_memory(gl.float32, [2, 128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     dw += (first * HV + head) * K
     copy_parts(ks, k + (first * H + head // (HV // H)) * K, count, H * K)
     copy_parts(dws, dw, count, HV * K)
@@ -107,45 +110,43 @@ def write_key_grads(
     row = gl.arange(0, 64, ROW)
     at_start = sums + number * K + 0 * row[:, None] + c[None, :]
     zeros = gl.zeros([64, 64], gl.float32, SQUARE)
-    met = zeros
-    from_start = own_part(zeros)
-    grad_gain, grad_center = from_start, from_start
-    OWN: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, from_start.type.layout))
+    grad_upto = own_part(zeros)
+    grad_gain, grad_center = grad_upto, grad_upto
     async_copy.wait_group(0)
     for part in range(K // 64):
         begin = gl.load(gram + part * 64)
         dw_part = dws.index(part)
         keys, grad = ks.index(part).load(SQUARE).to(gl.float32), dw_part.load(SQUARE).to(gl.float32)
-        direct, grad_A, given = squash_back(keys, grad, energy, weighted, lines, begin, middle, power, eps, SQUARE)
-        grad_center += own_part(given)
+        direct, grad_A, from_squash, met = squash_back(
+            keys, grad, energy, weighted, lines, begin, middle, power, eps, SQUARE
+        )
+        grad_center += own_part(from_squash)
+        grad_upto += own_part(met)
         dw_part.store(direct.to(TYPE))
         grads.store(grad_A.to(TYPE))
         fence_async_shared()
         gl.thread_barrier()
-        met = warpgroup_mma(grads, energy.permute((1, 0)), met, is_async=True)
         given_later = warpgroup_mma(plain.permute((1, 0)), grads, zeros, use_acc=False, is_async=True)
-        from_start += own_part(grad_A * begin[None, :])
-        met, given_later = warpgroup_mma_wait(0, deps=[met, given_later])
+        gain = gains.load(ROW)[:, None]
+        square = gl.minimum(keys * keys, LARGEST)
+        given_later = warpgroup_mma_wait(0, deps=[given_later])
+        grad_upto -= own_part(gain * (square * given_later))
         given = given_later + grad_A
         # What reaches A at the first token, decayed to the start, has come from all tokens.
         gl.store(at_start + part * 64, since[:, None] * given, (row == 0)[:, None])
-        grad_gain += own_part(given * gl.minimum(keys * keys, LARGEST))
-        given *= keys * (2.0 * gains.load(ROW))[:, None]
+        grad_gain += own_part(given * square)
+        given *= keys * (2.0 * gain)
         dw_part.store((dw_part.load(SQUARE).to(gl.float32) + given).to(TYPE))
         gl.thread_barrier()
     for part in gl.static_range(K // 64):
         row, at = row_places(HV * K, 64, 64)
         gl.store(dw + part * 64 + at, dws.index(part).load(at.type.layout), (row < count)[:, None])
-    met *= pair_decays(lines, SQUARE) * gains.load(COLUMN)[None, :]
-    from_start *= approximate(upto.load(OWN), "ex2")[:, None, None]
     found.index(0).store(row_sums(grad_gain))
-    found.index(1).store(row_sums(from_start + own_part(met)))
-    found.index(2).slice(0, 64).store(gl.sum(met, 0))
+    found.index(1).store(row_sums(grad_upto))
     t = gl.arange(0, 64, LINE)
     at_gate = first * HV + head + t * HV
     gl.store(dbeta + at_gate, load_sums(found.index(0), LINE), t < count)
-    grad_decay = load_sums(found.index(1), LINE) - found.index(2).slice(0, 64).load(LINE)
-    summed = gl.associative_scan(gl.where(t < count, grad_decay, 0.0), 0, add, reverse=True)
+    summed = gl.associative_scan(gl.where(t < count, load_sums(found.index(1), LINE), 0.0), 0, add, reverse=True)
     gl.store(dg + at_gate, summed, t < count)
     gl.store(dcenter + number, gl.sum(row_sums(grad_center), 0))
     gl.store(totals + number, gl.sum(upto.slice(63, 1).load(gl.BlockedLayout([1], [32], [8], [0])), 0))
