@@ -10,6 +10,7 @@ import torch
 
 from ..common.call import Call, Specs, make_rule, max_pieces, padded
 from ..common.packing import CHUNK, record_tables
+from ..runtime.gluon import runs_gluon
 from ..runtime.workspace import TensorSpec
 from .carried import carry_adjoint, carry_inverse, chunk_adjoint, finish_gradients
 from .directions import token_products, token_rows
@@ -53,6 +54,22 @@ class GramCall(Call):
         self.warps = 4 if self.PK <= 64 else 8  # of a program that holds a whole matrix
         heads = {"HEADS": self.group(self.x.u), "HEADS_GAIN": self.group(getattr(self.x, "gain", None))}
         self.constants |= {"PRECISION": self.precision, "HV": self.HV, **heads}
+
+    @property
+    def solves_in_turn(self) -> bool:
+        """Whether `solve_in_turn` in Gluon takes the place of the launches that find r, d and A of the chunks."""
+        return self.K in (64, 128) and self.dtype == torch.bfloat16 and runs_gluon(self.device)
+
+    def record_turns(
+        self, programs: int, saved: Saved, place: Any, start: Any = None, end: Any = None, y: Any = None
+    ) -> None:
+        from .chunks_in_turn import solve_in_turn  # needs Gluon
+
+        gain, refresh = (getattr(self.x, name, None) for name in ("gain", "refresh"))
+        self.launch(
+            solve_in_turn, (programs, self.HV), self.x.u, gain, refresh, start, saved.A, end, saved.R, saved.D, saved.T, y, place,
+            self.T, LENGTH=self.constants.get("LENGTH", 0), num_warps=self.warps,
+        )  # fmt: skip
 
     def vectors(self, dtype: torch.dtype = torch.float32) -> TensorSpec:
         return self.token_tensor(self.HV, self.K, dtype=dtype)
@@ -128,11 +145,12 @@ class InverseGram(GramCall):
             invert_sums, (P, HV), sums, saved.A, scratch, saved.segment_table, self.T, ridge, HV, num_warps=4, num_stages=1,
             maxnreg=168 if self.PK <= 64 else None,
         )  # fmt: skip
-        T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS * CHUNK + 512)
-        self.launch_segments(
-            solve_segment, saved, x.u, x.gain, saved.A, saved.R, saved.D, y if x.b is None else None, T,
-            scratch,
-        )  # fmt: skip
+        answers = y if x.b is None else None
+        if self.solves_in_turn:
+            self.record_turns(P, saved, saved.segment_table, y=answers)
+        else:
+            T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS * CHUNK + 512)
+            self.launch_segments(solve_segment, saved, x.u, x.gain, saved.A, saved.R, saved.D, answers, T, scratch)
         if x.b is not None:
             self.record_solve(saved, x.b, y, self.precision)
         return (y, end), saved
@@ -188,8 +206,11 @@ class Refreshed(GramCall):
         x = self.x
         (y, end), saved = self.shapes(final)
         self.record_table(saved)
-        self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)
-        self.record_tokens(saved)
+        if self.solves_in_turn:
+            self.record_turns(self.N, saved, x.cu_seqlens, start=x.A, end=end)
+        else:
+            self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)
+            self.record_tokens(saved)
         self.record_solve(saved, x.b, y, self.precision)
         return (y, end), saved
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import copy_rows, product_layout
+from ...common.hopper_tiles import as_left, copy_rows, product_layout, store_in_order
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
@@ -40,21 +40,6 @@ def on_diagonal(blocks, SQUARE: gl.constexpr):
     own = (j // 16)[:, None] == b[None, :]
     blocks = gl.convert_layout(blocks, gl.SliceLayout(1, LAYOUT))
     return gl.convert_layout(gl.where(own[:, :, None], blocks[:, None, :], zero).reshape([64, 64]), SQUARE)
-
-
-@gluon.jit
-def as_left(x):
-    """x as the left operand of a product in tf32 with what `store_in_order` stored: of every 8 columns the even ones come first,
-    as a thread's registers hold them, so that nothing moves."""
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, x.type.layout, 1)
-    turned = x.reshape([64, 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, 64])
-    return gl.convert_layout(turned, LEFT, assert_trivial=True)
-
-
-@gluon.jit
-def store_in_order(buffer, x):
-    """Rows of x, columns ordered as `as_left` does."""
-    buffer.store(x.reshape([64, 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, 64]))
 
 
 @gluon.jit
