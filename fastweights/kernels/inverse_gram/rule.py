@@ -90,6 +90,14 @@ class GramCall(Call):
     def record_solve(self, saved: Saved, b: Any, out: Any, precision: str, scaled: bool = False) -> None:
         """out_t = A_t b_t; `scaled`: times the gain."""
         gain, refresh = (getattr(self.x, name, None) for name in ("gain", "refresh"))
+        if self.solves_in_turn:
+            from .answers import answer_tokens  # needs Gluon
+
+            self.launch_chunks(
+                answer_tokens, saved, self.x.u, gain, refresh, saved.A, saved.R, saved.D, b, out, HEADS_B=self.group(b),
+                SCALED=scaled, EXACT=precision == self.precision,
+            )  # fmt: skip
+            return
         self.launch_chunks(
             solve_tokens, saved, self.x.u, gain, refresh, saved.A, saved.R, saved.D, b, out, HEADS_B=self.group(b),
             SCALED=scaled, PRECISION=precision, maxnreg=SOLVE_REGISTERS if self.PK > 64 else None,
@@ -225,10 +233,17 @@ class Refreshed(GramCall):
             PRECISION=precision,
         )  # fmt: skip
         dA = self.matrices(self.N) if state_grads else None
-        stages = 3 if self.PK <= 64 else 2 if E.dtype == torch.bfloat16 and self.has_large_shared_memory else 1
-        self.launch_sequences(
-            carry_adjoint, dA_end, E, N, adjoint, dA, STAGES=stages, PRECISION=precision, num_warps=self.warps
-        )
+        if self.solves_in_turn:
+            from .chunks_in_turn import adjoint_in_turn  # needs Gluon
+
+            self.launch(
+                adjoint_in_turn, (self.N, self.HV), dA_end, E, N, adjoint, dA, x.cu_seqlens, self.T, num_warps=self.warps
+            )
+        else:
+            stages = 3 if self.PK <= 64 else 2 if E.dtype == torch.bfloat16 and self.has_large_shared_memory else 1
+            self.launch_sequences(
+                carry_adjoint, dA_end, E, N, adjoint, dA, STAGES=stages, PRECISION=precision, num_warps=self.warps
+            )
         du = self.vectors(self.dtype)
         self.launch_chunks(
             finish_gradients, saved, x.u, x.refresh, saved.A, saved.R, saved.D, saved.T, adjoint, direct, du,
