@@ -228,10 +228,13 @@ class Refreshed(GramCall):
         self.record_solve(saved, dy, db, precision)
         E = self.matrices(self.M, torch.float32 if self.dtype == torch.float32 else torch.bfloat16)  # E - I
         N, adjoint, direct = self.matrices(self.M), self.matrices(self.M), self.vectors()
-        self.launch_chunks(
-            chunk_adjoint, saved, x.u, x.b, dy, saved.R, saved.D, saved.T, E, N, direct, HEADS_B=self.group(x.b),
-            PRECISION=precision,
-        )  # fmt: skip
+        of_tokens = x.u, x.b, dy, saved.R, saved.D, saved.T, E, N, direct
+        if self.solves_in_turn:
+            from .carried_on_hopper import adjoint_of_chunk  # needs Gluon
+
+            self.launch_chunks(adjoint_of_chunk, saved, *of_tokens, HEADS_B=self.group(x.b))
+        else:
+            self.launch_chunks(chunk_adjoint, saved, *of_tokens, HEADS_B=self.group(x.b), PRECISION=precision)
         dA = self.matrices(self.N) if state_grads else None
         if self.solves_in_turn:
             from .chunks_in_turn import adjoint_in_turn  # needs Gluon
@@ -245,10 +248,13 @@ class Refreshed(GramCall):
                 carry_adjoint, dA_end, E, N, adjoint, dA, STAGES=stages, PRECISION=precision, num_warps=self.warps
             )
         du = self.vectors(self.dtype)
-        self.launch_chunks(
-            finish_gradients, saved, x.u, x.refresh, saved.A, saved.R, saved.D, saved.T, adjoint, direct, du,
-            PRECISION=precision,
-        )  # fmt: skip
+        kept = x.u, x.refresh, saved.A, saved.R, saved.D, saved.T, adjoint, direct, du
+        if self.solves_in_turn:
+            from .carried_on_hopper import gradients_of_chunk
+
+            self.launch_chunks(gradients_of_chunk, saved, *kept)
+        else:
+            self.launch_chunks(finish_gradients, saved, *kept, PRECISION=precision)
         return RefreshInputs(du, db, None, dA)
 
 
