@@ -50,9 +50,8 @@ def show_to_products():
 
 @gluon.jit
 def through_factor_on_chip(dZ, Z, U, T, root):
-    """dW [64, K], and in shared memory C and L^-1 - I [64, 64] and the keys' part of Z, as `through_factor` has it. Z, U: tiles in
-    shared memory; T: that of the chunk; root [64], of the rows of a square."""
-    WIDE: gl.constexpr = dZ.type.layout
+    """dW [64, K], and in shared memory C and L^-1 - I [64, 64], as `through_factor` has it. Z, U: tiles in shared memory; T: that
+    of the chunk; root [64]: by rows of a square."""
     K: gl.constexpr = dZ.shape[1]
     SQUARE: gl.constexpr = halves_layout(gl.num_warps(), 64)
     none = gl.zeros([64, 64], gl.float32, SQUARE)

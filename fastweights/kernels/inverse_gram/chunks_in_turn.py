@@ -237,7 +237,8 @@ def solve_in_turn(
         bad_token = gl.max(bad.to(gl.int32), 1)
         spoils = gl.max(bad_token, 0) > 0
         if gain is not None:
-            gate = gl.load(gain + token * (HV // HEADS_GAIN) + head // HEADS_GAIN + t * (HV // HEADS_GAIN), t < left, 0.0)
+            gates = gain + token * (HV // HEADS_GAIN) + head // HEADS_GAIN
+            gate = gl.load(gates + t * (HV // HEADS_GAIN), t < left, 0.0)
             bad_gate = is_bad(gate)
             gains.store(zero_where(gate, bad_gate).to(gl.float32))
             spoils = spoils | (gl.max(bad_gate.to(gl.int32), 0) > 0)

@@ -239,9 +239,10 @@ class Refreshed(GramCall):
         if self.solves_in_turn:
             from .chunks_in_turn import adjoint_in_turn  # needs Gluon
 
+            sequences = self.N, self.HV
             self.launch(
-                adjoint_in_turn, (self.N, self.HV), dA_end, E, N, adjoint, dA, x.cu_seqlens, self.T, num_warps=self.warps
-            )
+                adjoint_in_turn, sequences, dA_end, E, N, adjoint, dA, x.cu_seqlens, self.T, num_warps=self.warps
+            )  # fmt: skip
         else:
             stages = 3 if self.PK <= 64 else 2 if E.dtype == torch.bfloat16 and self.has_large_shared_memory else 1
             self.launch_sequences(

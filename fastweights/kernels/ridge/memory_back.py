@@ -27,9 +27,9 @@ def memory_back(
     HV: gl.constexpr, K: gl.constexpr, HEADS_W: gl.constexpr,
 ):  # fmt: skip
     """dv [BT, HV, K], dP [BT, HV, 64], and in float32 dy and d_writes [BT, HV, K], of one chunk of one head. y, y_rest: what the
-    memory is asked, as the sum of two; writes: its keys; h, dh [M, HV, K, K]: the states at the chunks' starts and their gradients
-    at the ends. d_writes and the log decays' gradients, gate_grads [1, 2, BT, HV] after `stride` // 2, lack what tokens of the
-    chunk do to each other."""
+    memory is asked, as the sum of two; writes: its keys; h, dh [M, HV, K, K]: the states at the chunks' starts and the gradients
+    of those at their ends. d_writes and the log decays' gradients, gate_grads [1, 2, BT, HV] after `stride` // 2, lack what
+    tokens of the chunk do to each other."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -61,7 +61,8 @@ def memory_back(
     column = gl.arange(0, K, gl.SliceLayout(0, WIDE))
     t = gl.arange(0, 64, LINE)
     decays = gate + token  # past the end the last decay: no overflow
-    gap = gl.load(decays + gl.minimum(c, count - 1) * HV)[None, :] - gl.load(decays + gl.minimum(i, count - 1) * HV)[:, None]
+    decay = gl.load(decays + gl.minimum(c, count - 1) * HV)
+    gap = decay[None, :] - gl.load(decays + gl.minimum(i, count - 1) * HV)[:, None]
     since = gl.load(decays + gl.minimum(row, count - 1) * HV)
     total = gl.load(decays + (count - 1) * HV)
     none = gl.zeros([64, 64], gl.float32, SQUARE)
