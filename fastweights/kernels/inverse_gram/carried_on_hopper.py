@@ -49,31 +49,43 @@ def show_to_products():
 
 
 @gluon.jit
-def through_factor_on_chip(dZ, Z, U, T, root):
-    """dW [64, K], and in shared memory C and L^-1 - I [64, 64], as `through_factor` has it. Z, U: tiles in shared memory; T: that
-    of the chunk; root [64]: by rows of a square."""
+def load_lifted(T, root):
+    """L^-1 [64, 64] from T of the chunk; root [64]: by rows of a square."""
+    SQUARE: gl.constexpr = halves_layout(gl.num_warps(), 64)
+    i = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))[:, None]
+    j = gl.arange(0, 64, gl.SliceLayout(0, SQUARE))[None, :]
+    return root[:, None] * gl.load(T + i * 64 + j)
+
+
+@gluon.jit
+def store_change(lifted):
+    """L^-1 - I in shared memory."""
+    i = gl.arange(0, 64, gl.SliceLayout(1, lifted.type.layout))[:, None]
+    j = gl.arange(0, 64, gl.SliceLayout(0, lifted.type.layout))[None, :]
+    change = new_tile(1, 64, 64).index(0)
+    change.store((lifted - gl.where(i == j, 1.0, 0.0)).to(TYPE))
+    return change
+
+
+@gluon.jit
+def through_factor_on_chip(dZ, Z, U, change, T, root):
+    """dW [64, K], and in shared memory C [64, 64], as `through_factor` has it. Z, U, change: tiles in shared memory."""
     K: gl.constexpr = dZ.shape[1]
     SQUARE: gl.constexpr = halves_layout(gl.num_warps(), 64)
     none = gl.zeros([64, 64], gl.float32, SQUARE)
     i = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))[:, None]
     j = gl.arange(0, 64, gl.SliceLayout(0, SQUARE))[None, :]
-    lifted = root[:, None] * gl.load(T + i * 64 + j)
-    factors = new_tile(2, 64, 64)
-    store_two(factors, lifted)
-    squares = new_tile(2, 64, 64)
-    C, change = squares.index(0), squares.index(1)
-    change.store((lifted - gl.where(i == j, 1.0, 0.0)).to(TYPE))
     grads = new_tile(1, 64, K).index(0)
     grads.store(dZ.to(TYPE))
     show_to_products()
     below = warpgroup_mma(grads, Z.permute((1, 0)), none, use_acc=False, is_async=True)
     above = warpgroup_mma(Z, grads.permute((1, 0)), none, use_acc=False, is_async=True)
     dW = warpgroup_mma(change.permute((1, 0)), grads, dZ, is_async=True)
-    below, above = warpgroup_mma_wait(1, deps=[below, above])
-    overlaps = gl.where(i > j, below, gl.where(i < j, above, below))
-    pairs = new_tile(2, 64, 64)
-    store_two(pairs, overlaps)
-    dW = warpgroup_mma_wait(0, deps=[dW])
+    lifted = load_lifted(T, root)
+    below, above, dW = warpgroup_mma_wait(0, deps=[below, above, dW])
+    factors, pairs = new_tile(2, 64, 64), new_tile(2, 64, 64)
+    store_two(factors, lifted)
+    store_two(pairs, gl.where(i > j, below, gl.where(i < j, above, below)))
     show_to_products()
     found = warpgroup_mma(pairs.index(0), factors.index(0), none, use_acc=False, is_async=True)
     found = warpgroup_mma(pairs.index(1), factors.index(0), found, is_async=True)
@@ -86,11 +98,12 @@ def through_factor_on_chip(dZ, Z, U, T, root):
     found = warpgroup_mma(factors.index(1).permute((1, 0)), pairs.index(0), found, is_async=True)
     found = warpgroup_mma(factors.index(0).permute((1, 0)), pairs.index(1), found, is_async=True)
     found = warpgroup_mma_wait(0, deps=[found])
+    C = new_tile(1, 64, 64).index(0)
     C.store((-gl.where(i < j, found, gl.where(i == j, 0.5 * found, 0.0))).to(TYPE))  # it is symmetric
     show_to_products()
     dW = warpgroup_mma(C, U, dW, is_async=True)
     dW = warpgroup_mma_wait(0, deps=[dW])
-    return dW, C, change
+    return dW, C
 
 
 @gluon.jit
@@ -124,14 +137,27 @@ def adjoint_of_chunk(
     Z.store((rows * load_roots(D, first, count, head, HV, gl.SliceLayout(1, rows.type.layout))[:, None]).to(TYPE))
     B.store(answers)
     U.store(tokens)
+    root = load_roots(D, first, count, head, HV, gl.SliceLayout(1, SQUARE))
+    change = store_change(load_lifted(T + number * 4096, root))
     show_to_products()
-    none = gl.zeros([64, 64], gl.float32, SQUARE)
     i = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))[:, None]
     j = gl.arange(0, 64, gl.SliceLayout(0, SQUARE))[None, :]
+    t = gl.arange(0, 64, gl.SliceLayout(1, WIDE))
+    c = gl.arange(0, K, gl.SliceLayout(0, WIDE))
+    lifted = warpgroup_mma(change, U, U.load(WIDE).to(gl.float32), is_async=True)
+    lifted = warpgroup_mma_wait(0, deps=[lifted])
+    keys = new_tile(1, 64, K).index(0)
+    keys.store(lifted.to(TYPE))
+    show_to_products()
+    none = gl.zeros([64, 64], gl.float32, SQUARE)
+    E = gl.zeros([K, K], gl.float32, WHOLE)
+    E = warpgroup_mma(keys.permute((1, 0)), Z, E, use_acc=False, is_async=True)
     along_b = warpgroup_mma(B, Z.permute((1, 0)), none, use_acc=False, is_async=True)
     along_dy = warpgroup_mma(down.index(0), Z.permute((1, 0)), none, use_acc=False, is_async=True)
-    root = load_roots(D, first, count, head, HV, gl.SliceLayout(1, SQUARE))
-    along_b, along_dy = warpgroup_mma_wait(0, deps=[along_b, along_dy])
+    E, along_b, along_dy = warpgroup_mma_wait(0, deps=[E, along_b, along_dy])
+    row = gl.arange(0, K, gl.SliceLayout(1, WHOLE))[:, None]
+    column = gl.arange(0, K, gl.SliceLayout(0, WHOLE))[None, :]
+    gl.store(transition + number * (K * K) + row * K + column, (-E).to(TYPE))
     scores = new_tile(2, 64, 64)
     scores.index(0).store(gl.where(i >= j, -along_b, 0.0).to(TYPE))
     scores.index(1).store(gl.where(i >= j, -along_dy, 0.0).to(TYPE))
@@ -140,23 +166,11 @@ def adjoint_of_chunk(
     dZ = warpgroup_mma(scores.index(0).permute((1, 0)), down.index(0), dZ, use_acc=False, is_async=True)
     dZ = warpgroup_mma(scores.index(1).permute((1, 0)), B, dZ, is_async=True)
     dZ = warpgroup_mma_wait(0, deps=[dZ])
-    t = gl.arange(0, 64, gl.SliceLayout(1, WIDE))
-    c = gl.arange(0, K, gl.SliceLayout(0, WIDE))
     gl.store(direct + (first * HV + head) * K + t[:, None] * (HV * K) + c[None, :], dZ, (t < count)[:, None])
-    dW, C, change = through_factor_on_chip(dZ, Z, U, T + number * 4096, root)
-    lifted = warpgroup_mma(change, U, U.load(WIDE).to(gl.float32), is_async=True)
+    dW, C = through_factor_on_chip(dZ, Z, U, change, T + number * 4096, root)
     found = new_tile(2, 64, K)
     store_two(found, dW)
-    keys = new_tile(1, 64, K).index(0)
-    lifted = warpgroup_mma_wait(0, deps=[lifted])
-    keys.store(lifted.to(TYPE))
     show_to_products()
-    r = gl.arange(0, K, gl.SliceLayout(1, WHOLE))[:, None]
-    c = gl.arange(0, K, gl.SliceLayout(0, WHOLE))[None, :]
-    E = gl.zeros([K, K], gl.float32, WHOLE)
-    E = warpgroup_mma(keys.permute((1, 0)), Z, E, use_acc=False, is_async=True)
-    E = warpgroup_mma_wait(0, deps=[E])
-    gl.store(transition + number * (K * K) + r * K + c, (-E).to(TYPE))
     N = gl.zeros([K, K], gl.float32, WHOLE)
     for k in gl.static_range(2):
         part, other = down.index(1 - k), found.index(1 - k)
@@ -165,22 +179,30 @@ def adjoint_of_chunk(
         N = warpgroup_mma(other.permute((1, 0)), U, N, is_async=True)
         N = warpgroup_mma(U.permute((1, 0)), other, N, is_async=True)
     N = warpgroup_mma_wait(0, deps=[N])
-    gl.store(written + number * (K * K) + r * K + c, N)
+    gl.store(written + number * (K * K) + row * K + column, N)
 
 
 @gluon.jit
-def times_matrix(rows, matrix, squares, out, SIGN: gl.constexpr):
-    """out + SIGN x A of rows [2, 64, K] and a symmetric matrix A [K, K], both as sums of two; `squares` takes A."""
+def times_matrix(rows, matrix, out, SIGN: gl.constexpr):
+    """out + SIGN x A of rows [2, 64, K] and a matrix A [K, K], both as sums of two, by 64 rows of A."""
     K: gl.constexpr = out.shape[1]
     PLACES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [gl.num_warps(), 1], [1, 0])
-    r = gl.arange(0, K, gl.SliceLayout(1, PLACES))[:, None]
+    r = gl.arange(0, 64, gl.SliceLayout(1, PLACES))[:, None]
     c = gl.arange(0, K, gl.SliceLayout(0, PLACES))[None, :]
-    store_two(squares, SIGN * gl.load(matrix + r * K + c))
-    show_to_products()
-    out = warpgroup_mma(rows.index(1), squares.index(0), out, is_async=True)
-    out = warpgroup_mma(rows.index(0), squares.index(1), out, is_async=True)
-    out = warpgroup_mma(rows.index(0), squares.index(0), out, is_async=True)
-    return warpgroup_mma_wait(0, deps=[out])
+    part = new_tile(2, 64, K)
+    given = gl.load(matrix + r * K + c)
+    for k in gl.static_range(K // 64):
+        store_two(part, SIGN * given)
+        show_to_products()
+        high, rest = rows.index(0).slice(64 * k, 64, dim=1), rows.index(1).slice(64 * k, 64, dim=1)
+        out = warpgroup_mma(rest, part.index(0), out, is_async=True)
+        out = warpgroup_mma(high, part.index(1), out, is_async=True)
+        out = warpgroup_mma(high, part.index(0), out, is_async=True)
+        if k + 1 < K // 64:
+            given = gl.load(matrix + (64 * (k + 1) + r) * K + c)
+        out = warpgroup_mma_wait(0, deps=[out])
+        gl.thread_barrier()  # no warp reads this part any more
+    return out
 
 
 @gluon.jit(do_not_specialize=["time"])
@@ -208,16 +230,17 @@ def gradients_of_chunk(
     Z, U = new_tile(2, 64, K), new_tile(1, 64, K).index(0)
     store_two(Z, rows * load_roots(D, first, count, head, HV, gl.SliceLayout(1, rows.type.layout))[:, None])
     U.store(tokens)
-    dZ = times_matrix(Z, adjoint + number * (K * K), new_tile(2, K, K), dZ, -1.0)
+    dZ = times_matrix(Z, adjoint + number * (K * K), dZ, -1.0)
     root = load_roots(D, first, count, head, HV, gl.SliceLayout(1, SQUARE))
-    dW, C, _ = through_factor_on_chip(dZ, Z.index(0), U, T + number * 4096, root)
+    change = store_change(load_lifted(T + number * 4096, root))
+    dW, C = through_factor_on_chip(dZ, Z.index(0), U, change, T + number * 4096, root)
     V = warpgroup_mma(C.permute((1, 0)), U, dW, is_async=True)
+    V = warpgroup_mma_wait(0, deps=[V])
     scaled = new_tile(1, 64, K).index(0)
     scaled.store((before * U.load(WIDE).to(gl.float32)).to(TYPE))
-    V = warpgroup_mma_wait(0, deps=[V])
     both = new_tile(2, 64, K)
     store_two(both, V)
-    out = times_matrix(both, A + number * (K * K), new_tile(2, K, K), before * dW, 1.0)
+    out = times_matrix(both, A + number * (K * K), before * dW, 1.0)
     out = warpgroup_mma(C.permute((1, 0)), scaled, out, is_async=True)
     out = warpgroup_mma_wait(0, deps=[out])
     gl.store(du + at, out.to(du.dtype.element_ty), live)

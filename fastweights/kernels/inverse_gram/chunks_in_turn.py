@@ -30,6 +30,12 @@ def take_number(x, j: gl.constexpr):
 
 
 @gluon.jit
+def approximate_inverse(x):
+    """The hardware's own, to about 2^-23."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
 def take_earlier_blocks(square, weights, b: gl.constexpr):
     """Columns of block b, less what they take from the blocks before it: in the rows from block b on p, above them T^T."""
     SMALL: gl.constexpr = gl.NVMMADistributedLayout(
@@ -42,6 +48,7 @@ def take_earlier_blocks(square, weights, b: gl.constexpr):
     group = gl.arange(0, 64, gl.SliceLayout(1, LEFT)) // ROWS
     given = gl.where((row >= b)[:, None], own.load(SMALL), 0.0)
     taken = gl.zeros([64, ROWS], gl.float32, SMALL)
+    rest, other_rest = taken, taken  # sums of their own, as a product waits for the one before it
     for c in gl.static_range(b):
         earlier = square.slice(ROWS * c, ROWS)
         left = earlier.permute((1, 0)).load(LEFT)
@@ -49,10 +56,10 @@ def take_earlier_blocks(square, weights, b: gl.constexpr):
         weight = weights.slice(ROWS * c, ROWS).load(gl.SliceLayout(1, RIGHT))
         right = earlier.slice(ROWS * b, ROWS, dim=1).load(RIGHT) * weight[:, None]
         high_left, high_right = round_to_tf32(left), round_to_tf32(right)
-        taken = mma_v2(left - high_left, high_right, taken, input_precision="tf32")
-        taken = mma_v2(high_left, right - high_right, taken, input_precision="tf32")
+        rest = mma_v2(left - high_left, high_right, rest, input_precision="tf32")
+        other_rest = mma_v2(high_left, right - high_right, other_rest, input_precision="tf32")
         taken = mma_v2(high_left, high_right, taken, input_precision="tf32")
-    own.store(given - taken)
+    own.store(given - (taken + (rest + other_rest)))
 
 
 @gluon.jit
@@ -71,29 +78,33 @@ def eliminate_block(square, gains, found_d, found_w, b: gl.constexpr):
         left += (column.slice(HALF, 1).load(LANES),)
         identity = gl.where(row == ROWS * b + j, 1.0, 0.0)
         rows += (gl.where(row // ROWS == b, identity, column.load(LANES)),)
+    pivots = ()
+    for k in gl.static_range(ROWS):
+        pivots += (take_number(left[k], AT + k),)
     if gains is not None:
         gain = gains.slice(32 * HALF, 32).load(gl.SliceLayout(0, LANES))[None, :]
     done = ()
     for j in gl.static_range(ROWS):
         column, line = left[0], rows[0]
-        divisor = take_number(column, AT + j)
+        weight = 1.0
+        divisor = pivots[0]
         if gains is not None:
-            own_gain = take_number(gain, AT + j)
-            divisor = gl.maximum(1.0 + own_gain * divisor, 1.0)
-            weight = own_gain / divisor
-        else:
-            divisor = gl.maximum(1.0 + divisor, 1.0)
-            weight = 1.0 / divisor
+            weight = take_number(gain, AT + j)
+            divisor *= weight
+        divisor = gl.maximum(divisor + 1.0, 1.0)
+        weight = approximate_inverse(divisor) * weight
         found_d = gl.where(lane == AT + j, divisor, found_d)
         found_w = gl.where(lane == AT + j, weight, found_w)
-        scaled, scaled_line = weight * column, weight * line
-        left_after, rows_after = (), ()
+        left_after, rows_after, pivots_after = (), (), ()
         for k in gl.static_range(1, ROWS - j):
+            # Pivots are kept besides, alike in all lanes: the next one waits for one shuffle, and its inverse for none.
             number = take_number(column, AT + j + k)
-            left_after += (left[k] - number * scaled,)
-            rows_after += (rows[k] - number * scaled_line,)
+            share = weight * number
+            pivots_after += (pivots[k] - share * number,)
+            left_after += (left[k] - share * column,)
+            rows_after += (rows[k] - share * line,)
         done += (line,)
-        left, rows = left_after, rows_after
+        left, rows, pivots = left_after, rows_after, pivots_after
     for step in gl.static_range(4):  # the columns, joined from the highest bit of their number to the lowest
         joined = ()
         for k in gl.static_range(8 >> step):
@@ -252,6 +263,11 @@ def solve_in_turn(
             fence_async_shared()
             gl.thread_barrier()
 
+        if refresh is not None:
+            added = gl.load(refresh + token + t, t < left, 0.0)
+            total = gl.sum(added, 0)
+            before.store(gl.associative_scan(added, 0, add) - added)
+
         rows = times_tokens(now, U.permute((1, 0)), TALL)
         parts = gl.allocate_shared_memory(
             gl.bfloat16, [3, K, 64], gl.NVMMASharedLayout.get_default_for([K, 64], gl.bfloat16)
@@ -270,9 +286,6 @@ def solve_in_turn(
         products = warpgroup_mma(U, parts.index(0), products, is_async=True)
         if refresh is not None:
             overlaps = warpgroup_mma(U, U.permute((1, 0)), nothing, use_acc=False, is_async=True)
-            added = gl.load(refresh + token + t, t < left, 0.0)
-            total = gl.sum(added, 0)
-            before.store(gl.associative_scan(added, 0, add) - added)
             products, overlaps = warpgroup_mma_wait(0, deps=[products, overlaps])
             of_row, of_column = before.load(gl.SliceLayout(1, SQUARE)), before.load(gl.SliceLayout(0, SQUARE))
             products += gl.minimum(of_row[:, None], of_column[None, :]) * overlaps
@@ -340,6 +353,7 @@ def adjoint_in_turn(start, transition, written, adjoint, end, cu_seqlens, time, 
     if start is not None:
         now = gl.load(start + state + at)
         now += gl.load(start + state + c * K + r)
+    added = gl.load(written + last * (K * K) + at, (count > 0) & (at >= 0), 0.0)
     for step in range(0, count):
         number = last - step * HV
         change = changes.index(step % 2)
@@ -350,12 +364,13 @@ def adjoint_in_turn(start, transition, written, adjoint, end, cu_seqlens, time, 
         copy_rows(changes.index((step + 1) % 2), transition + (number - HV) * (K * K), ahead, K, True)
         async_copy.commit_group()
         gl.store(adjoint + number * (K * K) + at, now)
-        added = gl.load(written + number * (K * K) + at)
         left = gl.convert_layout(now.to(TYPE), gl.DotOperandLayout(0, WHOLE, 2))
         now = warpgroup_mma(left, change.permute((1, 0)), now, is_async=True)
         now, left = warpgroup_mma_wait(0, deps=[now, left])
         halfway.store(now.to(TYPE))
         now += added
+        if step + 1 < count:  # what the next step adds is on its way meanwhile
+            added = gl.load(written + (number - HV) * (K * K) + at)
         fence_async_shared()
         gl.thread_barrier()
         now = warpgroup_mma(change, halfway, now, is_async=True)

@@ -95,7 +95,7 @@ class GramCall(Call):
 
             self.launch_chunks(
                 answer_tokens, saved, self.x.u, gain, refresh, saved.A, saved.R, saved.D, b, out, HEADS_B=self.group(b),
-                SCALED=scaled, EXACT=precision == self.precision,
+                SCALED=scaled, EXACT=precision == self.precision, num_warps=4,
             )  # fmt: skip
             return
         self.launch_chunks(
@@ -232,7 +232,7 @@ class Refreshed(GramCall):
         if self.solves_in_turn:
             from .carried_on_hopper import adjoint_of_chunk  # needs Gluon
 
-            self.launch_chunks(adjoint_of_chunk, saved, *of_tokens, HEADS_B=self.group(x.b))
+            self.launch_chunks(adjoint_of_chunk, saved, *of_tokens, HEADS_B=self.group(x.b), num_warps=4)
         else:
             self.launch_chunks(chunk_adjoint, saved, *of_tokens, HEADS_B=self.group(x.b), PRECISION=precision)
         dA = self.matrices(self.N) if state_grads else None
@@ -253,7 +253,7 @@ class Refreshed(GramCall):
         if self.solves_in_turn:
             from .carried_on_hopper import gradients_of_chunk
 
-            self.launch_chunks(gradients_of_chunk, saved, *kept)
+            self.launch_chunks(gradients_of_chunk, saved, *kept, num_warps=4)
         else:
             self.launch_chunks(finish_gradients, saved, *kept, PRECISION=precision)
         return RefreshInputs(du, db, None, dA)

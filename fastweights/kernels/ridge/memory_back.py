@@ -101,8 +101,8 @@ def memory_back(
     gl.thread_barrier()
     across = warpgroup_mma(ws, ds, nothing, use_acc=False, is_async=True)
     grad_w = warpgroup_mma(vs, ds.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    overlap = state_overlap(hs, ds)
     across, grad_w = warpgroup_mma_wait(0, deps=[across, grad_w])
+    overlap = state_overlap(hs, ds)
     until = gl.exp2(total - since)[:, None]
     grad_v += across * until
     grad_w *= until
