@@ -78,16 +78,14 @@ def eliminate_block(square, gains, found_d, found_w, b: gl.constexpr):
         left += (column.slice(HALF, 1).load(LANES),)
         identity = gl.where(row == ROWS * b + j, 1.0, 0.0)
         rows += (gl.where(row // ROWS == b, identity, column.load(LANES)),)
-    pivots = ()
-    for k in gl.static_range(ROWS):
-        pivots += (take_number(left[k], AT + k),)
+    pivot = take_number(left[0], AT)
     if gains is not None:
         gain = gains.slice(32 * HALF, 32).load(gl.SliceLayout(0, LANES))[None, :]
     done = ()
     for j in gl.static_range(ROWS):
         column, line = left[0], rows[0]
         weight = 1.0
-        divisor = pivots[0]
+        divisor = pivot
         if gains is not None:
             weight = take_number(gain, AT + j)
             divisor *= weight
@@ -95,16 +93,18 @@ def eliminate_block(square, gains, found_d, found_w, b: gl.constexpr):
         weight = approximate_inverse(divisor) * weight
         found_d = gl.where(lane == AT + j, divisor, found_d)
         found_w = gl.where(lane == AT + j, weight, found_w)
-        left_after, rows_after, pivots_after = (), (), ()
+        if j + 1 < ROWS:  # the next pivot without this column's part: it waits for no shuffle of what this step finds
+            upcoming = take_number(left[1], AT + j + 1)
+        left_after, rows_after = (), ()
         for k in gl.static_range(1, ROWS - j):
-            # Pivots are kept besides, alike in all lanes: the next one waits for one shuffle, and its inverse for none.
             number = take_number(column, AT + j + k)
             share = weight * number
-            pivots_after += (pivots[k] - share * number,)
+            if k == 1:
+                pivot = upcoming - share * number
             left_after += (left[k] - share * column,)
             rows_after += (rows[k] - share * line,)
         done += (line,)
-        left, rows, pivots = left_after, rows_after, pivots_after
+        left, rows = left_after, rows_after
     for step in gl.static_range(4):  # the columns, joined from the highest bit of their number to the lowest
         joined = ()
         for k in gl.static_range(8 >> step):
