@@ -206,6 +206,7 @@ def solve_in_turn(
     U_ROW: gl.constexpr = HV // HEADS * K
     if refresh is None:
         p, head, first, count, chunk = program_segment(place, time, LENGTH)
+        chunk = gl.where(count > 0, chunk, 0)  # of a number that no segment has it may be any
         from_matrix = A + (chunk * HV + head) * (K * K)
     else:
         n, head = gl.program_id(0), gl.program_id(1)
