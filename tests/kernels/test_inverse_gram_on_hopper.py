@@ -19,11 +19,12 @@ SUMMED, REFRESHED = (
 )
 # Of a kernel, how often it waits for products.
 WAITS = {
-    "solve_in_turn": 4, "answer_tokens": 2, "adjoint_in_turn": 2, "adjoint_of_chunk": 10, "gradients_of_chunk": 9,
+    "solve_in_turn": 4, "answer_tokens": 4, "gradients_in_turn": 2, "adjoint_in_turn": 2, "adjoint_of_chunk": 8,
+    "gradients_of_chunk": 10,
 }  # fmt: skip
 PLAIN = {
-    "solve_segment", "solve_tokens", "segment_gradients", "carry_inverse", "token_products", "eliminate_tokens", "token_rows", "chunk_adjoint",
-    "carry_adjoint", "finish_gradients",
+    "solve_segment", "solve_tokens", "segment_gradients", "carry_inverse", "token_products", "eliminate_tokens",
+    "token_rows", "chunk_adjoint", "carry_adjoint", "finish_gradients",
 }  # fmt: skip
 
 
