@@ -19,7 +19,7 @@ SUMMED, REFRESHED = (
 )
 # Of a kernel, how often it waits for products.
 WAITS = {
-    "solve_in_turn": 4, "answer_tokens": 4, "gradients_in_turn": 2, "adjoint_in_turn": 2, "adjoint_of_chunk": 8,
+    "solve_in_turn": 4, "answer_tokens": 4, "gradients_in_turn": 3, "adjoint_in_turn": 2, "adjoint_of_chunk": 8,
     "gradients_of_chunk": 10,
 }  # fmt: skip
 PLAIN = {
