@@ -84,7 +84,9 @@ def test_every_other_call_takes_the_kernels_in_plain_triton(
 def test_machine_code(on_hopper: None, width: int, refreshed: bool, gluon: set[str]) -> None:
     """Programs of 64 channels share a multiprocessor, little is spilled, products run on while others are issued, and every load
     is waited for."""
-    spilled = {"solve_in_turn": 640, "answer_tokens": 96}
+    spilled = {
+        "solve_in_turn": 672, "answer_tokens": 560, "gradients_in_turn": 176, "adjoint_of_chunk": 176, "gradients_of_chunk": 96,
+    }  # fmt: skip
     for name, one in launched(width, refreshed).items():
         if name in gluon:
             compiled = one.compile(90)

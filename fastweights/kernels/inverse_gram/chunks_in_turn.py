@@ -387,7 +387,7 @@ def gradients_in_turn(
     HV: gl.constexpr, K: gl.constexpr, LENGTH: gl.constexpr, HEADS: gl.constexpr, HEADS_GAIN: gl.constexpr,
     SELF: gl.constexpr,
 ):  # fmt: skip
-    """Arguments as of `segment_gradients`. H stays in registers: as a sum of two bfloat16 numbers per number it is the left operand
+    """Arguments as of `segment_gradients`. H stays in registers: as a sum of two bfloat16 numbers per number the left operand
     of a product with the keys, and what the tokens of a chunk add to it goes there as well."""
     p, head, first, count, _ = program_segment(segments, time, LENGTH)
     if count == 0:
