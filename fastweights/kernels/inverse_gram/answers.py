@@ -35,6 +35,7 @@ def answer_tokens(
     PARTS: gl.constexpr = 3 if EXACT else 2
     PARTS_B: gl.constexpr = 1 if b.dtype.element_ty == gl.bfloat16 else PARTS
     WARPS: gl.constexpr = gl.num_warps()
+    WHOLE: gl.constexpr = product_layout(WARPS, K, 16)
     TALL: gl.constexpr = product_layout(WARPS, 64, 16)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, TALL, 2)
     SQUARE: gl.constexpr = gl.NVMMADistributedLayout(
@@ -45,8 +46,8 @@ def answer_tokens(
     BY_TOKEN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], gl.bfloat16)
     number = m.to(gl.int64) * HV + head
-    r = gl.arange(0, K, gl.SliceLayout(1, TALL))[:, None]
-    c = gl.arange(0, 64, gl.SliceLayout(0, TALL))[None, :]
+    r = gl.arange(0, K, gl.SliceLayout(1, WHOLE))[:, None]
+    c = gl.arange(0, K, gl.SliceLayout(0, WHOLE))[None, :]
     inverse = gl.load(A + number * (K * K) + r * K + c)
     row, at = row_places(HV // HEADS_B * K, 64, K)
     given = gl.load(b + (first * (HV // HEADS_B) + head // HEADS_B) * K + at, (row < count)[:, None], 0.0)
@@ -83,25 +84,20 @@ def answer_tokens(
                 right = solved.index(PARTS - 1 - i).permute((1, 0))
                 scores = warpgroup_mma(asked.index(j), right, scores, is_async=True)
     found = gl.zeros([K, 64], gl.float32, TALL)
+    lefts = ()
+    parts = split_into(inverse, PARTS)
+    for k in gl.static_range(PARTS):
+        lefts += (gl.convert_layout(parts[k], LEFT),)
     scores = warpgroup_mma_wait(0, deps=[scores])
-    for half in gl.static_range(K // 64):
-        parts, lefts = split_into(inverse, PARTS), ()
-        for k in gl.static_range(PARTS):
-            lefts += (gl.convert_layout(parts[k], LEFT),)
-        for i in gl.static_range(PARTS):
-            for j in gl.static_range(PARTS_B):
-                if i >= j:
-                    right = asked.index(j).slice(64 * half, 64, dim=1).permute((1, 0))
-                    found = warpgroup_mma(lefts[PARTS - 1 - i], right, found, is_async=True)
-        if half + 1 < K // 64:
-            inverse = gl.load(A + number * (K * K) + r * K + (64 * (half + 1) + c))
-        if EXACT:
-            found, x, y, z = warpgroup_mma_wait(0, deps=[found, lefts[0], lefts[1], lefts[2]])
-        else:
-            found, x, y = warpgroup_mma_wait(0, deps=[found, lefts[0], lefts[1]])
+    # Made before the products with b begin: the compiler takes what these read as free from then on.
     weighed = gl.allocate_shared_memory(
         gl.bfloat16, [PARTS, 64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16)
     )
+    for i in gl.static_range(PARTS):
+        for j in gl.static_range(PARTS_B):
+            if i >= j:
+                right = asked.index(j).permute((1, 0))
+                found = warpgroup_mma(lefts[PARTS - 1 - i], right, found, is_async=True)
     scores = gl.where(t[:, None] >= s[None, :], scores * -weight[None, :], 0.0)
     parts = split_into(scores, PARTS)
     for k in gl.static_range(PARTS):
@@ -113,7 +109,10 @@ def answer_tokens(
             if i >= j:
                 left = solved.index(PARTS - 1 - i).permute((1, 0))
                 found = warpgroup_mma(left, weighed.index(j).permute((1, 0)), found, is_async=True)
-    found = warpgroup_mma_wait(0, deps=[found])
+    if EXACT:
+        found, x, y, z = warpgroup_mma_wait(0, deps=[found, lefts[0], lefts[1], lefts[2]])
+    else:
+        found, x, y = warpgroup_mma_wait(0, deps=[found, lefts[0], lefts[1]])
     t = gl.arange(0, 64, TOKEN)
     if SCALED:
         found *= gl.load(gain + t * (HV // HEADS_GAIN), t < count, 0.0).to(gl.float32)[None, :]

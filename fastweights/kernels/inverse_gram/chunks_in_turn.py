@@ -333,55 +333,6 @@ def solve_in_turn(
 
 
 @gluon.jit(do_not_specialize=["time"])
-def adjoint_in_turn(start, transition, written, adjoint, end, cu_seqlens, time, HV: gl.constexpr, K: gl.constexpr):
-    """As `carry_adjoint`, with `transition` in bfloat16. The adjoint is symmetric and stays in registers: the left operand of its
-    product with E - I, and, transposed and with that product added, the right operand of the other."""
-    WHOLE: gl.constexpr = product_layout(gl.num_warps(), K, 16)
-    TYPE: gl.constexpr = transition.dtype.element_ty
-    SHARED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([K, K], TYPE)
-    n, head = gl.program_id(0), gl.program_id(1)
-    chunk, count = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
-    state = (n.to(gl.int64) * HV + head) * (K * K)
-    last = (chunk + count - 1).to(gl.int64) * HV + head
-    changes = gl.allocate_shared_memory(TYPE, [2, K, K], SHARED)
-    halfway = gl.allocate_shared_memory(TYPE, [K, K], SHARED)
-    copy_rows(changes.index(0), transition + last * (K * K), K * (count > 0).to(gl.int32), K, True)
-    async_copy.commit_group()
-    r = gl.arange(0, K, gl.SliceLayout(1, WHOLE))[:, None]
-    c = gl.arange(0, K, gl.SliceLayout(0, WHOLE))[None, :]
-    at = r * K + c
-    now = gl.zeros([K, K], gl.float32, WHOLE)
-    if start is not None:
-        now = gl.load(start + state + at)
-        now += gl.load(start + state + c * K + r)
-    added = gl.load(written + last * (K * K) + at, (count > 0) & (at >= 0), 0.0)
-    for step in range(0, count):
-        number = last - step * HV
-        change = changes.index(step % 2)
-        async_copy.wait_group(0)
-        fence_async_shared()
-        gl.thread_barrier()
-        ahead = K * (step + 1 < count).to(gl.int32)
-        copy_rows(changes.index((step + 1) % 2), transition + (number - HV) * (K * K), ahead, K, True)
-        async_copy.commit_group()
-        gl.store(adjoint + number * (K * K) + at, now)
-        left = gl.convert_layout(now.to(TYPE), gl.DotOperandLayout(0, WHOLE, 2))
-        now = warpgroup_mma(left, change.permute((1, 0)), now, is_async=True)
-        now, left = warpgroup_mma_wait(0, deps=[now, left])
-        halfway.store(now.to(TYPE))
-        now += added
-        if step + 1 < count:  # what the next step adds is on its way meanwhile
-            added = gl.load(written + (number - HV) * (K * K) + at)
-        fence_async_shared()
-        gl.thread_barrier()
-        now = warpgroup_mma(change, halfway, now, is_async=True)
-        now = warpgroup_mma_wait(0, deps=[now])
-    async_copy.wait_group(0)
-    if end is not None:
-        gl.store(end + state + at, 0.5 * now)
-
-
-@gluon.jit(do_not_specialize=["time"])
 def gradients_in_turn(
     u, gain, x, y, D, H, dy, du, dgain, db, segments, time,
     HV: gl.constexpr, K: gl.constexpr, LENGTH: gl.constexpr, HEADS: gl.constexpr, HEADS_GAIN: gl.constexpr,

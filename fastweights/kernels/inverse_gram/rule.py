@@ -95,7 +95,7 @@ class GramCall(Call):
 
             self.launch_chunks(
                 answer_tokens, saved, self.x.u, gain, refresh, saved.A, saved.R, saved.D, b, out, HEADS_B=self.group(b),
-                SCALED=scaled, EXACT=precision == self.precision, num_warps=4,
+                SCALED=scaled, EXACT=precision == self.precision,
             )  # fmt: skip
             return
         self.launch_chunks(
@@ -217,7 +217,7 @@ class Refreshed(GramCall):
         x = self.x
         (y, end), saved = self.shapes(final)
         self.record_table(saved)
-        if self.solves_in_turn:
+        if self.solves_in_turn and self.PK > 64:  # with 64 channels the elimination takes longer than Newton's iteration
             self.record_turns(self.N, saved, x.cu_seqlens, start=x.A, end=end)
         else:
             self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)
@@ -239,18 +239,10 @@ class Refreshed(GramCall):
         else:
             self.launch_chunks(chunk_adjoint, saved, *of_tokens, HEADS_B=self.group(x.b), PRECISION=precision)
         dA = self.matrices(self.N) if state_grads else None
-        if self.solves_in_turn:
-            from .chunks_in_turn import adjoint_in_turn  # needs Gluon
-
-            sequences = self.N, self.HV
-            self.launch(
-                adjoint_in_turn, sequences, dA_end, E, N, adjoint, dA, x.cu_seqlens, self.T, num_warps=self.warps
-            )  # fmt: skip
-        else:
-            stages = 3 if self.PK <= 64 else 2 if E.dtype == torch.bfloat16 and self.has_large_shared_memory else 1
-            self.launch_sequences(
-                carry_adjoint, dA_end, E, N, adjoint, dA, STAGES=stages, PRECISION=precision, num_warps=self.warps
-            )
+        stages = 3 if self.PK <= 64 else 2 if E.dtype == torch.bfloat16 and self.has_large_shared_memory else 1
+        self.launch_sequences(
+            carry_adjoint, dA_end, E, N, adjoint, dA, STAGES=stages, PRECISION=precision, num_warps=self.warps
+        )
         du = self.vectors(self.dtype)
         kept = x.u, x.refresh, saved.A, saved.R, saved.D, saved.T, adjoint, direct, du
         if self.solves_in_turn:
