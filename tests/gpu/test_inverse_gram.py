@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastweights.ops.shared.inverse_gram import apply_inverse_gram
+from fastweights.testing import CASES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -80,3 +82,34 @@ def test_the_inverse_does_not_drift(
     error = float((got - wanted).norm() / wanted.norm())
     record_property("error of the inverse", error)
     assert error < 1e-3
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ("recursive_least_squares-none", "k"),
+        ("recursive_least_squares-none", "beta"),
+        ("variational_linear_attention-refresh", "u"),
+        ("variational_linear_attention-refresh", "k"),
+    ],
+)
+def test_a_bad_number_reaches_later_tokens_only(form: str, name: str, width: int) -> None:
+    case, bad = CASES[form], 600
+    sizes = {"batch": 1, "time": 700, "heads": 2, "key": width, "value": width, "value_heads": 2}
+    clean = case.draw(**sizes, dtype=torch.bfloat16).map(Tensor.cuda)
+    tokens = {**clean.tokens, name: clean.tokens[name].clone()}
+    tokens[name][0, bad, 1] = torch.nan
+    o, wanted = (case(inputs, backend="triton")[0] for inputs in (replace(clean, tokens=tokens), clean))
+    assert torch.equal(o[:, :bad], wanted[:, :bad]) and torch.equal(o[:, :, 0], wanted[:, :, 0])
+    assert o[:, bad:, 1].isnan().all()
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("every", [None, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_penalties_far_beyond_the_prior(width: int, every: int | None, dtype: torch.dtype) -> None:
+    u = 300 * keys(500, width, 1e-4, dtype)
+    P = directions(u, u, "triton", every)[1].double()
+    wanted = directions(u.double(), u.double(), "torch", every)[1]
+    assert float((P - wanted).norm() / wanted.norm()) < 1e-3

@@ -85,8 +85,8 @@ def names(kernels: list[Compilation]) -> set[str]:
 
 
 GLUON, PLAIN = (
-    {"prepare_systems", "solve_systems", "systems_back"},
-    {"solve_chunk", "gram_sums_back", "system_gradients"},
+    {"prepare_systems", "solve_systems", "systems_back", "memory_back"},
+    {"solve_chunk", "gram_sums_back", "system_gradients", "value_grads", "chunk_gradients"},
 )
 
 
@@ -114,7 +114,8 @@ def test_other_devices_take_the_kernels_in_plain_triton() -> None:
 @pytest.mark.parametrize("solver", ["chebyshev", "conjugate_gradient"])
 def test_machine_code(on_hopper: None, width: int, solver: str) -> None:
     """Two programs fit a multiprocessor, little is spilled, products run on while others are issued, every load is waited for."""
-    spilled = {"prepare_systems": 112, "solve_systems": 96 if solver == "chebyshev" else 376, "systems_back": 224}
+    iterations = 96 if solver == "chebyshev" else 376
+    spilled = {"prepare_systems": 112, "solve_systems": iterations, "systems_back": 224, "memory_back": 112}
     for one in launched(width, solver=solver):
         name = one.kernel.__name__
         if name in GLUON:

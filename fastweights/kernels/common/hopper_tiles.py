@@ -23,6 +23,21 @@ def add(a, b):
 
 
 @gluon.jit
+def as_left(x):
+    """x [rows, columns] as the left operand of a product in tf32 with numbers in the same order: of every 8 columns the even ones
+    come first, as a thread's registers hold them, so that nothing moves."""
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, x.type.layout, 1)
+    turned = x.reshape([x.shape[0], x.shape[1] // 8, 4, 2]).permute((0, 1, 3, 2)).reshape([x.shape[0], x.shape[1]])
+    return gl.convert_layout(turned, LEFT, assert_trivial=True)
+
+
+@gluon.jit
+def store_in_order(buffer, x):
+    """Rows of x [rows, 64], columns ordered as `as_left` does."""
+    buffer.store(x.reshape([x.shape[0], 8, 4, 2]).permute((0, 1, 3, 2)).reshape([x.shape[0], 64]))
+
+
+@gluon.jit
 def unknown_zero():
     return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 

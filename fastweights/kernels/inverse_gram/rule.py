@@ -10,6 +10,7 @@ import torch
 
 from ..common.call import Call, Specs, make_rule, max_pieces, padded
 from ..common.packing import CHUNK, record_tables
+from ..runtime.gluon import runs_gluon
 from ..runtime.workspace import TensorSpec
 from .carried import carry_adjoint, carry_inverse, chunk_adjoint, finish_gradients
 from .directions import token_products, token_rows
@@ -54,6 +55,22 @@ class GramCall(Call):
         heads = {"HEADS": self.group(self.x.u), "HEADS_GAIN": self.group(getattr(self.x, "gain", None))}
         self.constants |= {"PRECISION": self.precision, "HV": self.HV, **heads}
 
+    @property
+    def solves_in_turn(self) -> bool:
+        """Whether `solve_in_turn` in Gluon takes the place of the launches that find r, d and A of the chunks."""
+        return self.K in (64, 128) and self.dtype == torch.bfloat16 and runs_gluon(self.device)
+
+    def record_turns(
+        self, programs: int, saved: Saved, place: Any, start: Any = None, end: Any = None, y: Any = None
+    ) -> None:
+        from .chunks_in_turn import solve_in_turn  # needs Gluon
+
+        gain, refresh = (getattr(self.x, name, None) for name in ("gain", "refresh"))
+        self.launch(
+            solve_in_turn, (programs, self.HV), self.x.u, gain, refresh, start, saved.A, end, saved.R, saved.D, saved.T, y, place,
+            self.T, LENGTH=self.constants.get("LENGTH", 0), num_warps=self.warps,
+        )  # fmt: skip
+
     def vectors(self, dtype: torch.dtype = torch.float32) -> TensorSpec:
         return self.token_tensor(self.HV, self.K, dtype=dtype)
 
@@ -73,6 +90,14 @@ class GramCall(Call):
     def record_solve(self, saved: Saved, b: Any, out: Any, precision: str, scaled: bool = False) -> None:
         """out_t = A_t b_t; `scaled`: times the gain."""
         gain, refresh = (getattr(self.x, name, None) for name in ("gain", "refresh"))
+        if self.solves_in_turn:
+            from .answers import answer_tokens  # needs Gluon
+
+            self.launch_chunks(
+                answer_tokens, saved, self.x.u, gain, refresh, saved.A, saved.R, saved.D, b, out, HEADS_B=self.group(b),
+                SCALED=scaled, EXACT=precision == self.precision,
+            )  # fmt: skip
+            return
         self.launch_chunks(
             solve_tokens, saved, self.x.u, gain, refresh, saved.A, saved.R, saved.D, b, out, HEADS_B=self.group(b),
             SCALED=scaled, PRECISION=precision, maxnreg=SOLVE_REGISTERS if self.PK > 64 else None,
@@ -128,11 +153,12 @@ class InverseGram(GramCall):
             invert_sums, (P, HV), sums, saved.A, scratch, saved.segment_table, self.T, ridge, HV, num_warps=4, num_stages=1,
             maxnreg=168 if self.PK <= 64 else None,
         )  # fmt: skip
-        T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS * CHUNK + 512)
-        self.launch_segments(
-            solve_segment, saved, x.u, x.gain, saved.A, saved.R, saved.D, y if x.b is None else None, T,
-            scratch,
-        )  # fmt: skip
+        answers = y if x.b is None else None
+        if self.solves_in_turn:
+            self.record_turns(P, saved, saved.segment_table, y=answers)
+        else:
+            T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS * CHUNK + 512)
+            self.launch_segments(solve_segment, saved, x.u, x.gain, saved.A, saved.R, saved.D, answers, T, scratch)
         if x.b is not None:
             self.record_solve(saved, x.b, y, self.precision)
         return (y, end), saved
@@ -148,10 +174,13 @@ class InverseGram(GramCall):
         dG = self.matrices(self.N, torch.float64) if state_grads else None
         H = self.record_states(saved, (adjoint, y, divisor, None), dG_end, dG, back=True)
         du, db, dgain = self.vectors(self.dtype), None if alone else self.vectors(x.b.dtype), self.gate_gradient(x.gain)
-        self.launch_segments(
-            segment_gradients, saved, x.u, x.gain, adjoint, y, saved.D, H, dy, du, dgain, db, PRECISION=precision,
-            SELF=alone,
-        )  # fmt: skip
+        of_tokens = x.u, x.gain, adjoint, y, saved.D, H, dy, du, dgain, db
+        if self.solves_in_turn:
+            from .chunks_in_turn import gradients_in_turn  # needs Gluon
+
+            self.launch_segments(gradients_in_turn, saved, *of_tokens, SELF=alone)
+        else:
+            self.launch_segments(segment_gradients, saved, *of_tokens, PRECISION=precision, SELF=alone)
         return GramInputs(du, db, dgain, dG)
 
 
@@ -188,8 +217,13 @@ class Refreshed(GramCall):
         x = self.x
         (y, end), saved = self.shapes(final)
         self.record_table(saved)
-        self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)
-        self.record_tokens(saved)
+        if (
+            self.solves_in_turn and self.PK > 64
+        ):  # with 64 channels the elimination takes longer than Newton's iteration
+            self.record_turns(self.N, saved, x.cu_seqlens, start=x.A, end=end)
+        else:
+            self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)
+            self.record_tokens(saved)
         self.record_solve(saved, x.b, y, self.precision)
         return (y, end), saved
 
@@ -199,20 +233,26 @@ class Refreshed(GramCall):
         self.record_solve(saved, dy, db, precision)
         E = self.matrices(self.M, torch.float32 if self.dtype == torch.float32 else torch.bfloat16)  # E - I
         N, adjoint, direct = self.matrices(self.M), self.matrices(self.M), self.vectors()
-        self.launch_chunks(
-            chunk_adjoint, saved, x.u, x.b, dy, saved.R, saved.D, saved.T, E, N, direct, HEADS_B=self.group(x.b),
-            PRECISION=precision,
-        )  # fmt: skip
+        of_tokens = x.u, x.b, dy, saved.R, saved.D, saved.T, E, N, direct
+        if self.solves_in_turn:
+            from .carried_on_hopper import adjoint_of_chunk  # needs Gluon
+
+            self.launch_chunks(adjoint_of_chunk, saved, *of_tokens, HEADS_B=self.group(x.b), num_warps=4)
+        else:
+            self.launch_chunks(chunk_adjoint, saved, *of_tokens, HEADS_B=self.group(x.b), PRECISION=precision)
         dA = self.matrices(self.N) if state_grads else None
         stages = 3 if self.PK <= 64 else 2 if E.dtype == torch.bfloat16 and self.has_large_shared_memory else 1
         self.launch_sequences(
             carry_adjoint, dA_end, E, N, adjoint, dA, STAGES=stages, PRECISION=precision, num_warps=self.warps
         )
         du = self.vectors(self.dtype)
-        self.launch_chunks(
-            finish_gradients, saved, x.u, x.refresh, saved.A, saved.R, saved.D, saved.T, adjoint, direct, du,
-            PRECISION=precision,
-        )  # fmt: skip
+        kept = x.u, x.refresh, saved.A, saved.R, saved.D, saved.T, adjoint, direct, du
+        if self.solves_in_turn:
+            from .carried_on_hopper import gradients_of_chunk
+
+            self.launch_chunks(gradients_of_chunk, saved, *kept, num_warps=4)
+        else:
+            self.launch_chunks(finish_gradients, saved, *kept, PRECISION=precision)
         return RefreshInputs(du, db, None, dA)
 
 

@@ -243,9 +243,18 @@ class Ridge(DeltaRule):
         h = self.pass_state_again(chunks, kept)
         dh, dU = self.pass_state_back(chunks, kept, 1.0, do, None, dU_end, state_grads)
         dv, dP = self.token_tensor(HV, self.V), self.token_tensor(HV, CHUNK)
-        self.record_value_grads(chunks, kept, 1.0, do, dv, dP, dh)
         # In float32, as what the systems add to dk cancels most of it: the better the memory, the more.
         dy, d_writes = (self.token_tensor(HV, K, dtype=torch.float32) for _ in range(2))
+        if self.is_prepared and self.V == K:
+            from .memory_back import memory_back  # needs Gluon
+
+            gates = self.floats(1, 2, *self.rows, HV)
+            self.launch(
+                memory_back, (self.M, HV), *saved.asked, keys, v, do, kept.G, h, dh, dv, dP, dy, d_writes, gates,
+                kept.chunk_table, self.T, prod(gates.shape[1:]), HV=HV, HEADS_W=self.group(keys), num_warps=4,
+            )  # fmt: skip
+            return dy, d_writes, dv, dP, gates, dU
+        self.record_value_grads(chunks, kept, 1.0, do, dv, dP, dh)
         gates = self.partial_gates("chunk_gradients")
         inputs, grads = (chunks.q, keys, keys, None, None), (dy, None, d_writes, None, gates)
         self.record_chunk_gradients(chunks, kept, 1.0, inputs, v, None, do, dP, h, dh, grads, WRITE=True, PAIRS=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import copy_rows, product_layout
+from ...common.hopper_tiles import as_left, copy_rows, product_layout
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
@@ -42,14 +42,6 @@ def pick_block(x, block: gl.constexpr):
     bits = gl.where(b[None, :, None] == block, parts.to(gl.int32, bitcast=True), 0)
     found = gl.reduce(bits, 1, either).to(gl.float32, bitcast=True)
     return gl.convert_layout(found, OLDER, assert_trivial=True)
-
-
-@gluon.jit
-def as_left(x):
-    """x [64, 16] as the left operand of a product in tf32 with rows that are `in_order`: of every 8 columns the even ones come
-    first, as a thread's registers hold them, so that nothing moves."""
-    turned = x.reshape([64, 2, 4, 2]).permute((0, 1, 3, 2)).reshape([64, 16])
-    return gl.convert_layout(turned, gl.DotOperandLayout(0, OLDER, 1), assert_trivial=True)
 
 
 @gluon.jit

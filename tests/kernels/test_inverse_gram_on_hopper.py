@@ -1,0 +1,97 @@
+"""The launches of the inverse Gram matrix on Hopper GPUs: which calls take them, and their machine code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+import torch
+
+from fastweights.ops.shared.inverse_gram import apply_inverse_gram
+from tests.ops.kernel_launches import Compilation, recorded
+
+from .scoreboards import early_reads
+
+SUMMED, REFRESHED = (
+    {"solve_in_turn", "answer_tokens", "gradients_in_turn"},
+    {"answer_tokens", "adjoint_of_chunk", "gradients_of_chunk"},
+)
+# Of a kernel, how often it waits for products.
+WAITS = {
+    "solve_in_turn": 4, "answer_tokens": 2, "gradients_in_turn": 3, "adjoint_of_chunk": 8,
+    "gradients_of_chunk": 10,
+}  # fmt: skip
+PLAIN = {
+    "solve_segment", "solve_tokens", "segment_gradients", "chunk_adjoint", "finish_gradients",
+}  # fmt: skip
+
+
+@pytest.fixture
+def on_hopper() -> Iterator[None]:
+    """Tensors of the CPU take the kernels as those of a Hopper GPU do."""
+    with (
+        mock.patch("fastweights.kernels.inverse_gram.rule.runs_gluon", lambda device: True),
+        mock.patch("fastweights.kernels.availability.INTERPRETED", True),
+    ):
+        yield
+
+
+def launched(width: int, refreshed: bool, dtype: torch.dtype = torch.bfloat16) -> dict[str, Compilation]:
+    """The kernels of a forward and a backward from a first state, by name."""
+
+    def step() -> None:
+        u, k = (torch.zeros(1, 100, 2, width, dtype=dtype, requires_grad=True) for _ in range(2))
+        state = torch.zeros(1, 2, width, width, dtype=torch.float32 if refreshed else torch.float64, requires_grad=True)
+        shared = {
+            "ridge": 1.0, "initial_state": state, "heads": 2, "dtype": torch.float32, "final": True, "cu_seqlens": None,
+            "backend": "triton",
+        }  # fmt: skip
+        if refreshed:
+            y, end = apply_inverse_gram(u, k, refresh=torch.zeros(1, 100, 1), **shared)
+        else:
+            y, end = apply_inverse_gram(u, gain=torch.zeros(1, 100, 2, dtype=dtype, requires_grad=True), **shared)
+        torch.autograd.backward([y, end], [torch.zeros_like(y), torch.zeros_like(end)])
+
+    return {one.kernel.__name__: one for one in recorded(step)}
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize(("refreshed", "gluon"), [(False, SUMMED), (True, REFRESHED)], ids=["summed", "refreshed"])
+def test_chunks_are_solved_in_gluon(on_hopper: None, width: int, refreshed: bool, gluon: set[str]) -> None:
+    found = set(launched(width, refreshed))
+    assert found >= gluon and not found & PLAIN
+    # Newton's iteration is faster with 64 channels.
+    assert ("carry_inverse" in found) == (refreshed and width == 64) == ("solve_in_turn" not in found)
+
+
+@pytest.mark.parametrize("refreshed", [False, True], ids=["summed", "refreshed"])
+def test_every_other_call_takes_the_kernels_in_plain_triton(
+    on_hopper: None, monkeypatch: pytest.MonkeyPatch, refreshed: bool
+) -> None:
+    def takes_plain(*call: object) -> bool:
+        found = set(launched(*call))  # type: ignore[arg-type]
+        return bool(found & PLAIN) and not found & (SUMMED | REFRESHED)
+
+    for call in ((48, refreshed), (64, refreshed, torch.float16), (64, refreshed, torch.float32)):
+        assert takes_plain(*call)
+    monkeypatch.setattr("fastweights.kernels.inverse_gram.rule.runs_gluon", lambda device: False)
+    assert takes_plain(64, refreshed)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize(("refreshed", "gluon"), [(False, SUMMED), (True, REFRESHED)], ids=["summed", "refreshed"])
+def test_machine_code(on_hopper: None, width: int, refreshed: bool, gluon: set[str]) -> None:
+    """Programs of 64 channels share a multiprocessor, little is spilled, products run on while others are issued, and every load
+    is waited for."""
+    spilled = {
+        "solve_in_turn": 672, "answer_tokens": 96, "gradients_in_turn": 176, "adjoint_of_chunk": 176, "gradients_of_chunk": 96,
+    }  # fmt: skip
+    for name, one in launched(width, refreshed).items():
+        if name in gluon | {"solve_in_turn"}:
+            compiled = one.compile(90)
+            assert compiled.shared <= (227 if width == 128 else 113) * 1024 and compiled.stack <= spilled.get(name, 0)
+            assert not early_reads(compiled.sass)
+            waits = sum("WARPGROUP.DEPBAR" in line for line in compiled.sass.splitlines())
+            assert waits <= WAITS[name], f"{name} waits for products one by one: {waits}"
