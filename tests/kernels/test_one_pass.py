@@ -493,7 +493,7 @@ def test_machine_code(on_hopper: None, rule: str, width: int) -> None:
     each. Every load is waited for."""
     spilled = {"read_chunks": 640, "gradients_back": 64, "solve_chunks": 32}
     if rule == "write keys":
-        spilled |= {"solve_chunks": 320, "write_key_grads": 32}
+        spilled |= {"solve_chunks": 320, "write_key_grads": 96}
     elif rule == "one decay per channel":  # where channels lose much, more than registers hold
         spilled |= {"solve_chunks": 1120, "channel_gradients_back": 96}
     once = {one.kernel.__name__: one for one in with_backward(8192, rule=rule, width=width) if one.kernel.is_gluon()}
@@ -502,6 +502,8 @@ def test_machine_code(on_hopper: None, rule: str, width: int) -> None:
         assert not early_reads(compiled.sass)
         products = sum(x.startswith("HGMMA") for x in compiled.instructions)
         waits = sum(x.startswith("WARPGROUP.DEPBAR") for x in compiled.instructions)
+        if name.startswith("summarize"):  # whose loops the assembler takes for uniform, see `uniform`
+            assert sum(x.startswith("R2UR") for x in compiled.instructions) < 16
         assert compiled.shared <= 227 * 1024
         assert compiled.stack <= spilled.get(name, 0)
         assert (products >= 4 or name == "add_later_grads") and waits <= max(1, products / (4 if width == 128 else 3))

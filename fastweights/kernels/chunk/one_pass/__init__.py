@@ -16,7 +16,7 @@ nothing that depends on S goes through shared memory. What comes from memory is 
 Long sequences of few heads are cut into segments. `summarize_chunks` finds what a segment does to a state, S -> T S + R, and
 every program of the pass takes the state of its sequence through the segments before its own, in the place of
 `combine_segments`. Of linear attention a transition is one decay. Segments so far away that the transitions between let nothing
-through are left out (`segments_needed`).
+through are left out (`segments_needed`), and so are chunks of a segment, of which `chunk_growth` bounds what comes through.
 
 T = (I + A)^-1 comes from the inverses X of its diagonal blocks of 16 tokens, by substitution, and from L, what is below them.
 With N = X L, the rows of block b are T_b = X_b - sum over a < b of N_ba T_a.
