@@ -174,13 +174,10 @@ class InverseGram(GramCall):
         dG = self.matrices(self.N, torch.float64) if state_grads else None
         H = self.record_states(saved, (adjoint, y, divisor, None), dG_end, dG, back=True)
         du, db, dgain = self.vectors(self.dtype), None if alone else self.vectors(x.b.dtype), self.gate_gradient(x.gain)
-        of_tokens = x.u, x.gain, adjoint, y, saved.D, H, dy, du, dgain, db
-        if self.solves_in_turn:
-            from .chunks_in_turn import gradients_in_turn  # needs Gluon
-
-            self.launch_segments(gradients_in_turn, saved, *of_tokens, SELF=alone)
-        else:
-            self.launch_segments(segment_gradients, saved, *of_tokens, PRECISION=precision, SELF=alone)
+        self.launch_segments(
+            segment_gradients, saved, x.u, x.gain, adjoint, y, saved.D, H, dy, du, dgain, db, PRECISION=precision,
+            SELF=alone,
+        )  # fmt: skip
         return GramInputs(du, db, dgain, dG)
 
 
@@ -217,7 +214,9 @@ class Refreshed(GramCall):
         x = self.x
         (y, end), saved = self.shapes(final)
         self.record_table(saved)
-        if self.solves_in_turn and self.PK > 64:  # with 64 channels the elimination takes longer than Newton's iteration
+        if (
+            self.solves_in_turn and self.PK > 64
+        ):  # with 64 channels the elimination takes longer than Newton's iteration
             self.record_turns(self.N, saved, x.cu_seqlens, start=x.A, end=end)
         else:
             self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)
