@@ -117,6 +117,10 @@ class Mixer(nn.Module):
         are not counted."""
         raise NotImplementedError
 
+    def grows(self) -> bool:
+        """Whether the memory of a sequence grows with its length."""
+        return self.state_size(1) != self.state_size(LONG)
+
     def state_spec(self, dtype: torch.dtype | None = None) -> LayerCache:
         """The cache of one sequence without its values: tensors [1, ...] on the device "meta" with the names, shapes and dtypes
         of the cache. Nothing is computed.
@@ -131,7 +135,7 @@ class Mixer(nn.Module):
         """
         if dtype is not None:
             check_dtype("dtype", dtype)
-        if self.state_size(1) != self.state_size(LONG):
+        if self.grows():
             raise ValueError(f"{type(self).__name__} has no state_spec, as its memory grows with the sequence")
         bare: dict[int, Any] = {id(x): nn.Parameter(x.detach().to("meta")) for x in self.parameters()}
         bare |= {id(x): x.to("meta") for x in self.buffers()}
