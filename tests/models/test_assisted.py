@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from .drafting import GREEDY, MODELS_DRAFT, PROMPT, assistants, draft_of, large
+from .drafting import GREEDY, MODELS_DRAFT, PROMPT, assistants, large
 from .hybrid import small as hybrids
 from .mixers import few_mixers
 from .small import CLOSE, MIXED, VOCABULARY, model
@@ -122,12 +122,14 @@ def test_repetitive_text_takes_few_calls():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("assistant", ["lookup", "draft"])
+@pytest.mark.parametrize("assistant", ["lookup", "draft", "early exit"])
 def test_sampling_keeps_the_distribution(assistant):
     """Pairs of tokens after a prompt, against the probabilities of the model."""
-    lm = model("gdn", initializer_range=0.5, vocab_size=5, num_hidden_layers=1)
+    lm = model("gdn", initializer_range=0.5, vocab_size=5)
     prompt = torch.tensor([[1, 2, 3, 1, 2, 3, 1, 2]])
-    extra = {"prompt_lookup_num_tokens": 2} if assistant == "lookup" else {"assistant_model": draft_of(lm)}
+    extra = assistants(lm).get(assistant)
+    if extra is None:
+        pytest.skip("no model drafts in transformers 5.15")
     with torch.no_grad():
         first = lm(prompt).logits[0, -1].softmax(-1)
         after = lm(torch.cat([prompt.expand(5, -1), torch.arange(5)[:, None]], 1)).logits[:, -1].softmax(-1)
