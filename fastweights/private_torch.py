@@ -147,9 +147,13 @@ def copy_all(into: list[Tensor], given: list[Tensor]) -> None:
         for one, other in zip(into, given, strict=True):
             one.copy_(other)
         return
-    for dtype in {x.dtype for x in into}:
-        places = [place for place, x in enumerate(into) if x.dtype == dtype]
-        together([into[place] for place in places], [given[place] for place in places])
+    by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for one, other in zip(into, given, strict=True):
+        ones, others = by_dtype.setdefault(one.dtype, ([], []))
+        ones.append(one)
+        others.append(other)
+    for ones, others in by_dtype.values():
+        together(ones, others)
 
 
 def all_modules(module: nn.Module) -> list[nn.Module]:

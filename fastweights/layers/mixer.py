@@ -101,6 +101,11 @@ class Mixer(nn.Module):
         )
         return LayerCache(memory, context, fixed=True)
 
+    def slotted_cache(self, cache: LayerCache, slots: int) -> LayerCache | None:
+        """A cache of one sequence whose tensors keep their sizes until the sequence has more than `slots` tokens: calls replace
+        them by others of the same sizes. None where the layer has no such cache."""
+        return None if self.grows() else cache
+
     def refill_cache(self, kept: LayerCache, fixed: LayerCache) -> bool:
         """Copy a fixed cache into another one of this layer that a CUDA graph uses. False where it does not fit."""
         fits = kept.describe() == fixed.describe()

@@ -59,7 +59,8 @@ class AssistedGeneration(GenerationHooks):
             result = super().decode_assisted(input_ids, mode, model_kwargs)
             cache.end_recording(self)
         finally:
-            if isinstance(cache, FastWeightsCache):
+            if isinstance(cache, FastWeightsCache) and cache.drafts is not None:
+                cache.drafts.leave_slots(cache)
                 cache.drafts = None
         sequences = result if isinstance(result, Tensor) else result.sequences
         sequences[:, :columns] = prompt  # the padding where it was
@@ -91,9 +92,12 @@ class AssistedGeneration(GenerationHooks):
             settings = copy.copy(settings)
             settings.is_assistant = False
             self.read_prompt(new_ids, settings, {**model_kwargs, **first})
-        cache.activate_past_recording()
         if isinstance(cache, FastWeightsCache):
+            cache.end_steps()
             cache.drafts = find_reader(self, settings)
+            if cache.drafts is not None and not cache.drafts.take_slots(cache):
+                cache.drafts = None
+        cache.activate_past_recording()
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, next_sequence_length: int | None = None, *args: Any, **kwargs: Any
@@ -109,8 +113,7 @@ class AssistedGeneration(GenerationHooks):
 
 
 def find_reader(model: Any, settings: GenerationConfig) -> DraftReader | None:
-    """Reads drafted tokens by graphs. None where they cannot be captured: not on a GPU, or behind softmax layers, whose keys and
-    values grow."""
-    if settings.disable_compile or not can_replay(model) or any(block.mixer.grows() for block in model.model.layers):
+    """Reads drafted tokens by graphs. None where they cannot be captured, as on a CPU."""
+    if settings.disable_compile or not can_replay(model):
         return None
     return DraftReader(model, once(partial(describe_model, model)))

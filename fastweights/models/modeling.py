@@ -240,10 +240,9 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         check_flag("use_cache", use_cache)
         check_flag("output_hidden_states", output_hidden_states)
         if isinstance(past_key_values, FastWeightsCache) and past_key_values.drafts is not None:
-            plain = not output_hidden_states and all(
-                x is None for x in (inputs_embeds, cu_seqlens, position_ids, seq_idx)
-            )
-            drafted_BTD = past_key_values.drafts.read(input_ids, attention_mask, past_key_values) if plain else None
+            others = inputs_embeds, output_hidden_states or None, cu_seqlens, position_ids, seq_idx
+            plain_ids = input_ids if all(x is None for x in others) else None
+            drafted_BTD = past_key_values.drafts.read(plain_ids, attention_mask, past_key_values)
             if drafted_BTD is not None:
                 return BaseModelOutputWithPast(last_hidden_state=drafted_BTD, **named_cache(past_key_values))
         # generate() lowers the number to draft with the first layers

@@ -9,15 +9,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastweights.models import assisted, draft_graphs
+from fastweights.models import assisted, decoding, draft_graphs, generation
 from fastweights.models.draft_graphs import DraftReader
 from fastweights.models.kept_graphs import describe_model, graphs_of
 
 from .drafting import GREEDY, PROMPT, assistants, large
 from .mixers import few_mixers
-from .small import CLOSE, MIXED, tokens
+from .small import CLOSE, model, tokens
 
 MEMORIES = ["gdn", "lattice", "rwkv7"]
+WINDOWS = [{"name": "softmax", "window": width} for width in (1, 5, 40)]
+GROUPED = {"name": "softmax", "num_kv_heads": 1, "rope_theta": None, "conv_size": 4}
+HYBRID = ["gdn", *WINDOWS, GROUPED, "softmax"]
+both = pytest.mark.parametrize("mixer", [MEMORIES, HYBRID], ids=["memories", "hybrid"])
 
 
 class Seen:
@@ -51,46 +55,50 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     monkeypatch.setattr(DraftReader, "read", noted_read)
     monkeypatch.setattr(DraftReader, "_capture", noted_capture)
     monkeypatch.setattr(draft_graphs, "copy_all", noted_copies)
-    monkeypatch.setattr(assisted, "can_replay", lambda model: True)
+    monkeypatch.setattr(assisted, "can_replay", lambda lm: True)
+    monkeypatch.setattr(generation, "can_replay", lambda lm: True)
+    monkeypatch.setattr(generation, "prefill_block", lambda lm, rows, length: length)
+    monkeypatch.setattr(generation, "DecodeSteps", partial(decoding.DecodeSteps, replayed=False))
     monkeypatch.setattr(assisted, "DraftReader", partial(DraftReader, replayed=False))
     return found
 
 
-@few_mixers(MEMORIES, MIXED)
+@few_mixers(MEMORIES, HYBRID)
 def test_greedy_tokens_are_those_without_an_assistant(seen, mixer):
     lm = large(mixer)
     wanted = lm.generate(PROMPT, **GREEDY)
     for name, assistant in assistants(lm).items():
         assert torch.equal(lm.generate(PROMPT, **GREEDY, **assistant), wanted), name
-    if "softmax" in str(mixer):
-        assert not seen.read  # keys and values grow
-    else:
-        assert len(seen.read) > 10 and None not in seen.read
-        assert 0 < seen.filled < len(seen.read)
+    assert len(seen.read) > 10 and None not in seen.read
+    assert 0 < seen.filled < len(seen.read)
 
 
+@both
 @torch.no_grad()
-def test_hidden_states_and_caches_are_those_of_the_model(seen):
-    """Also where the caches of an earlier reading are read after a later one."""
-    lm, ids = large(MEMORIES), tokens(1, 60)
+def test_hidden_states_and_caches_are_those_of_the_model(seen, monkeypatch, mixer):
+    """Also where the caches of an earlier reading are read after a later one, and where slots are too few."""
+    monkeypatch.setattr(draft_graphs, "SLOTS", 90)
+    lm, ids = model(mixer, initializer_range=0.1), tokens(1, 60)
     reader = DraftReader(lm, lambda: describe_model(lm), replayed=False)
     caches = [lm.model(ids[:, :3], use_cache=True).past_key_values]
     whole = lm.model(ids).last_hidden_state
-    for first, last in ((3, 4), (4, 20), (20, 51)):
+    for first, last in ((3, 4), (4, 20), (20, 51), (51, 55)):
         caches.append(caches[-1].copy())
         got = reader.read(ids[:, first:last], None, caches[-1])
         torch.testing.assert_close(got, whole[:, first:last], **CLOSE)
         assert caches[-1].columns == last
-    assert seen.captured == [16, 64]
+    assert seen.captured == [16, 64, *([16] if mixer is HYBRID else [])]
     for cache in caches:
         at = cache.columns
+        reader.leave_slots(cache)
         rest = lm.model(ids[:, at:], past_key_values=cache).last_hidden_state
         torch.testing.assert_close(rest, whole[:, at:], **CLOSE)
 
 
+@both
 @pytest.mark.parametrize("padding", [(3, 0), (0, 3)], ids=["left", "right"])
-def test_padded_prompts(seen, padding):
-    lm = large(MEMORIES)
+def test_padded_prompts(seen, padding, mixer):
+    lm = large(mixer)
     wanted = lm.generate(PROMPT, **GREEDY)[:, PROMPT.shape[1] :]
     ids, mask = F.pad(PROMPT, padding), F.pad(torch.ones_like(PROMPT), padding)
     for name, assistant in assistants(lm).items():
@@ -118,7 +126,7 @@ def test_captured_readings_serve_later_calls_until_a_weight_changes(seen):
     lm, options = large("gdn"), {**GREEDY, "prompt_lookup_num_tokens": 3}
     for _ in range(2):
         lm.generate(PROMPT, **options)
-    assert seen.captured == [16] and len(graphs_of(lm)) == 1
+    assert seen.captured == [16] and len(graphs_of(lm)) == 2  # and that of the prompt
     with torch.no_grad():
         lm.lm_head.weight.neg_()
     assert torch.equal(lm.generate(PROMPT, **options), lm.generate(PROMPT, **GREEDY))
@@ -136,11 +144,13 @@ def test_a_layer_that_waits_for_the_host_is_not_tried_again(seen, monkeypatch):
     assert seen.captured == [0] and set(seen.read) == {None}
 
 
-def test_a_cache_is_an_ordinary_one_afterwards(seen):
-    lm = large("gdn")
+@both
+def test_a_cache_is_an_ordinary_one_afterwards(seen, mixer):
+    lm = model(mixer, initializer_range=0.1)
     result = lm.generate(PROMPT, **GREEDY, prompt_lookup_num_tokens=3, return_dict_in_generate=True)
     cache = result.past_key_values
     assert cache.drafts is None and cache.recording is None and seen.read
+    assert not any("filled" in layer.context for layer in cache.layers)
     longer = F.pad(result.sequences, (0, 2), value=5)
     with torch.no_grad():
         after = lm(longer[:, cache.columns :], past_key_values=cache).logits
