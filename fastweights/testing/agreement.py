@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import urllib.error
 import urllib.request
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from ..checks import check_positive, check_whole_number, describe_value
 from ..kinds import checked
-from ..models import FastWeightsCache, FastWeightsForCausalLM
 
 __all__ = ["Agreement", "check_agreement"]
 
@@ -66,10 +66,10 @@ def check_agreement(
     """Compare log p(token | tokens before it) for every token of some prompts after the first. The model reads each prompt by
     itself and computes them in float32 from its logits.
 
-    With `answers` the tokens that the server writes behind the prompts are compared instead. A `FastWeightsForCausalLM` reads
-    them as `generate()` does, and as a server that has all prompts in one batch: the prompts packed into one row, then one token
-    of each answer per call. Both then compute the same sums, and in float32 may agree bit for bit. Any other model reads each
-    prompt with its answer at once.
+    With `answers` the tokens that the server writes behind the prompts are compared instead. A model that takes `cu_seqlens`
+    reads them as `generate()` does, and as a server that has all prompts in one batch: the prompts packed into one row, then one
+    token of each answer per call. Both then compute the same sums, and in float32 may agree bit for bit. Any other model reads
+    each prompt with its answer at once.
 
     Args:
         model: a causal language model of transformers, as the trainer has it.
@@ -192,20 +192,19 @@ def _log_probabilities(model: Any, text: list[int]) -> Tensor:
 @torch.no_grad()
 def _answer_probabilities(model: Any, prompts: list[list[int]], answers: list[list[int]]) -> list[Tensor]:
     """[answers] of each prompt."""
-    if not isinstance(model, FastWeightsForCausalLM):
+    if "cu_seqlens" not in inspect.signature(model.forward).parameters:
         pairs = zip(prompts, answers, strict=True)
         return [_log_probabilities(model, [*prompt, *answer])[len(prompt) - 1 :] for prompt, answer in pairs]
     row_T = torch.tensor([token for prompt in prompts for token in prompt], device=model.device)
     edges = torch.tensor([0, *map(len, prompts)], device=model.device).cumsum(0)
-    ids_NT, cache = torch.tensor(answers, device=model.device), FastWeightsCache.empty(model.config.num_hidden_layers)
-    found = []
+    ids_NT, found = torch.tensor(answers, device=model.device), []
     with _in_evaluation_mode(model):
-        x_BTD = model.model(row_T[None], past_key_values=cache, use_cache=True, cu_seqlens=edges).last_hidden_state
-        x_ND = x_BTD[0, edges[1:] - 1]
+        output = model(row_T[None], cu_seqlens=edges, use_cache=True, logits_to_keep=edges[1:] - 1)
+        logits_NV, cache = output.logits[0], output.past_key_values
         for ids_N1 in ids_NT.split(1, 1):
-            found.append(model.lm_head(x_ND).float().log_softmax(-1).gather(1, ids_N1))
+            found.append(logits_NV.float().log_softmax(-1).gather(1, ids_N1))
             if len(found) < ids_NT.shape[1]:
-                x_ND = model.model(ids_N1, past_key_values=cache).last_hidden_state[:, 0]
+                logits_NV = model(ids_N1, past_key_values=cache).logits[:, 0]
     return list(torch.cat(found, 1))
 
 
