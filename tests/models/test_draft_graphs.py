@@ -69,7 +69,7 @@ def test_greedy_tokens_are_those_without_an_assistant(seen, mixer):
     wanted = lm.generate(PROMPT, **GREEDY)
     for name, assistant in assistants(lm).items():
         assert torch.equal(lm.generate(PROMPT, **GREEDY, **assistant), wanted), name
-    assert len(seen.read) > 10 and None not in seen.read
+    assert seen.read and None not in seen.read
     assert 0 < seen.filled < len(seen.read)
 
 
