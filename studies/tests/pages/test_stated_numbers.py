@@ -409,7 +409,10 @@ def test_serving() -> None:
     agreement = rows_of("serving-agreement", "serving_agreement")
     for name in MIXERS:
         differences = (value_of(agreement, measure, mixer=name) for measure in AGREEMENT)
-        assert " | ".join([f"`{name}`", *(f"{difference:.1e}" if difference else "0" for difference in differences)]) in text
+        assert (
+            " | ".join([f"`{name}`", *(f"{difference:.1e}" if difference else "0" for difference in differences)])
+            in text
+        )
 
 
 def test_recall_at_its_defaults() -> None:
