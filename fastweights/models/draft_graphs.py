@@ -105,7 +105,8 @@ class DraftReader:
         copy_all(states, kept.ends)
         cache.layers = with_tensors(kept.after, states)
         cache.advance(time, None, None)
-        graphs_of(self.model).put(kept)
+        if not graphs_of(self.model).put(kept):  # it would be captured anew in every call
+            graphs_of(self.model).refuse(kept.serves)
         return hidden
 
     def take_slots(self, cache: FastWeightsCache) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastweights.models import assisted, decoding, draft_graphs, generation
+from fastweights.models import assisted, decoding, draft_graphs, generation, kept_graphs
 from fastweights.models.draft_graphs import DraftReader
 from fastweights.models.kept_graphs import describe_model, graphs_of
 
@@ -142,6 +142,13 @@ def test_a_layer_that_waits_for_the_host_is_not_tried_again(seen, monkeypatch):
     for _ in range(2):
         assert torch.equal(lm.generate(PROMPT, **GREEDY, prompt_lookup_num_tokens=3), lm.generate(PROMPT, **GREEDY))
     assert seen.captured == [0] and set(seen.read) == {None}
+
+
+def test_what_cannot_be_kept_is_not_captured_again(seen, monkeypatch):
+    monkeypatch.setattr(kept_graphs, "most_bytes", lambda device: 1000)
+    lm = large("gdn")
+    assert torch.equal(lm.generate(PROMPT, **GREEDY, prompt_lookup_num_tokens=3), lm.generate(PROMPT, **GREEDY))
+    assert seen.captured == [16] and seen.read[1:] == [None] * (len(seen.read) - 1)
 
 
 @both
