@@ -38,6 +38,15 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found = Seen()
     read, capture, copy_all = DraftReader.read, DraftReader._capture, draft_graphs.copy_all
+    call = DraftReader._call
+
+    def overwriting_call(self: DraftReader, kept: Any) -> None:
+        """As a replay does, into the tensors of the call before."""
+        before = [kept.hidden, *kept.ends]
+        call(self, kept)
+        if before[0] is not None:
+            copy_all(before, [kept.hidden, *kept.ends])
+            kept.hidden, kept.ends = before[0], before[1:]
 
     def noted_read(self: DraftReader, ids: torch.Tensor, *given: Any) -> Any:
         hidden = read(self, ids, *given)
@@ -53,6 +62,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         copy_all(into, given)
 
     monkeypatch.setattr(DraftReader, "read", noted_read)
+    monkeypatch.setattr(DraftReader, "_call", overwriting_call)
     monkeypatch.setattr(DraftReader, "_capture", noted_capture)
     monkeypatch.setattr(draft_graphs, "copy_all", noted_copies)
     monkeypatch.setattr(assisted, "can_replay", lambda lm: True)
