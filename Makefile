@@ -110,7 +110,7 @@ test-triton: $(INSTALLED)
 
 # Each version of transformers, with the versions of what it needs, goes into a folder of its own in front of the environment's.
 TRANSFORMERS_TESTS := tests/integrations tests/models/hybrid tests/models/test_cache_name.py tests/models/test_heads.py \
-  tests/models/test_assisted.py tests/models/test_recording.py
+  $(addprefix tests/models/test_,$(addsuffix .py,assisted draft_graphs recording))
 test-transformers: $(INSTALLED)
 	for version in $(TRANSFORMERS); do \
 	  folder=$(VENV)/transformers-$$version; \

@@ -25,6 +25,7 @@ __all__ = [
     "autograd_inside_op",
     "change_count",
     "constant_when_traced",
+    "copy_all",
     "count_forward_hooks",
     "current_device",
     "current_stream",
@@ -137,6 +138,22 @@ def change_count(x: Tensor) -> int | None:
     """How often a tensor has been changed in place. None where this version of torch does not tell: whoever keeps something of
     the tensor then reads it again."""
     return getattr(x, "_version", None)
+
+
+def copy_all(into: list[Tensor], given: list[Tensor]) -> None:
+    """Copy tensors into others of the same dtypes, with few launches on a GPU. A version without that copies one by one."""
+    together = getattr(torch, "_foreach_copy_", None)
+    if together is None:
+        for one, other in zip(into, given, strict=True):
+            one.copy_(other)
+        return
+    by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for one, other in zip(into, given, strict=True):
+        ones, others = by_dtype.setdefault(one.dtype, ([], []))
+        ones.append(one)
+        others.append(other)
+    for ones, others in by_dtype.values():
+        together(ones, others)
 
 
 def all_modules(module: nn.Module) -> list[nn.Module]:

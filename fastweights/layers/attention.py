@@ -30,6 +30,7 @@ __all__ = [
     "ring_attention",
     "rotate",
     "rotation",
+    "slot_attention",
     "split_by_length",
     "takes_packed",
     "unread_lengths",
@@ -155,6 +156,25 @@ def ring_attention(q_N1HK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, place_N: Tens
     token_NS = place_N[:, None] - (place_N[:, None] - slot_S) % len(slot_S)
     first_N = torch.zeros_like(place_N) if padding_N is None else padding_N
     return _attend(q_N1HK, k_NSHK, v_NSHK, visible=(token_NS >= first_N[:, None])[:, None, None])
+
+
+def slot_attention(
+    q_NTHK: Tensor,
+    k_NSHK: Tensor,
+    v_NSHK: Tensor,
+    slot_NT: Tensor,
+    window: int | None,
+    padding_N: Tensor | None,
+) -> Tensor:
+    """o [N, T, H, K] of queries whose own tokens are in the slots `slot_NT`. A query sees the slots up to its own, with a window
+    the last so many of them, but for the first `padding` ones."""
+    slot_S = torch.arange(k_NSHK.shape[1], device=q_NTHK.device)
+    visible_NTS = slot_S <= slot_NT[..., None]
+    if window is not None:
+        visible_NTS &= slot_S > slot_NT[..., None] - window
+    if padding_N is not None:
+        visible_NTS &= slot_S >= padding_N[:, None, None]
+    return _attend(q_NTHK, k_NSHK, v_NSHK, visible_NTS[:, None])
 
 
 def attend_documents(

@@ -101,6 +101,11 @@ class Mixer(nn.Module):
         )
         return LayerCache(memory, context, fixed=True)
 
+    def slotted_cache(self, cache: LayerCache, slots: int) -> LayerCache | None:
+        """A cache of one sequence whose tensors keep their sizes until the sequence has more than `slots` tokens: calls replace
+        them by others of the same sizes. None where the layer has no such cache."""
+        return None if self.grows() else cache
+
     def refill_cache(self, kept: LayerCache, fixed: LayerCache) -> bool:
         """Copy a fixed cache into another one of this layer that a CUDA graph uses. False where it does not fit."""
         fits = kept.describe() == fixed.describe()
@@ -117,6 +122,10 @@ class Mixer(nn.Module):
         are not counted."""
         raise NotImplementedError
 
+    def grows(self) -> bool:
+        """Whether the memory of a sequence grows with its length."""
+        return self.state_size(1) != self.state_size(LONG)
+
     def state_spec(self, dtype: torch.dtype | None = None) -> LayerCache:
         """The cache of one sequence without its values: tensors [1, ...] on the device "meta" with the names, shapes and dtypes
         of the cache. Nothing is computed.
@@ -131,7 +140,7 @@ class Mixer(nn.Module):
         """
         if dtype is not None:
             check_dtype("dtype", dtype)
-        if self.state_size(1) != self.state_size(LONG):
+        if self.grows():
             raise ValueError(f"{type(self).__name__} has no state_spec, as its memory grows with the sequence")
         bare: dict[int, Any] = {id(x): nn.Parameter(x.detach().to("meta")) for x in self.parameters()}
         bare |= {id(x): x.to("meta") for x in self.buffers()}

@@ -21,6 +21,7 @@ from .attention import (
     ring_attention,
     rotate,
     rotation,
+    slot_attention,
 )
 from .cache import LayerCache, check_memory
 from .heads import head_width
@@ -213,6 +214,8 @@ class SoftmaxAttention(ConfiguredMixer):
         before = LayerCache() if cache is None else cache
         if cache is not None and "place" in cache.context:
             return self._attend_in_ring(q_NTHK, k_NTHK, v_NTHK, cache)
+        if cache is not None and "filled" in cache.context:
+            return self._attend_in_slots(q_NTHK, k_NTHK, v_NTHK, lengths_N, cache)
         q_NTHK, k_NSHK = self._rotate(q_NTHK, k_NTHK, before.context.get("seen"))
         v_NSHK = v_NTHK
         check_memory(before.memory, ("keys", "values"))
@@ -266,6 +269,33 @@ class SoftmaxAttention(ConfiguredMixer):
         cache.update(cache.memory, {**cache.context, "seen": seen_N + 1, "place": place_N + 1})
         return o_N1HK
 
+    def _attend_in_slots(
+        self, q_NTHK: Tensor, k_NTHK: Tensor, v_NTHK: Tensor, lengths_N: Tensor | None, cache: LayerCache
+    ) -> Tensor:
+        """Answers [N, T, H, K] of tokens that fill the next slots of a slotted cache. Tokens beyond the lengths fill slots, too,
+        into which later calls write again."""
+        seen_N, filled_N = (cache.context[name] for name in ("seen", "filled"))
+        q_NTHK, k_NTHK = self._rotate(q_NTHK, k_NTHK, seen_N)
+        slot_NT = filled_N[:, None] + torch.arange(k_NTHK.shape[1], device=k_NTHK.device)
+        row_N1 = torch.arange(len(k_NTHK), device=k_NTHK.device)[:, None]
+        new = {"keys": k_NTHK, "values": v_NTHK}
+        memory = {name: x.index_put((row_N1, slot_NT), new[name].to(x.dtype)) for name, x in cache.memory.items()}
+        o_NTHK = slot_attention(
+            q_NTHK, memory["keys"], memory["values"], slot_NT, self.window, cache.context.get("padding")
+        )
+        added: Tensor | int = k_NTHK.shape[1] if lengths_N is None else lengths_N
+        cache.update(memory, {**cache.context, "seen": seen_N + added, "filled": filled_N + added})
+        return o_NTHK
+
+    def slotted_cache(self, cache: LayerCache, slots: int) -> LayerCache | None:
+        """Slots for all tokens, also with a window. `filled` [1] counts those that have tokens."""
+        if not cache.memory or cache.memory["keys"].shape[1] == slots and "filled" in cache.context:
+            return cache
+        cache = self.free_cache(cache)
+        held = cache.memory["keys"].shape[1]
+        memory = {name: F.pad(x, (0, 0, 0, 0, 0, slots - held)) for name, x in cache.memory.items()}
+        return LayerCache(memory, {**cache.context, "filled": torch.full_like(cache.context["seen"], held)})
+
     def cache_of_first(self, cache: LayerCache, count: int, tokens: int, same_length: bool) -> LayerCache:
         """The slots that no row needs are left out."""
         slots = cache.memory["keys"].shape[1]
@@ -300,6 +330,14 @@ class SoftmaxAttention(ConfiguredMixer):
 
     def free_cache(self, cache: LayerCache) -> LayerCache:
         context = dict(cache.context)
+        if "filled" in context:
+            place = int(context.pop("filled")[0])
+            first = 0 if self.window is None else max(0, place - self.window + 1)
+            if "padding" in context:
+                context["padding"] = (context["padding"] - first).clamp_min(0)
+            return LayerCache({name: x[:, first:place] for name, x in cache.memory.items()}, context)
+        if "place" not in context:
+            return cache
         place, slots = int(context.pop("place")[0]), cache.memory["keys"].shape[1]
         kept = min(place, slots if self.window is None else self.window - 1)
         slot = torch.arange(place - kept, place, device=cache.memory["keys"].device) % slots

@@ -4,6 +4,8 @@ first layers. The model reads the drafted tokens in one call, and its cache take
 from __future__ import annotations
 
 import copy
+from functools import cache as once
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +13,10 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from ..private_huggingface import GenerationHooks, mask_length
-from .cache import CACHE_NAME
+from .cache import CACHE_NAME, FastWeightsCache
+from .decoding import can_replay
+from .draft_graphs import DraftReader
+from .kept_graphs import describe_model
 from .prompts import move_padding_to_front
 from .recording import RecordingCache
 
@@ -50,8 +55,13 @@ class AssistedGeneration(GenerationHooks):
         model_kwargs = {**model_kwargs, "attention_mask": mask}
         input_ids, model_kwargs = move_padding_to_front(input_ids, model_kwargs, columns - cache.get_seq_length())
         self.begin_recording(input_ids, mode["generation_config"], model_kwargs)
-        result = super().decode_assisted(input_ids, mode, model_kwargs)
-        cache.end_recording(self)
+        try:
+            result = super().decode_assisted(input_ids, mode, model_kwargs)
+            cache.end_recording(self)
+        finally:
+            if isinstance(cache, FastWeightsCache) and cache.drafts is not None:
+                cache.drafts.leave_slots(cache)
+                cache.drafts = None
         sequences = result if isinstance(result, Tensor) else result.sequences
         sequences[:, :columns] = prompt  # the padding where it was
         return result
@@ -71,7 +81,8 @@ class AssistedGeneration(GenerationHooks):
         return super().read_prompt(input_ids, generation_config, model_kwargs, *args, **kwargs)
 
     def begin_recording(self, input_ids: Tensor, settings: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
-        """Read the prompt but for its last tokens, and let the cache record what follows, unless it does so already."""
+        """Read the prompt but for its last tokens, and let the cache record what follows, unless it does so already. On a GPU
+        graphs may read what follows."""
         cache = model_kwargs.get(CACHE_NAME)
         if not isinstance(cache, RecordingCache) or cache.recording is not None:
             return
@@ -81,6 +92,11 @@ class AssistedGeneration(GenerationHooks):
             settings = copy.copy(settings)
             settings.is_assistant = False
             self.read_prompt(new_ids, settings, {**model_kwargs, **first})
+        if isinstance(cache, FastWeightsCache):
+            cache.end_steps()
+            cache.drafts = find_reader(self, settings)
+            if cache.drafts is not None and not cache.drafts.take_slots(cache):
+                cache.drafts = None
         cache.activate_past_recording()
 
     def prepare_inputs_for_generation(
@@ -94,3 +110,10 @@ class AssistedGeneration(GenerationHooks):
         if next_sequence_length is None and is_whole and records:
             next_sequence_length = input_ids.shape[1] - cache.get_seq_length()
         return super().prepare_inputs_for_generation(input_ids, next_sequence_length, *args, **kwargs)  # type: ignore[misc]
+
+
+def find_reader(model: Any, settings: GenerationConfig) -> DraftReader | None:
+    """Reads drafted tokens by graphs. None where they cannot be captured, as on a CPU."""
+    if settings.disable_compile or not can_replay(model):
+        return None
+    return DraftReader(model, once(partial(describe_model, model)))

@@ -48,6 +48,7 @@ class FastWeightsCache(RecordingCache):
             read every column, from position 0.
         prompts: the `PromptReader` of a running `generate()`, None outside of it.
         steps: how it reads single tokens.
+        drafts: the `DraftReader` of a running assisted `generate()`, None outside of it.
     """
 
     layers: list[LayerCache]  # type: ignore[assignment]  # not transformers' layers, which hold keys and values
@@ -58,6 +59,7 @@ class FastWeightsCache(RecordingCache):
         self.position: Tensor | None = None
         self.prompts: Any = None
         self.steps: DecodeSteps | None = None
+        self.drafts: Any = None
 
     @classmethod
     def empty(cls, num_layers: int) -> FastWeightsCache:

@@ -143,7 +143,8 @@ class DecodeSteps:
         return copied
 
     def _mixers(self) -> list[Mixer]:
-        return [block.mixer for block in self.model.model.layers]
+        """Of the layers that decode: the first ones alone where these draft."""
+        return [block.mixer for block in self.model.model.layers[: self.model.config.num_hidden_layers]]
 
     def _start(self, ids: Tensor, layers: list[LayerCache], tokens: int) -> bool:
         """Make the caches fixed. False where the fixed caches do not fit into memory."""

@@ -239,6 +239,12 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             output_hidden_states = self.config.output_hidden_states
         check_flag("use_cache", use_cache)
         check_flag("output_hidden_states", output_hidden_states)
+        if isinstance(past_key_values, FastWeightsCache) and past_key_values.drafts is not None:
+            others = inputs_embeds, output_hidden_states or None, cu_seqlens, position_ids, seq_idx
+            plain_ids = input_ids if all(x is None for x in others) else None
+            drafted_BTD = past_key_values.drafts.read(plain_ids, attention_mask, past_key_values)
+            if drafted_BTD is not None:
+                return BaseModelOutputWithPast(last_hidden_state=drafted_BTD, **named_cache(past_key_values))
         # generate() lowers the number to draft with the first layers
         blocks = self.layers[: self.config.num_hidden_layers]
         caches = [None] * len(blocks) if past_key_values is None else self._layer_caches(past_key_values, rows.count)

@@ -11,6 +11,7 @@ from fastweights.models import (
     FastWeightsConfig,
     FastWeightsForCausalLM,
     decoding,
+    draft_graphs,
     prompt_graphs,
     prompts,
 )
@@ -146,6 +147,34 @@ def test_prompts_of_layers_that_wait_are_called(monkeypatch: pytest.MonkeyPatch,
     for _ in range(3):
         assert torch.equal(lm.generate(ids, max_new_tokens=4, do_sample=False), wanted)
     assert read == [None]
+
+
+@pytest.fixture
+def drafted(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The graphs by which drafted tokens were read, None where the model was called."""
+    graphs: list[object] = []
+    find = draft_graphs.DraftReader._find
+
+    def noted(self: draft_graphs.DraftReader, *given: object) -> object:
+        kept = find(self, *given)
+        graphs.append(None if kept is None else kept.graph)
+        return kept
+
+    monkeypatch.setattr(draft_graphs.DraftReader, "_find", noted)
+    return graphs
+
+
+@pytest.mark.parametrize("mixer", [*MIXERS, WINDOW, ["gdn", WINDOW, "softmax"]], ids=str)
+def test_every_mixer_reads_drafts_by_a_graph(drafted: list[object], mixer: object) -> None:
+    lm = language_model(mixer, torch.float32)
+    ids = torch.randint(1, 64, (1, 12), device="cuda").repeat(1, 3)
+    options = {"max_new_tokens": 24, "do_sample": False}
+    wanted = lm.generate(ids, **options)
+    for assistant in ({"prompt_lookup_num_tokens": 4, "eos_token_id": 0}, {"assistant_early_exit": 1}):
+        for _ in range(2):
+            got = lm.generate(ids, **options, **assistant)
+            assert torch.equal(got, wanted[:, : got.shape[1]])  # a text may end
+    assert drafted and None not in drafted
 
 
 @pytest.mark.parametrize("mode", [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}], ids=str)

@@ -2,59 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fastweights.models import FastWeightsForCausalLM
-
+from .drafting import GREEDY, MODELS_DRAFT, PROMPT, assistants, large
 from .hybrid import small as hybrids
 from .mixers import few_mixers
 from .small import CLOSE, MIXED, VOCABULARY, model
 
-PROMPT = torch.tensor([[3, 4, 5, 6, 7, 3, 4, 5, 6, 7, 3, 4, 5]])
-NEW = 10
 SOME = ["gdn", {"name": "softmax", "window": 5}]
-GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": 1, "min_new_tokens": NEW}
-
-
-# transformers 5.15 takes one token out of a draft model's cache, however many were refused.
-MODELS_DRAFT = not transformers.__version__.startswith("5.15.")
 models_draft = pytest.mark.skipif(not MODELS_DRAFT, reason="no model drafts in transformers 5.15")
-
-
-def large(mixer: Any, **options: Any) -> FastWeightsForCausalLM:
-    return model(mixer, initializer_range=0.5, **options)
-
-
-def draft_of(lm: FastWeightsForCausalLM) -> FastWeightsForCausalLM:
-    """A model that agrees with another one often, and not always."""
-    draft = copy.deepcopy(lm)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for x in draft.parameters():
-            x.add_(0.01 * torch.randn(x.shape, generator=generator))
-    return draft
 
 
 def llama() -> LlamaForCausalLM:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.5, **sizes)).eval()
-
-
-def assistants(lm: Any) -> dict[str, dict[str, Any]]:
-    lookup = {"lookup": {"prompt_lookup_num_tokens": 3}}
-    if not MODELS_DRAFT:
-        return lookup
-    drafting = {"draft": {"assistant_model": draft_of(lm)}, "same": {"assistant_model": lm}}
-    return {**lookup, **drafting, "early exit": {"assistant_early_exit": 1}}
 
 
 def count_calls(lm: Any, **options: Any) -> tuple[torch.Tensor, int]:
@@ -154,12 +122,14 @@ def test_repetitive_text_takes_few_calls():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("assistant", ["lookup", "draft"])
+@pytest.mark.parametrize("assistant", ["lookup", "draft", "early exit"])
 def test_sampling_keeps_the_distribution(assistant):
     """Pairs of tokens after a prompt, against the probabilities of the model."""
-    lm = model("gdn", initializer_range=0.5, vocab_size=5, num_hidden_layers=1)
+    lm = model("gdn", initializer_range=0.5, vocab_size=5)
     prompt = torch.tensor([[1, 2, 3, 1, 2, 3, 1, 2]])
-    extra = {"prompt_lookup_num_tokens": 2} if assistant == "lookup" else {"assistant_model": draft_of(lm)}
+    extra = assistants(lm).get(assistant)
+    if extra is None:
+        pytest.skip("no model drafts in transformers 5.15")
     with torch.no_grad():
         first = lm(prompt).logits[0, -1].softmax(-1)
         after = lm(torch.cat([prompt.expand(5, -1), torch.arange(5)[:, None]], 1)).logits[:, -1].softmax(-1)

@@ -55,7 +55,8 @@ def model(mixer: Any, **options: Any) -> FastWeightsForCausalLM:
     torch.manual_seed(0)
     layers = len(mixer) if isinstance(mixer, list) else 2
     sizes = {"hidden_size": 64, "num_hidden_layers": layers, "num_heads": 2, "initializer_range": 0.3}
-    return FastWeightsForCausalLM(FastWeightsConfig(vocab_size=VOCABULARY, mixer=mixer, **{**sizes, **options})).eval()
+    sizes["vocab_size"] = VOCABULARY
+    return FastWeightsForCausalLM(FastWeightsConfig(mixer=mixer, **{**sizes, **options})).eval()
 
 
 def of_mixer(name: str) -> Any:

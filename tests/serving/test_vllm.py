@@ -263,6 +263,15 @@ def test_a_hybrid_of_a_model_of_transformers_is_refused(tmp_path):
         pass
 
 
+def test_values_of_another_layer_are_refused(tmp_path):
+    model(["rwkv7", {"name": "rwkv7", "value_residual": True}]).save_pretrained(tmp_path)
+    with (
+        pytest.raises(Exception, match="nothing but hidden states, got rwkv7 with the values of the first layer"),
+        engine(tmp_path),
+    ):
+        pass
+
+
 def test_heads_that_vllms_attention_does_not_have_are_refused_at_the_start(tmp_path):
     model(["gdn", "softmax"], hidden_size=72, num_heads=3).save_pretrained(tmp_path)
     with pytest.raises(Exception, match="head_dim of softmax layers must be one of 32, .* got 24"), engine(tmp_path):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from fastweights.testing import check_agreement
 from tests.models.small import model
@@ -28,6 +29,17 @@ def by_hand(lm: Any, prompt: list[int]) -> list[float]:
             cache, p = out.past_key_values, out.logits[0, -1].softmax(-1)
             found.append(math.log(p[following]))
     return found
+
+
+def write(lm: Any, prompt: list[int], tokens: int) -> tuple[list[int], list[float]]:
+    """A greedy answer in float64, read as a whole for each token."""
+    lm, text, found = copy.deepcopy(lm).double(), list(prompt), []
+    with torch.no_grad():
+        for _ in range(tokens):
+            best = lm(torch.tensor([text])).logits[0, -1].log_softmax(-1).max(0)
+            text.append(int(best.indices))
+            found.append(float(best.values))
+    return text[len(prompt) :], found
 
 
 class Server(ThreadingHTTPServer):
@@ -61,6 +73,11 @@ class Handler(BaseHTTPRequestHandler):
         if asked["model"] != "served" or self.path != "/v1/completions":
             return self.reply({"error": {"message": "no such model"}}, 404)
         prompt, form = asked["prompt"], self.server.form
+        if isinstance(prompt[0], list):
+            written = [write(self.server.lm, one, asked["max_tokens"]) for one in prompt]
+            told = [{"tokens": [f"token_id:{x}" for x in ids], "token_logprobs": numbers} for ids, numbers in written]
+            choices = [{"index": n, "text": "", "logprobs": one} for n, one in enumerate(told)]
+            return self.reply({"choices": choices[::-1] if form == "echo" else [{"text": ""}]})
         numbers = by_hand(self.server.lm, prompt)
         if prompt == PROMPTS[1]:
             numbers[1] += 0.25
@@ -145,3 +162,58 @@ def test_servers_refused(serve):
         check_agreement(lm, server.address, PROMPTS, name="other")
     with pytest.raises(ConnectionError, match="cannot be reached"):
         check_agreement(lm, "http://127.0.0.1:9", PROMPTS)
+
+
+def test_answers_of_a_server(serve):
+    lm = model(["gdn", "softmax"], initializer_range=0.5)
+    server = serve("echo", lm)
+    found = check_agreement(lm, server.address, PROMPTS, answers=7)
+    assert 0 < found.largest < 1e-5 and found.compared == 14 and server.asked[-1]["prompt"] == PROMPTS
+    server.form = "nothing"
+    with pytest.raises(ValueError, match="serve with a program that knows return_tokens_as_token_ids"):
+        check_agreement(lm, server.address, PROMPTS, answers=7)
+
+
+@pytest.mark.parametrize("mixer", [["gdn", "softmax"], ["lattice"]], ids=str)
+def test_answers_of_generate(mixer):
+    """In the same batch they are the same numbers, bit for bit. By itself a prompt may round in another way."""
+    lm = model(mixer, initializer_range=0.5)
+
+    def generate(asked: list[list[int]], tokens: int) -> list[tuple[list[int], list[float]]]:
+        width = max(map(len, asked))
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in asked])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in asked])
+        options = {"do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+        result = lm.generate(ids, attention_mask=mask, max_new_tokens=tokens, eos_token_id=None, **options)
+        written = result.sequences[:, width:]
+        numbers = torch.stack(result.logits, 1).log_softmax(-1).gather(2, written[..., None])[..., 0]
+        return list(zip(written.tolist(), numbers.tolist(), strict=True))
+
+    found = check_agreement(lm, generate, PROMPTS, answers=6)
+    assert found.largest == 0 and found.compared == 12
+    wrong = [(ids, [*numbers[:3], numbers[3] - 0.5, *numbers[4:]]) for ids, numbers in generate(PROMPTS, 6)]
+    found = check_agreement(lm, lambda *given: wrong, PROMPTS, answers=6)
+    assert found.differences == pytest.approx((0.5, 0.5)) and found.tokens == (8, 6)
+
+
+def test_answers_for_a_model_of_transformers():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    lm = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes)).eval()
+    found = check_agreement(lm, lambda asked, tokens: [write(lm, prompt, tokens) for prompt in asked], answers=3)
+    assert found.largest < 1e-5 and found.compared == 12
+
+
+@pytest.mark.parametrize(
+    "answer, message",
+    [
+        ([5, 6], "must write 3 tokens behind prompt 0"),
+        (([5, 6], [0.0, 0.0]), "must write 3 tokens behind prompt 0"),
+        (([5, 6, 32], [0.0] * 3), "token of answer 0 must be"),
+        (([5, 6, 7], [0.0] * 2), "each of the 3 tokens of answer 0"),
+    ],
+    ids=["no pairs", "short", "no token", "few numbers"],
+)
+def test_wrong_answers_refused(answer, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        check_agreement(model("gdn"), lambda asked, tokens: [answer] * 2, PROMPTS, answers=3)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import check_version
@@ -22,7 +23,11 @@ from vllm.distributed import (
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
 from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid, SupportsLoRA
 from vllm.model_executor.models.utils import AutoWeightsLoader, maybe_prefix
 from vllm.platforms import current_platform
@@ -133,6 +138,21 @@ class ServedModel(nn.Module):
         return self.norm(x_TD)
 
 
+class ExactLogits(UnquantizedEmbeddingMethod):
+    """The product of an output layer as our model computes it, bit for bit: by torch, without the words with which vLLM fills up
+    the vocabulary. On a CPU vLLM has a product of its own."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def process_weights_after_loading(
+        self, layer: nn.Module
+    ) -> None: ...  # vLLM would pack the weights for its product
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, layer.weight[: self.vocab_size], bias)
+
+
 class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsLoRA):
     """`fastweights.models.FastWeightsForCausalLM` in vLLM, with the same names of weights."""
 
@@ -154,6 +174,9 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsLoRA):
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
         if config.tie_word_embeddings:
             self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
+        parts, dtype = vllm_config.parallel_config.tensor_parallel_size, vllm_config.model_config.dtype
+        if current_platform.is_cpu() and dtype == torch.float32 and parts == 1 and vllm_config.quant_config is None:
+            self.lm_head.quant_method = ExactLogits(config.vocab_size)
         self.logits_processor = LogitsProcessor(config.vocab_size)
 
     @classmethod

@@ -235,6 +235,11 @@ class StateBlock(NamedTuple):
                 mixer = build_mixer(
                     name, hidden_size=config.hidden_size, num_heads=config.num_heads, layer_idx=0, **options
                 )
+            if mixer.takes_first_values:
+                raise ValueError(
+                    f"a model in vLLM must have layers that pass each other nothing but hidden states, got {name} with the "
+                    "values of the first layer (value_residual); generate with `fastweights generate`"
+                )
             if not isinstance(mixer, SoftmaxAttention):
                 layout = Layout(mixer.state_spec(vllm_config.model_config.dtype), dtype)
                 memory = max(memory, layout.memory_size)

@@ -369,7 +369,7 @@ def test_models_of_transformers_beside_flash_linear_attention() -> None:
     assert f"for Kimi-Linear {ours:.1f} with ours and {theirs:.1f} with flash-linear-attention" in text
 
 
-AGREEMENT = ("largest_difference_nats", "float64_difference_nats")
+AGREEMENT = ("answer_difference_nats", "largest_difference_nats", "float64_difference_nats")
 
 
 def test_serving() -> None:
@@ -409,7 +409,10 @@ def test_serving() -> None:
     agreement = rows_of("serving-agreement", "serving_agreement")
     for name in MIXERS:
         differences = (value_of(agreement, measure, mixer=name) for measure in AGREEMENT)
-        assert " | ".join([f"`{name}`", *(f"{difference:.1e}" for difference in differences)]) in text
+        assert (
+            " | ".join([f"`{name}`", *(f"{difference:.1e}" if difference else "0" for difference in differences)])
+            in text
+        )
 
 
 def test_recall_at_its_defaults() -> None:

@@ -5,7 +5,8 @@
 
 Needs vLLM (docs/serving.md). A small model of each mixer with random weights is served in float32. vLLM reads the prompts of
 `fastweights.testing.check_agreement` in one batch, in pieces of at most 64 tokens; the model reads each by itself. The same is
-measured of the model beside itself in float64, which tells how exact float32 is. Writes studies/results/serving-agreement.json.
+measured of the model beside itself in float64, which tells how exact float32 is. Then vLLM reads the prompts in one step and
+writes 16 tokens behind each, which the model reads in the same batch. Writes studies/results/serving-agreement.json.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,10 +34,12 @@ from fastweights_studies.places import RESULTS
 __all__ = ["TASK", "served_mixer"]
 
 TASK = "serving_agreement"
+PIECE = 64  # tokens of a step in which prompts are read
+ANSWER = 16  # tokens
 SETTINGS = {"dtype": "float32", "max_model_len": 128, "kv_cache_memory_bytes": 32 << 20, "enforce_eager": True}
 SETTINGS |= {
     "max_num_seqs": 4,
-    "max_num_batched_tokens": 64,
+    "max_num_batched_tokens": 256,
     "skip_tokenizer_init": True,
     "enable_prefix_caching": False,
 }
@@ -48,28 +51,41 @@ def served_mixer(name: str) -> str | dict[str, Any]:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[Any]:
-    """A function that gives log probabilities of prompts by vLLM, in this process."""
+def server(folder: Path) -> Iterator[tuple[Any, Any]]:
+    """Functions that give log probabilities of prompts and of answers by vLLM, in this process."""
     from vllm import LLM, SamplingParams
     from vllm.distributed import cleanup_dist_env_and_memory
 
     llm: Any = LLM(str(folder), **SETTINGS)
-    settings = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    most = scheduler.max_num_scheduled_tokens
 
-    def answer(asked: list[list[int]]) -> list[list[float]]:
-        found = llm.generate([{"prompt_token_ids": ids} for ids in asked], settings, use_tqdm=False)
-        return [
-            [entry[token].logprob for token, entry in zip(ids[1:], one.prompt_logprobs[1:], strict=True)]
-            for ids, one in zip(asked, found, strict=True)
-        ]
+    def ask(asked: list[list[int]], **options: Any) -> Any:
+        settings = SamplingParams(temperature=0, detokenize=False, **options)
+        return llm.generate([{"prompt_token_ids": ids} for ids in asked], settings, use_tqdm=False)
+
+    def read(asked: list[list[int]]) -> list[list[float]]:
+        scheduler.max_num_scheduled_tokens = PIECE
+        found = ask(asked, max_tokens=1, prompt_logprobs=0)
+        scheduler.max_num_scheduled_tokens = most
+        return [taken(ids[1:], one.prompt_logprobs[1:]) for ids, one in zip(asked, found, strict=True)]
+
+    def answer(asked: list[list[int]], tokens: int) -> list[tuple[list[int], list[float]]]:
+        written = (one.outputs[0] for one in ask(asked, max_tokens=tokens, ignore_eos=True, logprobs=0))
+        return [(list(one.token_ids), taken(one.token_ids, one.logprobs)) for one in written]
 
     try:
-        yield answer
+        yield read, answer
     finally:
         llm.llm_engine.engine_core.shutdown()
         llm = None
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+def taken(tokens: Sequence[int], steps: Sequence[Any]) -> list[float]:
+    """The log probabilities of these tokens among those that vLLM tells."""
+    return [step[token].logprob for token, step in zip(tokens, steps, strict=True)]
 
 
 @torch.no_grad()
@@ -94,10 +110,12 @@ def main() -> None:
     for name in asked.mixers:
         with tempfile.TemporaryDirectory() as folder:
             model = save_small_model(Path(folder), served_mixer(name))
-            with server(Path(folder)) as answer:
-                found = check_agreement(model, answer)
+            with server(Path(folder)) as (read, answer):
+                found = check_agreement(model, read)
+                written = check_agreement(model, answer, answers=ANSWER)
         exact = check_agreement(model, partial(read_in_float64, model))
         values = {"largest_difference_nats": found.largest, "float64_difference_nats": exact.largest}
+        values["answer_difference_nats"] = written.largest
         print(name, values, flush=True)
         replace_rows(asked.results / "serving-agreement.json", make_rows(TASK, origin, values, mixer=name, seed=0))
 
