@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +14,13 @@ from ..ops.authoring import (
     GATES,
     ContextParallel,
     TokenConvolution,
+    convolve_joint,
     convolve_token,
     multiply_rows,
     needs_gradient,
     read_rows,
     short_convolution,
+    takes_joint,
     takes_linear_rows,
     takes_token,
     write_rows,
@@ -27,7 +29,16 @@ from .cache import LayerCache
 from .heads import HeadSizes
 from .initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from .norms import GatedRMSNorm, l2_normalize
-from .shared_input import InputProducts, joins_norm, plain_products, project, project_together
+from .shared_input import (
+    InputProducts,
+    joins_norm,
+    plain_products,
+    project,
+    project_jointly,
+    project_together,
+    project_trained,
+    trains_jointly,
+)
 from .wrapped import is_bare
 
 __all__ = [
@@ -209,8 +220,34 @@ class QKVProjection(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new states of the convolutions by name: their last
         inputs [N, W-1, channels]. cp_group: of the mixer."""
+        if cache is None and cp_group is None and self._convolves_jointly(x_BTD):
+            q, k, v = convolve_joint(
+                project_jointly(x_BTD, *self.projections), self._filters, silu=self.activation == "silu",
+                heads=[norm or 0 for norm in self._norms], cu_seqlens=cu_seqlens,
+            )  # fmt: skip
+            return *self._split_heads([q, k, v]), {}
         flat = project_together(x_BTD, *self.projections, backend=self.backend)
         return self.finish(flat, cache, cu_seqlens, cp_group)
+
+    def _convolves_jointly(self, x_BTD: Tensor) -> bool:
+        """Whether one product and one op, which have one gradient, make q, k and v in training."""
+        if not (self.has_convolution and trains_jointly(x_BTD, *self.projections)):
+            return False
+        plain = all(is_bare(self.get_submodule(f"{name}_conv"), ShortConvolution) for name in self.widths)
+        return plain and takes_joint(x_BTD, self._filters, self.backend)
+
+    @property
+    def _filters(self) -> list[Tensor]:
+        return [cast(Tensor, self.get_submodule(f"{name}_conv").weight) for name in self.widths]
+
+    @property
+    def _norms(self) -> list[int | None]:
+        """By projection the width of a head that is brought to length 1."""
+        return [width if self.normalize_qk and name != "v" else None for name, width in self.widths.items()]
+
+    def _split_heads(self, flat: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (y.unflatten(2, (-1, width)) for y, width in zip(flat, self.widths.values(), strict=True))
+        return q, k, v
 
     @property
     def projections(self) -> list[nn.Module]:
@@ -227,16 +264,15 @@ class QKVProjection(nn.Module):
         cp_group: ContextParallel | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """What `forward` gives, from the projections of q, k and v [B, T, channels]."""
-        norms = [width if self.normalize_qk and name != "v" else None for name, width in self.widths.items()]
         states: list[Tensor | None] = []
         if self.has_convolution:
             flat, states = convolve_together(
                 [self.get_submodule(f"{name}_conv") for name in self.widths], flat,
-                [None if cache is None else cache.context.get(name) for name in self.widths], cu_seqlens, norms=norms,
+                [None if cache is None else cache.context.get(name) for name in self.widths], cu_seqlens, norms=self._norms,
                 activation=ACTIVATIONS[self.activation], keep=cache is not None, backend=self.backend,
                 rows=None if cache is None else cache.rows, cp_group=cp_group,
             )  # fmt: skip
-        q, k, v = (y.unflatten(2, (-1, width)) for y, width in zip(flat, self.widths.values(), strict=True))
+        q, k, v = self._split_heads(flat)
         if not self.has_convolution:
             q, k, v = (F.silu(y) if self.activation == "silu" else y for y in (q, k, v))
             q, k = (l2_normalize(y) if self.normalize_qk else y for y in (q, k))
@@ -367,4 +403,4 @@ class OutputProjection(nn.Module):
             o_BTGV = self.norm(o_BTGV, z_BTGV, self.gate or "silu", v_BTGV, skip_G, self.backend)
         elif self.gate is not None and z_BTGV is not None:
             o_BTGV = o_BTGV * GATES[self.gate](z_BTGV)
-        return self.o_proj(o_BTGV.flatten(2))
+        return project_trained(o_BTGV.flatten(2), self.o_proj)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..ops.authoring import Normed, Product, linear_rows, multiply_rows, takes_linear_rows
+from ..ops.authoring import Normed, Product, joined_product, linear_rows, multiply_rows, takes_linear_rows
 from .initialization import ResidualProjection, UniformLinear
 from .norms import GatedRMSNorm, GroupedRMSNorm, LayerNorm, RMSNorm, normalize_sum
 from .wrapped import is_bare, is_unhooked
@@ -38,7 +38,10 @@ __all__ = [
     "project",
     "project_together",
     "multiply_one_input",
+    "project_jointly",
+    "project_trained",
     "sums_gradients",
+    "trains_jointly",
     "trains_on_gpu",
 ]
 
@@ -55,6 +58,23 @@ def trains_on_gpu(x: Tensor) -> bool:
 def sums_gradients(x: Tensor) -> bool:
     """Whether `multiply_one_input` pays: eagerly on a GPU, for gradients. A compiler joins the sums with what follows."""
     return trains_on_gpu(x) and not torch.compiler.is_compiling()
+
+
+def trains_jointly(x: Tensor, *modules: Any) -> bool:
+    """Whether `project_jointly` may take the place of the modules' calls on x, for gradients on a GPU."""
+    if not (trains_on_gpu(x) and all(map(is_plain, modules))):
+        return False
+    return all(one.bias is None and one.weight.dtype == modules[0].weight.dtype for one in modules)
+
+
+def project_jointly(x: Tensor, *modules: Any) -> Tensor:
+    """What linear modules give for x, side by side."""
+    return joined_product(x, *(one.weight for one in modules))
+
+
+def project_trained(x: Tensor, module: Any) -> Tensor:
+    """What a module gives for x. In training on a GPU the gradient of a linear module's weight is not rounded to 16 bits."""
+    return project_jointly(x, module) if trains_jointly(x, module) else module(x)
 
 
 def multiply_one_input(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:

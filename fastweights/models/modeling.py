@@ -17,7 +17,17 @@ from ..checks import check_flag, check_whole_number, describe_value, shape_of
 from ..layers import LayerCache, build_mixer
 from ..layers.initialization import ResidualProjection
 from ..layers.norms import LayerNorm, RMSNorm, normalize_sum
-from ..layers.shared_input import InputProducts, is_plain, joins, multiply, normalize_for, project_together
+from ..layers.shared_input import (
+    InputProducts,
+    is_plain,
+    joins,
+    multiply,
+    normalize_for,
+    project_jointly,
+    project_together,
+    project_trained,
+    trains_jointly,
+)
 from ..ops.context_parallel.group import ContextParallel
 from ..ops.framework.sequences import check_cu_seqlens
 from ..ops.linear_rows import Product, linear_rows
@@ -53,9 +63,12 @@ class SwiGLU(nn.Module):
             h = multiply(x, *self.input_products()[0])
             if residual is not None and residual.dtype == h.dtype:
                 return linear_rows(h, self.down_proj.weight, kind="add", other=residual)[0]
+        elif torch.compiler.is_compiling() and trains_jointly(x, self.gate_proj, self.up_proj):
+            # A compiler reads and writes the halves where they lie.
+            h = silu_product(*project_jointly(x, self.gate_proj, self.up_proj).chunk(2, -1))
         else:
             h = silu_product(*project_together(x, self.gate_proj, self.up_proj))
-        y = self.down_proj(h)
+        y = project_trained(h, self.down_proj)
         return y if residual is None else residual + y
 
     def input_products(self) -> InputProducts:

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..framework.node import load_module
+from ...kernels.availability import takes_kernels
+from ..framework.node import Node, Tensors, load_module
+from ..framework.sequences import check_cu_seqlens
 
-__all__ = ["convolve_slices", "cut"]
+__all__ = ["convolve_joint", "convolve_slices", "cut", "takes_joint"]
+
+WIDEST = 8  # filter that the kernels hold in registers
 
 
 def convolve_slices(
@@ -77,3 +81,94 @@ def cut(joint: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
 def cut_rows(x: Tensor | None, groups: int, widths: Sequence[int]) -> Sequence[Tensor | None]:
     """A slice's rows of all groups."""
     return [None] * len(widths) if x is None else x.split([groups * width for width in widths])
+
+
+class JointConvolution:
+    """The kernels as a node: (joint, weight of each part, cu_seqlens), (silu, heads, eps) -> each part convolved. The gradients
+    of the parts are written side by side, into that of the joint tensor."""
+
+    def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
+        parts, weights, edges = divide(tensors)
+        silu, heads, eps = options
+        run = load_module("pointwise.short_convolution").forward
+        outputs = [
+            run(x, weight, None, None, edges, silu, head or None, eps, False)[0]
+            for x, weight, head in zip(parts, weights, heads)
+        ]
+        return outputs, ()
+
+    def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        return [x.new_empty(x.shape) for x in divide(tensors)[0]], ()
+
+    def backward(
+        self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
+    ) -> Tensors:
+        parts, weights, edges = divide(tensors)
+        silu, heads, eps = options
+        joint = tensors[0]
+        assert joint is not None
+        gradient = torch.empty_like(joint, memory_format=torch.contiguous_format)
+        run = load_module("pointwise.short_convolution").backward
+        of_weights = [
+            run(
+                x.new_zeros(x.shape) if dy is None else dy, None, x, weight, None, None, edges, silu, head or None, eps, dx
+            )[1]
+            for dy, x, weight, head, dx in zip(output_grads, parts, weights, heads, gradient.split(sizes(weights), -1))
+        ]  # fmt: skip
+        return gradient, *of_weights, None
+
+
+def divide(tensors: Tensors) -> tuple[Sequence[Tensor], list[Tensor], Tensor | None]:
+    """The parts of the joint tensor, their weights, and cu_seqlens."""
+    joint, *given, edges = tensors
+    assert joint is not None
+    weights = [weight for weight in given if weight is not None]
+    return joint.split(sizes(weights), -1), weights, edges
+
+
+def sizes(weights: Sequence[Tensor]) -> list[int]:
+    return [len(weight) for weight in weights]
+
+
+NODE = Node(
+    "short_convolution_joint",
+    {"joint": False, "of_queries": False, "of_keys": False, "of_values": False, "cu_seqlens": True},
+    {"silu": "bool", "heads": "int[]", "eps": "float"},
+    outputs=3,
+    rule=JointConvolution(),
+)
+
+
+def takes_joint(x: Tensor, weights: Sequence[Tensor], backend: str = "auto") -> bool:
+    """Whether `convolve_joint` serves: a joint tensor like x, with these filters."""
+    return takes_kernels(backend, x) and all(weight.shape[1] <= WIDEST for weight in weights)
+
+
+def convolve_joint(
+    joint: Tensor,
+    weights: Sequence[Tensor],
+    *,
+    silu: bool,
+    heads: Sequence[int],
+    eps: float = 1e-6,
+    cu_seqlens: Tensor | None = None,
+) -> list[Tensor]:
+    """The convolutions of queries, keys and values that lie side by side, by the kernels.
+
+    Args:
+        joint: [B, T, D], the channels of queries, then of keys, then of values.
+        weights: of the three, [channels, W] each, W up to 8.
+        silu: whether SiLU follows.
+        heads: of the three, the width of a head that is scaled to length 1, 0 for none.
+        eps: added to the squared length of a head.
+        cu_seqlens: as in `short_convolution`.
+
+    Returns:
+        Three [B, T, channels].
+
+    Raises:
+        ValueError: cu_seqlens that do not fit.
+    """
+    check_cu_seqlens(cu_seqlens, len(joint), joint.shape[1], like=joint)
+    edges = None if cu_seqlens is None else cu_seqlens.to(joint.device)
+    return NODE((joint, *weights, edges), (silu, list(heads), eps))

@@ -1,0 +1,73 @@
+"""The product of one input with several weights, for training: one matrix product forward and two backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..framework.node import define_op
+
+__all__ = ["joined_product", "product_in"]
+
+
+def product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
+    """a [M, K] times b [K, N] in the dtype. On CUDA a product of 16-bit numbers is written in float32 by itself."""
+    if a.is_cuda and dtype == torch.float32 and a.dtype in (torch.float16, torch.bfloat16):
+        return torch.mm(a, b, out_dtype=dtype)
+    return (a @ b).to(dtype)
+
+
+def _weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return product_in(dtype, dy.mT, x)
+
+
+def _empty_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return dy.new_empty((dy.shape[1], x.shape[1]), dtype=dtype)
+
+
+# A node of a traced graph: a compiler would write the product in 16 bits and convert it.
+weight_gradient = define_op(
+    "weight_gradient", "(Tensor dy, Tensor x, ScalarType dtype) -> Tensor", _weight_gradient, _empty_gradient
+)
+
+
+def joined_product(x: Tensor, *weights: Tensor) -> Tensor:
+    r"""$$y = x\, [W_1; W_2; \dots]^\top$$
+
+    The products of the input with several weights lie side by side, so that the gradient of x is one product, too, and no sum of
+    several. Gradients of float32 weights are written in float32 and never rounded to 16 bits. No second derivatives.
+
+    Args:
+        x: [..., D]. Its dtype, or autocast's where it is on, is that of the products.
+        weights: [E_1, D], [E_2, D], ... of one dtype.
+
+    Returns:
+        y [..., E_1 + E_2 + ...].
+    """
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    return _JoinedProduct.apply(x.to(dtype), dtype, *weights)
+
+
+class _JoinedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, *weights: Tensor) -> Tensor:
+        ctx.sizes, ctx.dtype = [len(weight) for weight in weights], weights[0].dtype
+        parts = [weight.to(dtype) for weight in weights]
+        joint = parts[0] if len(parts) == 1 else torch.cat(parts)
+        ctx.save_for_backward(x, joint)
+        return F.linear(x, joint)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, joint = ctx.saved_tensors
+        rows = dy.flatten(0, -2)
+        dx = (rows @ joint).view_as(x) if ctx.needs_input_grad[0] else None
+        if not any(ctx.needs_input_grad[2:]):
+            return dx, None, *[None] * len(ctx.sizes)
+        return dx, None, *weight_gradient(rows, x.flatten(0, -2), ctx.dtype).split(ctx.sizes)
