@@ -31,6 +31,7 @@ from .initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjec
 from .norms import GatedRMSNorm, l2_normalize
 from .shared_input import (
     InputProducts,
+    Products,
     joins_norm,
     plain_products,
     project,
@@ -55,6 +56,7 @@ __all__ = [
 
 FIRST_FILTERS = ("uniform", "normal")
 ACTIVATIONS = {"silu": "silu", "none": None}
+ALIGNED = 8  # numbers of 16 bits that are loaded at once
 
 
 class ShortConvolution(OwnInitialMatrices):
@@ -217,15 +219,20 @@ class QKVProjection(nn.Module):
         cache: LayerCache | None,
         cu_seqlens: Tensor | None,
         cp_group: ContextParallel | None = None,
+        products: Products | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new states of the convolutions by name: their last
-        inputs [N, W-1, channels]. cp_group: of the mixer."""
+        inputs [N, W-1, channels]. cp_group: of the mixer. products: modules whose products with x may be computed beside, and
+        are then set here."""
         if cache is None and cp_group is None and self._convolves_jointly(x_BTD):
-            q, k, v = convolve_joint(
-                project_jointly(x_BTD, *self.projections), self._filters, silu=self.activation == "silu",
+            beside = self._find_beside(products or {})
+            *flat, rest = convolve_joint(
+                project_jointly(x_BTD, *self.projections, *beside), self._filters, silu=self.activation == "silu",
                 heads=[norm or 0 for norm in self._norms], cu_seqlens=cu_seqlens,
             )  # fmt: skip
-            return *self._split_heads([q, k, v]), {}
+            if products is not None and beside:
+                products.update(zip(beside, rest.split([len(one.weight) for one in beside], -1), strict=True))
+            return *self._split_heads(flat), {}
         flat = project_together(x_BTD, *self.projections, backend=self.backend)
         return self.finish(flat, cache, cu_seqlens, cp_group)
 
@@ -235,6 +242,13 @@ class QKVProjection(nn.Module):
             return False
         plain = all(is_bare(self.get_submodule(f"{name}_conv"), ShortConvolution) for name in self.widths)
         return plain and takes_joint(x_BTD, self._filters, self.backend)
+
+    def _find_beside(self, products: Products) -> list[Any]:
+        """The modules among those of `products` whose columns do not break the alignment of the rows."""
+        weights = [one.weight for one in self.projections]
+        same = all(one.weight.dtype == weights[0].dtype for one in products)  # type: ignore[union-attr]
+        aligned = sum(len(one.weight) for one in (*self.projections, *products)) % ALIGNED == 0  # type: ignore[arg-type]
+        return [*products] if same and aligned else []
 
     @property
     def _filters(self) -> list[Tensor]:
@@ -297,9 +311,10 @@ class SharedQKProjection(QKVProjection):
         cache: LayerCache | None,
         cu_seqlens: Tensor | None,
         cp_group: ContextParallel | None = None,
+        products: Products | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new state of both convolutions: their last inputs
-        [N, W-1, channels]."""
+        [N, W-1, channels]. No products are computed beside."""
         y, v = project_together(x_BTD, *self.projections, backend=self.backend)
         before = None if cache is None else cache.context.get("qk")
         norm = self.widths["q"] if self.normalize_qk else None

@@ -26,8 +26,10 @@ from .wrapped import is_bare, is_unhooked
 
 __all__ = [
     "InputProducts",
+    "Products",
     "ProjectedGate",
     "find_first_part",
+    "first_products",
     "compute_gates",
     "is_plain",
     "joins",
@@ -48,6 +50,7 @@ __all__ = [
 PLAIN = (nn.Linear, ResidualProjection, UniformLinear)
 WIDEST_ROW = 4096  # that a norm keeps in registers
 InputProducts: TypeAlias = "list[tuple[nn.Module, Product]]"
+Products: TypeAlias = "dict[nn.Module, Tensor | None]"  # of one input, by the module; None where it is not there
 
 
 def trains_on_gpu(x: Tensor) -> bool:
@@ -209,16 +212,26 @@ class ProjectedGate(nn.Module):
         raise NotImplementedError
 
 
-def compute_gates(x: Tensor, *gates: nn.Module | None) -> list[Any]:
-    """What each gate gives for x [B, T, D]; None for a gate that is None."""
+def compute_gates(x: Tensor, *gates: nn.Module | None, products: Products | None = None) -> list[Any]:
+    """What each gate gives for x [B, T, D]; None for a gate that is None. products: those of x that are there already."""
     joined: list[ProjectedGate] = []
     if trains_on_gpu(x):
         joined = [gate for gate in gates if isinstance(gate, ProjectedGate) and _begins_with_product(gate)]
-    if len(joined) < 2:
+    ready = [None if products is None else products.get(cast(Any, gate.projection)) for gate in joined]
+    if joined and all(y is not None for y in ready):
+        columns = iter(ready)
+    elif len(joined) < 2:
         return [None if gate is None else gate(x) for gate in gates]
-    weights = [cast(Any, gate.projection).weight for gate in joined]
-    columns = iter(F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1))
+    else:
+        weights = [cast(Any, gate.projection).weight for gate in joined]
+        columns = iter(F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1))
     return [None if gate is None else gate.finish(next(columns)) if gate in joined else gate(x) for gate in gates]
+
+
+def first_products(gates: Iterable[nn.Module | None]) -> Products:
+    """The modules whose products with x the gates begin with, without the products."""
+    joined = [gate for gate in gates if isinstance(gate, ProjectedGate) and _begins_with_product(gate)]
+    return {cast(nn.Module, gate.projection): None for gate in joined}
 
 
 def _begins_with_product(gate: ProjectedGate) -> bool:

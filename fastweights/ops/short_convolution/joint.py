@@ -84,49 +84,53 @@ def cut_rows(x: Tensor | None, groups: int, widths: Sequence[int]) -> Sequence[T
 
 
 class JointConvolution:
-    """The kernels as a node: (joint, weight of each part, cu_seqlens), (silu, heads, eps) -> each part convolved. The gradients
-    of the parts are written side by side, into that of the joint tensor."""
+    """The kernels as a node: (joint, weight of each part, cu_seqlens), (silu, heads, eps) -> each part convolved, and a copy of
+    what follows the parts, None where nothing does. The gradients of all are written side by side, into that of the joint
+    tensor."""
 
     def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
-        parts, weights, edges = divide(tensors)
+        (*parts, rest), weights, edges = divide(tensors)
         silu, heads, eps = options
         run = load_module("pointwise.short_convolution").forward
         outputs = [
             run(x, weight, None, None, edges, silu, head or None, eps, False)[0]
             for x, weight, head in zip(parts, weights, heads)
         ]
-        return outputs, ()
+        return [*outputs, rest.contiguous() if rest.shape[-1] else None], ()
 
     def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
-        return [x.new_empty(x.shape) for x in divide(tensors)[0]], ()
+        return [x.new_empty(x.shape) if x.shape[-1] else None for x in divide(tensors)[0]], ()
 
     def backward(
         self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
     ) -> Tensors:
-        parts, weights, edges = divide(tensors)
+        (*parts, _), weights, edges = divide(tensors)
         silu, heads, eps = options
         joint = tensors[0]
         assert joint is not None
         gradient = torch.empty_like(joint, memory_format=torch.contiguous_format)
+        *into, rest = cut(gradient, widths_of(weights))
+        of_rest = output_grads[-1]
+        rest.zero_() if of_rest is None else rest.copy_(of_rest)
         run = load_module("pointwise.short_convolution").backward
         of_weights = [
             run(
                 x.new_zeros(x.shape) if dy is None else dy, None, x, weight, None, None, edges, silu, head or None, eps, dx
             )[1]
-            for dy, x, weight, head, dx in zip(output_grads, parts, weights, heads, gradient.split(sizes(weights), -1))
+            for dy, x, weight, head, dx in zip(output_grads, parts, weights, heads, into)
         ]  # fmt: skip
         return gradient, *of_weights, None
 
 
 def divide(tensors: Tensors) -> tuple[Sequence[Tensor], list[Tensor], Tensor | None]:
-    """The parts of the joint tensor, their weights, and cu_seqlens."""
+    """The parts of the joint tensor and what follows them, the weights of the parts, and cu_seqlens."""
     joint, *given, edges = tensors
     assert joint is not None
     weights = [weight for weight in given if weight is not None]
-    return joint.split(sizes(weights), -1), weights, edges
+    return cut(joint, widths_of(weights)), weights, edges
 
 
-def sizes(weights: Sequence[Tensor]) -> list[int]:
+def widths_of(weights: Sequence[Tensor]) -> list[int]:
     return [len(weight) for weight in weights]
 
 
@@ -134,7 +138,7 @@ NODE = Node(
     "short_convolution_joint",
     {"joint": False, "of_queries": False, "of_keys": False, "of_values": False, "cu_seqlens": True},
     {"silu": "bool", "heads": "int[]", "eps": "float"},
-    outputs=3,
+    outputs=4,
     rule=JointConvolution(),
 )
 
@@ -152,11 +156,11 @@ def convolve_joint(
     heads: Sequence[int],
     eps: float = 1e-6,
     cu_seqlens: Tensor | None = None,
-) -> list[Tensor]:
+) -> list[Any]:
     """The convolutions of queries, keys and values that lie side by side, by the kernels.
 
     Args:
-        joint: [B, T, D], the channels of queries, then of keys, then of values.
+        joint: [B, T, D], the channels of queries, then of keys, then of values, then any others.
         weights: of the three, [channels, W] each, W up to 8.
         silu: whether SiLU follows.
         heads: of the three, the width of a head that is scaled to length 1, 0 for none.
@@ -164,7 +168,7 @@ def convolve_joint(
         cu_seqlens: as in `short_convolution`.
 
     Returns:
-        Three [B, T, channels].
+        Three [B, T, channels], and the other channels as they are, None where there are none.
 
     Raises:
         ValueError: cu_seqlens that do not fit.
