@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..layers.norms import at_least_float32
 from ..layers.wrapped import is_bare
+from ..ops.authoring import add_product_
 from ..ops.cross_entropy import cross_entropy_errors, cross_entropy_rows
 from ..private_torch import count_forward_hooks
 
@@ -110,7 +111,7 @@ def sum_gradients(
         if needed[0]:
             hidden_gradients.append((error @ weight).to(hidden_TD.dtype))
         if weight_gradient is not None:
-            weight_gradient += error.mT @ hidden
+            add_product_(weight_gradient, error.mT, hidden)
         if bias_gradient is not None:
             bias_gradient += error.sum(0, dtype=sums)
     return (

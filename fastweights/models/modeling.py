@@ -33,7 +33,7 @@ from ..layers.wrapped import is_bare
 from ..ops.context_parallel.group import ContextParallel
 from ..ops.framework.sequences import check_cu_seqlens
 from ..ops.linear_rows import Product, linear_rows
-from ..ops.silu_product import silu_product
+from ..ops.silu_product import silu_product, silu_product_of_halves
 from .cache import CACHE_NAMES, FastWeightsCache, check_cache, given_cache, named_cache
 from .configuration import FastWeightsConfig
 from .divided_rows import DividedRows, check_same_batch
@@ -65,9 +65,8 @@ class SwiGLU(nn.Module):
             h = multiply(x, *self.input_products()[0])
             if residual is not None and residual.dtype == h.dtype:
                 return linear_rows(h, self.down_proj.weight, kind="add", other=residual)[0]
-        elif torch.compiler.is_compiling() and trains_jointly(x, self.gate_proj, self.up_proj):
-            # A compiler reads and writes the halves where they lie.
-            h = silu_product(*project_jointly(x, self.gate_proj, self.up_proj).chunk(2, -1))
+        elif trains_jointly(x, self.gate_proj, self.up_proj):
+            h = silu_product_of_halves(project_jointly(x, self.gate_proj, self.up_proj))
         else:
             h = silu_product(*project_together(x, self.gate_proj, self.up_proj))
         y = project_trained(h, self.down_proj)

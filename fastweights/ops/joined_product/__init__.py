@@ -11,14 +11,25 @@ from torch.autograd.function import once_differentiable
 
 from ..framework.node import define_op
 
-__all__ = ["joined_product", "product_in"]
+__all__ = ["add_product_", "joined_product", "product_in"]
+
+
+def writes_float32(dtype: torch.dtype, a: Tensor) -> bool:
+    """Whether products of a in the dtype need no conversion, as those of 16-bit numbers in float32 on CUDA."""
+    return a.is_cuda and dtype == torch.float32 and a.dtype in (torch.float16, torch.bfloat16)
 
 
 def product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
-    """a [M, K] times b [K, N] in the dtype. On CUDA a product of 16-bit numbers is written in float32 by itself."""
-    if a.is_cuda and dtype == torch.float32 and a.dtype in (torch.float16, torch.bfloat16):
-        return torch.mm(a, b, out_dtype=dtype)
-    return (a @ b).to(dtype)
+    """a [M, K] times b [K, N] in the dtype."""
+    return torch.mm(a, b, out_dtype=dtype) if writes_float32(dtype, a) else (a @ b).to(dtype)
+
+
+def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a [M, K] times b [K, N] to the total."""
+    if writes_float32(total.dtype, a):
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total += a @ b
 
 
 def _weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
