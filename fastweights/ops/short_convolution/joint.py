@@ -84,60 +84,55 @@ def cut_rows(x: Tensor | None, groups: int, widths: Sequence[int]) -> Sequence[T
 
 
 class JointConvolution:
-    """The kernels as a node: (joint, weight of each part, cu_seqlens), (silu, heads, eps) -> each part convolved, and a copy of
-    what follows the parts, None where nothing does. The gradients of all are written side by side, into that of the joint
-    tensor."""
+    """The kernels as a node: (joint, weight, cu_seqlens), (silu, widths, heads, eps) -> each part convolved, and a copy of what
+    follows the parts, None where nothing does. The gradients of all are written side by side, into that of the joint tensor."""
 
     def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
-        (*parts, rest), weights, edges = divide(tensors)
-        silu, heads, eps = options
+        joint, weight, edges = tensors
+        silu, widths, heads, eps = options
+        assert joint is not None and weight is not None
+        *parts, rest = cut(joint, widths)
         run = load_module("pointwise.short_convolution").forward
         outputs = [
-            run(x, weight, None, None, edges, silu, head or None, eps, False)[0]
-            for x, weight, head in zip(parts, weights, heads)
+            run(x, taps, None, None, edges, silu, head or None, eps, False)[0]
+            for x, taps, head in zip(parts, weight.split(widths), heads)
         ]
         return [*outputs, rest.contiguous() if rest.shape[-1] else None], ()
 
     def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
-        return [x.new_empty(x.shape) if x.shape[-1] else None for x in divide(tensors)[0]], ()
+        joint, (_, widths, *_) = tensors[0], options
+        assert joint is not None
+        return [x.new_empty(x.shape) if x.shape[-1] else None for x in cut(joint, widths)], ()
 
     def backward(
         self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
     ) -> Tensors:
-        (*parts, _), weights, edges = divide(tensors)
-        silu, heads, eps = options
-        joint = tensors[0]
-        assert joint is not None
+        joint, weight, edges = tensors
+        silu, widths, heads, eps = options
+        assert joint is not None and weight is not None
         gradient = torch.empty_like(joint, memory_format=torch.contiguous_format)
-        *into, rest = cut(gradient, widths_of(weights))
+        *parts, _ = cut(joint, widths)
+        *into, rest = cut(gradient, widths)
         of_rest = output_grads[-1]
         rest.zero_() if of_rest is None else rest.copy_(of_rest)
-        run = load_module("pointwise.short_convolution").backward
-        of_weights = [
-            run(
-                x.new_zeros(x.shape) if dy is None else dy, None, x, weight, None, None, edges, silu, head or None, eps, dx
-            )[1]
-            for dy, x, weight, head, dx in zip(output_grads, parts, weights, heads, into)
+        kernels = load_module("pointwise.short_convolution")
+        tiles = [
+            kernels.choose_backward_tiling(x, edges, head or None, weight.shape[1]).tiles for x, head in zip(parts, heads)
         ]  # fmt: skip
-        return gradient, *of_weights, None
-
-
-def divide(tensors: Tensors) -> tuple[Sequence[Tensor], list[Tensor], Tensor | None]:
-    """The parts of the joint tensor and what follows them, the weights of the parts, and cu_seqlens."""
-    joint, *given, edges = tensors
-    assert joint is not None
-    weights = [weight for weight in given if weight is not None]
-    return cut(joint, widths_of(weights)), weights, edges
-
-
-def widths_of(weights: Sequence[Tensor]) -> list[int]:
-    return [len(weight) for weight in weights]
+        make = torch.empty if len(set(tiles)) == 1 else torch.zeros  # a part with fewer tiles leaves some out
+        sums = make((max(tiles), *weight.shape), device=joint.device, dtype=torch.float32)
+        for dy, x, taps, head, dx, of_taps in zip(
+            output_grads, parts, weight.split(widths), heads, into, sums.split(widths, 1)
+        ):
+            dy = x.new_zeros(x.shape) if dy is None else dy
+            kernels.backward(dy, None, x, taps, None, None, edges, silu, head or None, eps, dx, of_taps)
+        return gradient, sums.sum(0).to(weight.dtype), None
 
 
 NODE = Node(
     "short_convolution_joint",
-    {"joint": False, "of_queries": False, "of_keys": False, "of_values": False, "cu_seqlens": True},
-    {"silu": "bool", "heads": "int[]", "eps": "float"},
+    {"joint": False, "weight": False, "cu_seqlens": True},
+    {"silu": "bool", "widths": "int[]", "heads": "int[]", "eps": "float"},
     outputs=4,
     rule=JointConvolution(),
 )
@@ -145,7 +140,11 @@ NODE = Node(
 
 def takes_joint(x: Tensor, weights: Sequence[Tensor], backend: str = "auto") -> bool:
     """Whether `convolve_joint` serves: a joint tensor like x, with these filters."""
-    return takes_kernels(backend, x) and all(weight.shape[1] <= WIDEST for weight in weights)
+    return (
+        takes_kernels(backend, x)
+        and len({weight.shape[1] for weight in weights}) == 1
+        and weights[0].shape[1] <= WIDEST
+    )
 
 
 def convolve_joint(
@@ -161,7 +160,7 @@ def convolve_joint(
 
     Args:
         joint: [B, T, D], the channels of queries, then of keys, then of values, then any others.
-        weights: of the three, [channels, W] each, W up to 8.
+        weights: of the three, [channels, W] each, W up to 8 and the same.
         silu: whether SiLU follows.
         heads: of the three, the width of a head that is scaled to length 1, 0 for none.
         eps: added to the squared length of a head.
@@ -175,4 +174,5 @@ def convolve_joint(
     """
     check_cu_seqlens(cu_seqlens, len(joint), joint.shape[1], like=joint)
     edges = None if cu_seqlens is None else cu_seqlens.to(joint.device)
-    return NODE((joint, *weights, edges), (silu, list(heads), eps))
+    widths = [len(weight) for weight in weights]
+    return NODE((joint, torch.cat(list(weights)), edges), (silu, widths, list(heads), eps))
