@@ -245,10 +245,9 @@ class QKVProjection(nn.Module):
 
     def _find_beside(self, products: Products) -> list[Any]:
         """The modules among those of `products` whose columns do not break the alignment of the rows."""
-        weights = [one.weight for one in self.projections]
-        same = all(one.weight.dtype == weights[0].dtype for one in products)  # type: ignore[union-attr]
-        aligned = sum(len(one.weight) for one in (*self.projections, *products)) % ALIGNED == 0  # type: ignore[arg-type]
-        return [*products] if same and aligned else []
+        weights: list[Any] = [one.weight for one in (*self.projections, *products)]
+        same = all(weight.dtype == weights[0].dtype for weight in weights)
+        return [*products] if same and sum(map(len, weights)) % ALIGNED == 0 else []
 
     @property
     def _filters(self) -> list[Tensor]:

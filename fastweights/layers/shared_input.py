@@ -217,14 +217,13 @@ def compute_gates(x: Tensor, *gates: nn.Module | None, products: Products | None
     joined: list[ProjectedGate] = []
     if trains_on_gpu(x):
         joined = [gate for gate in gates if isinstance(gate, ProjectedGate) and _begins_with_product(gate)]
-    ready = [None if products is None else products.get(cast(Any, gate.projection)) for gate in joined]
-    if joined and all(y is not None for y in ready):
-        columns = iter(ready)
-    elif len(joined) < 2:
-        return [None if gate is None else gate(x) for gate in gates]
-    else:
+    found = [y for gate in joined if (y := (products or {}).get(cast(Any, gate.projection))) is not None]
+    if len(found) < len(joined) and len(joined) > 1:
         weights = [cast(Any, gate.projection).weight for gate in joined]
-        columns = iter(F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1))
+        found = [*F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1)]
+    if len(found) < len(joined) or not joined:
+        return [None if gate is None else gate(x) for gate in gates]
+    columns = iter(found)
     return [None if gate is None else gate.finish(next(columns)) if gate in joined else gate(x) for gate in gates]
 
 
