@@ -231,7 +231,8 @@ class QKVProjection(nn.Module):
                 heads=[norm or 0 for norm in self._norms], cu_seqlens=cu_seqlens,
             )  # fmt: skip
             if products is not None and beside:
-                products.update(zip(beside, rest.split([len(one.weight) for one in beside], -1), strict=True))
+                for one, y in zip(beside, rest.split([len(one.weight) for one in beside], -1)):
+                    products[one] = y
             return *self._split_heads(flat), {}
         flat = project_together(x_BTD, *self.projections, backend=self.backend)
         return self.finish(flat, cache, cu_seqlens, cp_group)
