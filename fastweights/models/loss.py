@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..layers.norms import at_least_float32
 from ..layers.wrapped import is_bare
 from ..ops.authoring import add_product_
-from ..ops.cross_entropy import cross_entropy_errors, cross_entropy_rows
+from ..ops.cross_entropy import cross_entropy_gradients, cross_entropy_rows
 from ..private_torch import count_forward_hooks
 
 __all__ = [
@@ -127,17 +127,18 @@ class _SummedCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, chunk: int, dtype: torch.dtype
     ) -> Tensor:
         weight, needed = weight_VD.to(dtype), ctx.needs_input_grad
-        one = hidden_TD.new_ones((), dtype=torch.float32)
         losses = []
 
         def errors() -> Iterator[tuple[Tensor, Tensor]]:
             for hidden, target in zip(hidden_TD.split(chunk), target_T.split(chunk), strict=True):
                 hidden = hidden.to(dtype)
                 logits = hidden @ weight.mT
-                log_sum, loss = cross_entropy_rows(logits, target, IGNORED)
-                losses.append(loss.sum())
                 if any(needed):
-                    yield hidden, cross_entropy_errors(logits, target, log_sum, one, IGNORED)
+                    loss, error = cross_entropy_gradients(logits, target, IGNORED)
+                    yield hidden, error
+                else:
+                    _, loss = cross_entropy_rows(logits, target, IGNORED)
+                losses.append(loss.sum())
 
         gradients = sum_gradients(errors(), hidden_TD, weight_VD, weight=weight, needed=needed)
         ctx.save_for_backward(*gradients[:2])

@@ -294,9 +294,10 @@ def ring_attention() -> Iterator[Callable[[], object]]:
 
 
 def cross_entropy() -> Iterator[Callable[[], object]]:
-    from fastweights.kernels.pointwise.cross_entropy import backward, forward
+    from fastweights.kernels.pointwise.cross_entropy import backward, both, forward
 
     for dtype in (torch.bfloat16, torch.float32):
         z, target, sums = torch.empty(1048, 32000, dtype=dtype), torch.zeros(1048, dtype=torch.int64), torch.empty(1048)
         yield partial(forward, z, target, -100)
         yield partial(backward, z, target, sums, sums[0], -100)
+        yield partial(both, z, target, -100)
