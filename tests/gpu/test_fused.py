@@ -117,7 +117,7 @@ def test_joined_product(dtype):
     add_product_(total, dy.flatten(0, 1).mT, x.detach().flatten(0, 1))
     for got, exact in zip([*found, total], [*wanted, summed], strict=True):
         assert got.dtype == torch.float32
-        assert (got.double() - exact).norm() <= 1e-5 * exact.norm()
+        assert (got.double() - exact).norm() <= 1e-4 * exact.norm()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
