@@ -194,7 +194,7 @@ class MemoryLayer(OpLayer):
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(self, x_BTD, cache, cu_seqlens)
-        products = first_products(self.gates()) if trains_on_gpu(x_BTD) else {}
+        products = self._first_products() if trains_on_gpu(x_BTD) else {}
         given = {**self.cp_keywords, "products": products} if products else self.cp_keywords
         q_BTHK, k_BTHK, v_BTGV, conv_states = self.qkv(x_BTD, cache, cu_seqlens, **given)
         return self._remember(x_BTD, q_BTHK, k_BTHK, v_BTGV, conv_states, cache, cu_seqlens, products)
@@ -203,6 +203,14 @@ class MemoryLayer(OpLayer):
         """Gates of x whose first products may be computed with those of q, k and v; `rule` passes `run.products` to
         `compute_gates`."""
         return ()
+
+    def _first_products(self) -> Products:
+        """The modules whose products with x may be computed with those of q, k and v: none without gates."""
+        products, gate = first_products(self.gates()), self._low_rank_gate()
+        return {**products, gate: None} if products and gate is not None else products
+
+    def _low_rank_gate(self) -> nn.Module | None:
+        return self.output.low_rank_part() if isinstance(self.output, OutputProjection) else None
 
     def mix_projected(
         self, x_BTD: Tensor, flat: list[Tensor], cache: LayerCache | None = None, cu_seqlens: Tensor | None = None
@@ -226,6 +234,9 @@ class MemoryLayer(OpLayer):
         products: of `RuleCall`."""
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV)
         run = RuleCall(cache, cu_seqlens, self.options.backend, conv_states, self.cp_group, products)
+        low_rank = products.get(cast(Any, self._low_rank_gate())) if products else None
+        if low_rank is not None:
+            run.for_output["low_rank_BTR"] = low_rank
         o_BTGV, memory = self.rule(x_BTD, q_BTHK, k_BTHK, v_BTGV, run)
         self.probe(o=o_BTGV)
         if cache is not None:
@@ -240,7 +251,8 @@ class MemoryLayer(OpLayer):
         raise NotImplementedError
 
     def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor, **for_gate: Tensor) -> Tensor:
-        """The layer's output [B, T, D] for the memory's answers. for_gate: shift_BTGV of `OutputProjection`, if there is one."""
+        """The layer's output [B, T, D] for the memory's answers. for_gate: shift_BTGV and low_rank_BTR of `OutputProjection`,
+        if there are any."""
         self.probe(output_gate=lambda: self.output.gate_values(x_BTD, **for_gate))
         if self.skip is None:
             return self.output(o_BTGV, x_BTD, **for_gate)

@@ -32,6 +32,8 @@ from .norms import GatedRMSNorm, l2_normalize
 from .shared_input import (
     InputProducts,
     Products,
+    find_first_part,
+    is_plain,
     joins_norm,
     plain_products,
     project,
@@ -388,14 +390,25 @@ class OutputProjection(nn.Module):
     def input_products(self) -> InputProducts:
         return [] if self.gate is None else plain_products(self.g_proj)
 
-    def gate_values(self, x_BTD: Tensor, shift_BTGV: Tensor | None = None) -> Tensor | None:
+    def low_rank_part(self) -> nn.Module | None:
+        """The module that multiplies x first, where the gate's projection has two and nothing notices how they are called."""
+        first = None if self.gate is None else find_first_part(self.g_proj)
+        return first if first is not None and is_plain(first) and first.bias is None else None
+
+    def gate_values(
+        self, x_BTD: Tensor, shift_BTGV: Tensor | None = None, low_rank_BTR: Tensor | None = None
+    ) -> Tensor | None:
         """The gate [B, T, G, V] after its function, None without one. For probes: forward fuses it with the norm."""
         if self.gate is None:
             return None
-        return GATES[self.gate](self._project_gate(x_BTD, shift_BTGV))
+        return GATES[self.gate](self._project_gate(x_BTD, shift_BTGV, low_rank_BTR))
 
-    def _project_gate(self, x_BTD: Tensor, shift_BTGV: Tensor | None) -> Tensor:
-        z_BTGV = project(x_BTD, self.g_proj).unflatten(2, (-1, self.width))
+    def _project_gate(self, x_BTD: Tensor, shift_BTGV: Tensor | None, low_rank_BTR: Tensor | None) -> Tensor:
+        if low_rank_BTR is None:
+            z_BTE = project(x_BTD, self.g_proj)
+        else:
+            z_BTE = project(low_rank_BTR, cast(nn.Sequential, self.g_proj)[1])
+        z_BTGV = z_BTE.unflatten(2, (-1, self.width))
         return z_BTGV if shift_BTGV is None else z_BTGV + shift_BTGV.to(z_BTGV.dtype)
 
     def forward(
@@ -405,10 +418,12 @@ class OutputProjection(nn.Module):
         v_BTGV: Tensor | None = None,
         skip_G: Tensor | None = None,
         shift_BTGV: Tensor | None = None,
+        low_rank_BTR: Tensor | None = None,
     ) -> Tensor:
         """y [B, T, D]. With v and skip, which need the norm, o + skip v takes the place of o, in the same pass. The shift is
-        added to the projection of the gate before its function."""
-        z_BTGV = None if self.gate is None else self._project_gate(x_BTD, shift_BTGV)
+        added to the projection of the gate before its function. low_rank_BTR: what `low_rank_part` gives for x, if it is there
+        already."""
+        z_BTGV = None if self.gate is None else self._project_gate(x_BTD, shift_BTGV, low_rank_BTR)
         if self.norm is not None and takes_linear_rows(x_BTD):
             o_BTE, z_BTE, v_BTE = o_BTGV.flatten(2), *(None if y is None else y.flatten(2) for y in (z_BTGV, v_BTGV))
             if joins_norm(o_BTE, self.norm, self.o_proj, z_BTE, v_BTE, skip_G, backend=self.backend):
