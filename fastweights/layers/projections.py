@@ -58,7 +58,7 @@ __all__ = [
 
 FIRST_FILTERS = ("uniform", "normal")
 ACTIVATIONS = {"silu": "silu", "none": None}
-ALIGNED = 8  # numbers of 16 bits that are loaded at once
+COLUMNS = 64  # torch.compile fills rows up to a multiple of so many numbers of 16 bits, and copies them where an op reads them
 
 
 class ShortConvolution(OwnInitialMatrices):
@@ -228,12 +228,14 @@ class QKVProjection(nn.Module):
         are then set here."""
         if cache is None and cp_group is None and self._convolves_jointly(x_BTD):
             beside = self._find_beside(products or {})
+            joint = project_jointly(x_BTD, *self.projections, *beside, multiple=COLUMNS)
             *flat, rest = convolve_joint(
-                project_jointly(x_BTD, *self.projections, *beside), self._filters, silu=self.activation == "silu",
-                heads=[norm or 0 for norm in self._norms], cu_seqlens=cu_seqlens,
+                joint, self._filters, silu=self.activation == "silu", heads=[norm or 0 for norm in self._norms],
+                cu_seqlens=cu_seqlens,
             )  # fmt: skip
             if products is not None and beside:
-                for one, y in zip(beside, rest.split([len(one.weight) for one in beside], -1)):
+                sizes = [len(one.weight) for one in beside]
+                for one, y in zip(beside, rest[..., : sum(sizes)].split(sizes, -1)):
                     products[one] = y
             return *self._split_heads(flat), {}
         flat = project_together(x_BTD, *self.projections, backend=self.backend)
@@ -247,10 +249,10 @@ class QKVProjection(nn.Module):
         return plain and takes_joint(x_BTD, self._filters, self.backend)
 
     def _find_beside(self, products: Products) -> list[Any]:
-        """The modules among those of `products` whose columns do not break the alignment of the rows."""
-        weights: list[Any] = [one.weight for one in (*self.projections, *products)]
-        same = all(weight.dtype == weights[0].dtype for weight in weights)
-        return [*products] if same and sum(map(len, weights)) % ALIGNED == 0 else []
+        """The modules of `products`, whose products may be computed beside where they have the dtype of the projections."""
+        found: list[Any] = [*products]
+        first: Any = self.projections[0]
+        return found if all(one.weight.dtype == first.weight.dtype for one in found) else []
 
     @property
     def _filters(self) -> list[Tensor]:

@@ -70,9 +70,9 @@ def trains_jointly(x: Tensor, *modules: Any) -> bool:
     return all(one.bias is None and one.weight.dtype == modules[0].weight.dtype for one in modules)
 
 
-def project_jointly(x: Tensor, *modules: Any) -> Tensor:
-    """What linear modules give for x, side by side."""
-    return joined_product(x, *(one.weight for one in modules))
+def project_jointly(x: Tensor, *modules: Any, multiple: int = 1) -> Tensor:
+    """What linear modules give for x, side by side, filled up with zeros to a multiple of columns."""
+    return joined_product(x, *(one.weight for one in modules), multiple=multiple)
 
 
 def project_trained(x: Tensor, module: Any) -> Tensor:
@@ -217,7 +217,10 @@ def compute_gates(x: Tensor, *gates: nn.Module | None, products: Products | None
     joined: list[ProjectedGate] = []
     if trains_on_gpu(x):
         joined = [gate for gate in gates if isinstance(gate, ProjectedGate) and _begins_with_product(gate)]
-    found = [y for gate in joined if (y := (products or {}).get(cast(Any, gate.projection))) is not None]
+    found: list[Tensor] = []
+    for gate in joined if products else ():
+        ready = products.get(cast(Any, gate.projection))  # type: ignore[union-attr]
+        found += [] if ready is None else [ready]
     if len(found) < len(joined) and len(joined) > 1:
         weights = [cast(Any, gate.projection).weight for gate in joined]
         found = [*F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1)]

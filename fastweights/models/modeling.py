@@ -45,6 +45,9 @@ from .rows import Rows, check_mask, cumulative_lengths
 __all__ = ["FastWeightsBlock", "FastWeightsModel", "FastWeightsPreTrainedModel", "make_norm"]
 
 
+HALF_COLUMNS = 32  # of the joint projection of an MLP, whose rows torch.compile does not fill up
+
+
 def make_norm(config: FastWeightsConfig) -> RMSNorm | LayerNorm:
     """A norm of the residual stream."""
     return (RMSNorm if config.norm == "rms" else LayerNorm)(config.hidden_size, eps=config.norm_eps)
@@ -65,7 +68,7 @@ class SwiGLU(nn.Module):
             h = multiply(x, *self.input_products()[0])
             if residual is not None and residual.dtype == h.dtype:
                 return linear_rows(h, self.down_proj.weight, kind="add", other=residual)[0]
-        elif trains_jointly(x, self.gate_proj, self.up_proj):
+        elif len(self.gate_proj.weight) % HALF_COLUMNS == 0 and trains_jointly(x, self.gate_proj, self.up_proj):
             h = silu_product_of_halves(project_jointly(x, self.gate_proj, self.up_proj))
         else:
             h = silu_product(*project_together(x, self.gate_proj, self.up_proj))

@@ -46,7 +46,7 @@ weight_gradient = define_op(
 )
 
 
-def joined_product(x: Tensor, *weights: Tensor) -> Tensor:
+def joined_product(x: Tensor, *weights: Tensor, multiple: int = 1) -> Tensor:
     r"""$$y = x\, [W_1; W_2; \dots]^\top$$
 
     The products of the input with several weights lie side by side, so that the gradient of x is one product, too, and no sum of
@@ -55,20 +55,24 @@ def joined_product(x: Tensor, *weights: Tensor) -> Tensor:
     Args:
         x: [..., D]. Its dtype, or autocast's where it is on, is that of the products.
         weights: [E_1, D], [E_2, D], ... of one dtype.
+        multiple: to which the columns are filled up, with zeros.
 
     Returns:
-        y [..., E_1 + E_2 + ...].
+        y [..., E_1 + E_2 + ... + the zeros].
     """
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    return _JoinedProduct.apply(x.to(dtype), dtype, *weights)
+    zeros = -sum(map(len, weights)) % multiple
+    return _JoinedProduct.apply(x.to(dtype), dtype, zeros, *weights)
 
 
 class _JoinedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, *weights: Tensor) -> Tensor:
-        ctx.sizes, ctx.dtype = [len(weight) for weight in weights], weights[0].dtype
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, zeros: int, *weights: Tensor) -> Tensor:
+        ctx.sizes, ctx.dtype = [*map(len, weights), zeros], weights[0].dtype
         parts = [weight.to(dtype) for weight in weights]
+        if zeros:
+            parts.append(x.new_zeros(zeros, x.shape[-1]))
         joint = parts[0] if len(parts) == 1 else torch.cat(parts)
         ctx.save_for_backward(x, joint)
         return F.linear(x, joint)
@@ -79,6 +83,7 @@ class _JoinedProduct(torch.autograd.Function):
         x, joint = ctx.saved_tensors
         rows = dy.flatten(0, -2)
         dx = (rows @ joint).view_as(x) if ctx.needs_input_grad[0] else None
-        if not any(ctx.needs_input_grad[2:]):
-            return dx, None, *[None] * len(ctx.sizes)
-        return dx, None, *weight_gradient(rows, x.flatten(0, -2), ctx.dtype).split(ctx.sizes)
+        if not any(ctx.needs_input_grad[3:]):
+            return dx, None, None, *[None] * (len(ctx.sizes) - 1)
+        *of_weights, _ = weight_gradient(rows, x.flatten(0, -2), ctx.dtype).split(ctx.sizes)
+        return dx, None, None, *of_weights
