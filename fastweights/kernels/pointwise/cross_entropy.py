@@ -25,17 +25,16 @@ BOTH_BLOCK, BOTH_WARPS = 8192, 16  # so that the L2 cache holds all rows that ar
 def sum_exponentials(z, width, BV: tl.constexpr):
     """log sum_v exp(z_v) of a row."""
     lane = tl.arange(0, BV)
-    largest = tl.full((BV,), float("-inf"), tl.float32)  # of every lane; they meet once, at the end
-    total = tl.zeros((BV,), tl.float32)
+    largest = float("-inf")
+    total = tl.zeros((BV,), tl.float32)  # of every lane; they meet once, at the end
     for first in range(0, width, BV):
         x = tl.load(z + first + lane, first + lane < width, float("-inf")).to(tl.float32)
-        higher = tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)
+        higher = tl.maximum(largest, tl.max(x, 0))
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(largest - base) + tl.exp(x - base)
+        total = total * tl.exp(largest - base) + tl.exp(x - base)  # NaN stays in the total
         largest = higher
-    m = tl.max(largest, 0)
-    total = tl.sum(total * tl.exp(largest - m), 0)
-    return m + tl.log(total)
+    total = tl.sum(total, 0)
+    return tl.where(largest == float("-inf"), 0.0, largest) + tl.log(total)
 
 
 @triton.jit
