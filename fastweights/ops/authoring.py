@@ -14,6 +14,7 @@ import typing as _typing
 
 from ..kernels.runtime.launch_plan import Recorder as Recorder
 from ..kernels.runtime.launch_plan import Rule as Rule
+from .channel_decay import channel_decay as channel_decay
 from .context_parallel.group import ContextParallel as ContextParallel
 from .context_parallel.heads import on_heads as on_heads
 from .delta_rule import forms as _delta_rule

@@ -235,6 +235,15 @@ def silu_product() -> Iterator[Callable[[], object]]:
         yield partial(backward, z, z, z)
 
 
+def channel_decay() -> Iterator[Callable[[], object]]:
+    from fastweights.kernels.pointwise.channel_decay import backward, forward
+
+    for dtype in (torch.bfloat16, torch.float32):
+        f, vector = torch.empty(4096, 1024, dtype=dtype), torch.empty(1024)
+        yield partial(forward, f, vector, vector)
+        yield partial(backward, f.float(), f, vector, vector)
+
+
 def layer_norm() -> Iterator[Callable[[], object]]:
     from fastweights.kernels.pointwise.layer_norm import layer_norm
 
