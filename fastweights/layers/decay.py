@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.authoring import LARGEST_LOG_RATE, Product, exp_rate, step_decay, takes_step_decay
+from ..kernels.availability import takes_rows
+from ..ops.authoring import LARGEST_LOG_RATE, Product, channel_decay, exp_rate, step_decay, takes_step_decay
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
 from .parts import HeadPart
@@ -22,6 +23,7 @@ from .shared_input import (
     multiply,
     plain_products,
     project,
+    trains_on_gpu,
 )
 
 __all__ = ["FIRST_DECAYS", "RAMPS", "FixedDecay", "ForgetGate", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
@@ -107,7 +109,11 @@ class SoftplusDecay(OwnInitialValues):
     def convert_step(self, step: Tensor) -> Tensor:
         """step [B, T, heads * channels] -> g [B, T, heads, channels]."""
         excess = (at_least_float32(self.A_log) - LARGEST_LOG_RATE).relu()
-        bias = at_least_float32(self.dt_bias) + excess.repeat_interleave(len(self.dt_bias) // len(excess))
+        channels = len(self.dt_bias) // len(excess)
+        bias = at_least_float32(self.dt_bias) + excess.repeat_interleave(channels)
+        if channels > 1 and trains_on_gpu(step) and takes_rows("auto", step):
+            g = channel_decay(step, bias, exp_rate(self.A_log).repeat_interleave(channels))
+            return g.unflatten(2, (len(excess), -1))
         return self.log_decay(F.softplus(at_least_float32(step) + bias))
 
 

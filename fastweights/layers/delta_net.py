@@ -3,7 +3,7 @@ elementwise form of Longhorn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,9 +212,13 @@ class DeltaNet(MemoryLayer):
         """The module that makes write keys, None where keys are written along themselves."""
         return self.preconditioner if "key" in SIDES[self.options.preconditioner] else self.learnt
 
+    def gates(self) -> Sequence[nn.Module | None]:
+        gates = find_gates(self.preconditioner, self.options)
+        return (self.gain, self.decay, *(() if gates is None else gates.own))
+
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         gates, sides = find_gates(self.preconditioner, self.options), SIDES[self.options.preconditioner]
-        beta_BTG, g, *own = compute_gates(x_BTD, self.gain, self.decay, *(() if gates is None else gates.own))
+        beta_BTG, g, *own = compute_gates(x_BTD, *self.gates(), products=run.products)
         if beta_BTG is None:
             beta_BTG = torch.ones_like(v_BTGV[..., 0])
         keys, read_g = None, g

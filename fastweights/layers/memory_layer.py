@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..ops.authoring import ContextParallel, InPlace, Op, State, count_numbers, read_rows, spec_of
 from .cache import LayerCache, check_memory
@@ -17,6 +17,7 @@ from .heads import HeadSizes
 from .mixer import ConfiguredMixer, check_input
 from .options import MemoryOptions, ProjectionOptions
 from .projections import OutputProjection, QKVProjection, SharedQKProjection, ValueSkip
+from .shared_input import Products, first_products, trains_on_gpu
 from .wrapped import is_bare
 
 __all__ = ["Answer", "MemoryLayer", "OpLayer", "RuleCall"]
@@ -32,10 +33,11 @@ class RuleCall:
         memory: what the cache holds from earlier calls, by name; empty at the start of the sequences.
         context: the other tensors that the cache holds from earlier calls.
         new_context: tensors for the next call beside the memory; a rule may add to them.
+        products: products of the layer's input that are there already, by the module.
         for_output: what the layer's `read_out` gets by name beside the usual; a rule may add to it.
     """
 
-    __slots__ = ("context", "for_output", "keywords", "memory", "new_context", "rows")
+    __slots__ = ("context", "for_output", "keywords", "memory", "new_context", "products", "rows")
 
     def __init__(
         self,
@@ -44,7 +46,9 @@ class RuleCall:
         backend: str,
         conv_states: dict[str, Tensor] | None = None,
         cp_group: ContextParallel | None = None,
+        products: Products | None = None,
     ) -> None:
+        self.products = products
         self.memory: dict[str, Tensor] = {} if cache is None else cache.memory
         self.rows = None if cache is None else cache.rows
         self.context: dict[str, Tensor] = {} if cache is None else cache.context
@@ -190,8 +194,23 @@ class MemoryLayer(OpLayer):
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(self, x_BTD, cache, cu_seqlens)
-        q_BTHK, k_BTHK, v_BTGV, conv_states = self.qkv(x_BTD, cache, cu_seqlens, **self.cp_keywords)
-        return self._remember(x_BTD, q_BTHK, k_BTHK, v_BTGV, conv_states, cache, cu_seqlens)
+        products = self._first_products() if trains_on_gpu(x_BTD) else {}
+        given = {**self.cp_keywords, "products": products} if products else self.cp_keywords
+        q_BTHK, k_BTHK, v_BTGV, conv_states = self.qkv(x_BTD, cache, cu_seqlens, **given)
+        return self._remember(x_BTD, q_BTHK, k_BTHK, v_BTGV, conv_states, cache, cu_seqlens, products)
+
+    def gates(self) -> Sequence[nn.Module | None]:
+        """Gates of x whose first products may be computed with those of q, k and v; `rule` passes `run.products` to
+        `compute_gates`."""
+        return ()
+
+    def _first_products(self) -> Products:
+        """The modules whose products with x may be computed with those of q, k and v: none without gates."""
+        products, gate = first_products(self.gates()), self._low_rank_gate()
+        return {**products, gate: None} if products and gate is not None else products
+
+    def _low_rank_gate(self) -> nn.Module | None:
+        return self.output.low_rank_part() if isinstance(self.output, OutputProjection) else None
 
     def mix_projected(
         self, x_BTD: Tensor, flat: list[Tensor], cache: LayerCache | None = None, cu_seqlens: Tensor | None = None
@@ -209,10 +228,15 @@ class MemoryLayer(OpLayer):
         conv_states: dict[str, Tensor],
         cache: LayerCache | None,
         cu_seqlens: Tensor | None,
+        products: Products | None = None,
     ) -> Tensor:
-        """Write the memory, read it, and bring the cache up to date. conv_states: of the convolutions, for the next call."""
+        """Write the memory, read it, and bring the cache up to date. conv_states: of the convolutions, for the next call.
+        products: of `RuleCall`."""
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV)
-        run = RuleCall(cache, cu_seqlens, self.options.backend, conv_states, self.cp_group)
+        run = RuleCall(cache, cu_seqlens, self.options.backend, conv_states, self.cp_group, products)
+        low_rank = products.get(cast(Any, self._low_rank_gate())) if products else None
+        if low_rank is not None:
+            run.for_output["low_rank_BTR"] = low_rank
         o_BTGV, memory = self.rule(x_BTD, q_BTHK, k_BTHK, v_BTGV, run)
         self.probe(o=o_BTGV)
         if cache is not None:
@@ -227,7 +251,8 @@ class MemoryLayer(OpLayer):
         raise NotImplementedError
 
     def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor, **for_gate: Tensor) -> Tensor:
-        """The layer's output [B, T, D] for the memory's answers. for_gate: shift_BTGV of `OutputProjection`, if there is one."""
+        """The layer's output [B, T, D] for the memory's answers. for_gate: shift_BTGV and low_rank_BTR of `OutputProjection`,
+        if there are any."""
         self.probe(output_gate=lambda: self.output.gate_values(x_BTD, **for_gate))
         if self.skip is None:
             return self.output(o_BTGV, x_BTD, **for_gate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +14,13 @@ from ..ops.authoring import (
     GATES,
     ContextParallel,
     TokenConvolution,
+    convolve_joint,
     convolve_token,
     multiply_rows,
     needs_gradient,
     read_rows,
     short_convolution,
+    takes_joint,
     takes_linear_rows,
     takes_token,
     write_rows,
@@ -27,7 +29,19 @@ from .cache import LayerCache
 from .heads import HeadSizes
 from .initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from .norms import GatedRMSNorm, l2_normalize
-from .shared_input import InputProducts, joins_norm, plain_products, project, project_together
+from .shared_input import (
+    InputProducts,
+    Products,
+    find_first_part,
+    is_plain,
+    joins_norm,
+    plain_products,
+    project,
+    project_jointly,
+    project_together,
+    project_trained,
+    trains_jointly,
+)
 from .wrapped import is_bare
 
 __all__ = [
@@ -44,6 +58,7 @@ __all__ = [
 
 FIRST_FILTERS = ("uniform", "normal")
 ACTIVATIONS = {"silu": "silu", "none": None}
+COLUMNS = 64  # torch.compile fills rows up to a multiple of so many numbers of 16 bits, and copies them where an op reads them
 
 
 class ShortConvolution(OwnInitialMatrices):
@@ -206,11 +221,51 @@ class QKVProjection(nn.Module):
         cache: LayerCache | None,
         cu_seqlens: Tensor | None,
         cp_group: ContextParallel | None = None,
+        products: Products | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new states of the convolutions by name: their last
-        inputs [N, W-1, channels]. cp_group: of the mixer."""
+        inputs [N, W-1, channels]. cp_group: of the mixer. products: modules whose products with x may be computed beside, and
+        are then set here."""
+        if cache is None and cp_group is None and self._convolves_jointly(x_BTD):
+            beside = self._find_beside(products or {})
+            joint = project_jointly(x_BTD, *self.projections, *beside, multiple=COLUMNS)
+            *flat, rest = convolve_joint(
+                joint, self._filters, silu=self.activation == "silu", heads=[norm or 0 for norm in self._norms],
+                cu_seqlens=cu_seqlens,
+            )  # fmt: skip
+            if products is not None and beside:
+                sizes = [len(one.weight) for one in beside]
+                for one, y in zip(beside, rest[..., : sum(sizes)].split(sizes, -1)):
+                    products[one] = y
+            return *self._split_heads(flat), {}
         flat = project_together(x_BTD, *self.projections, backend=self.backend)
         return self.finish(flat, cache, cu_seqlens, cp_group)
+
+    def _convolves_jointly(self, x_BTD: Tensor) -> bool:
+        """Whether one product and one op, which have one gradient, make q, k and v in training."""
+        if not (self.has_convolution and trains_jointly(x_BTD, *self.projections)):
+            return False
+        plain = all(is_bare(self.get_submodule(f"{name}_conv"), ShortConvolution) for name in self.widths)
+        return plain and takes_joint(x_BTD, self._filters, self.backend)
+
+    def _find_beside(self, products: Products) -> list[Any]:
+        """The modules of `products`, whose products may be computed beside where they have the dtype of the projections."""
+        found: list[Any] = [*products]
+        first: Any = self.projections[0]
+        return found if all(one.weight.dtype == first.weight.dtype for one in found) else []
+
+    @property
+    def _filters(self) -> list[Tensor]:
+        return [cast(Tensor, self.get_submodule(f"{name}_conv").weight) for name in self.widths]
+
+    @property
+    def _norms(self) -> list[int | None]:
+        """By projection the width of a head that is brought to length 1."""
+        return [width if self.normalize_qk and name != "v" else None for name, width in self.widths.items()]
+
+    def _split_heads(self, flat: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (y.unflatten(2, (-1, width)) for y, width in zip(flat, self.widths.values(), strict=True))
+        return q, k, v
 
     @property
     def projections(self) -> list[nn.Module]:
@@ -227,16 +282,15 @@ class QKVProjection(nn.Module):
         cp_group: ContextParallel | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """What `forward` gives, from the projections of q, k and v [B, T, channels]."""
-        norms = [width if self.normalize_qk and name != "v" else None for name, width in self.widths.items()]
         states: list[Tensor | None] = []
         if self.has_convolution:
             flat, states = convolve_together(
                 [self.get_submodule(f"{name}_conv") for name in self.widths], flat,
-                [None if cache is None else cache.context.get(name) for name in self.widths], cu_seqlens, norms=norms,
+                [None if cache is None else cache.context.get(name) for name in self.widths], cu_seqlens, norms=self._norms,
                 activation=ACTIVATIONS[self.activation], keep=cache is not None, backend=self.backend,
                 rows=None if cache is None else cache.rows, cp_group=cp_group,
             )  # fmt: skip
-        q, k, v = (y.unflatten(2, (-1, width)) for y, width in zip(flat, self.widths.values(), strict=True))
+        q, k, v = self._split_heads(flat)
         if not self.has_convolution:
             q, k, v = (F.silu(y) if self.activation == "silu" else y for y in (q, k, v))
             q, k = (l2_normalize(y) if self.normalize_qk else y for y in (q, k))
@@ -261,9 +315,10 @@ class SharedQKProjection(QKVProjection):
         cache: LayerCache | None,
         cu_seqlens: Tensor | None,
         cp_group: ContextParallel | None = None,
+        products: Products | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new state of both convolutions: their last inputs
-        [N, W-1, channels]."""
+        [N, W-1, channels]. No products are computed beside."""
         y, v = project_together(x_BTD, *self.projections, backend=self.backend)
         before = None if cache is None else cache.context.get("qk")
         norm = self.widths["q"] if self.normalize_qk else None
@@ -337,14 +392,25 @@ class OutputProjection(nn.Module):
     def input_products(self) -> InputProducts:
         return [] if self.gate is None else plain_products(self.g_proj)
 
-    def gate_values(self, x_BTD: Tensor, shift_BTGV: Tensor | None = None) -> Tensor | None:
+    def low_rank_part(self) -> nn.Module | None:
+        """The module that multiplies x first, where the gate's projection has two and nothing notices how they are called."""
+        first = None if self.gate is None else find_first_part(self.g_proj)
+        return first if first is not None and is_plain(first) and first.bias is None else None
+
+    def gate_values(
+        self, x_BTD: Tensor, shift_BTGV: Tensor | None = None, low_rank_BTR: Tensor | None = None
+    ) -> Tensor | None:
         """The gate [B, T, G, V] after its function, None without one. For probes: forward fuses it with the norm."""
         if self.gate is None:
             return None
-        return GATES[self.gate](self._project_gate(x_BTD, shift_BTGV))
+        return GATES[self.gate](self._project_gate(x_BTD, shift_BTGV, low_rank_BTR))
 
-    def _project_gate(self, x_BTD: Tensor, shift_BTGV: Tensor | None) -> Tensor:
-        z_BTGV = project(x_BTD, self.g_proj).unflatten(2, (-1, self.width))
+    def _project_gate(self, x_BTD: Tensor, shift_BTGV: Tensor | None, low_rank_BTR: Tensor | None) -> Tensor:
+        if low_rank_BTR is None:
+            z_BTE = project(x_BTD, self.g_proj)
+        else:
+            z_BTE = project(low_rank_BTR, cast(nn.Sequential, self.g_proj)[1])
+        z_BTGV = z_BTE.unflatten(2, (-1, self.width))
         return z_BTGV if shift_BTGV is None else z_BTGV + shift_BTGV.to(z_BTGV.dtype)
 
     def forward(
@@ -354,10 +420,12 @@ class OutputProjection(nn.Module):
         v_BTGV: Tensor | None = None,
         skip_G: Tensor | None = None,
         shift_BTGV: Tensor | None = None,
+        low_rank_BTR: Tensor | None = None,
     ) -> Tensor:
         """y [B, T, D]. With v and skip, which need the norm, o + skip v takes the place of o, in the same pass. The shift is
-        added to the projection of the gate before its function."""
-        z_BTGV = None if self.gate is None else self._project_gate(x_BTD, shift_BTGV)
+        added to the projection of the gate before its function. low_rank_BTR: what `low_rank_part` gives for x, if it is there
+        already."""
+        z_BTGV = None if self.gate is None else self._project_gate(x_BTD, shift_BTGV, low_rank_BTR)
         if self.norm is not None and takes_linear_rows(x_BTD):
             o_BTE, z_BTE, v_BTE = o_BTGV.flatten(2), *(None if y is None else y.flatten(2) for y in (z_BTGV, v_BTGV))
             if joins_norm(o_BTE, self.norm, self.o_proj, z_BTE, v_BTE, skip_G, backend=self.backend):
@@ -367,4 +435,4 @@ class OutputProjection(nn.Module):
             o_BTGV = self.norm(o_BTGV, z_BTGV, self.gate or "silu", v_BTGV, skip_G, self.backend)
         elif self.gate is not None and z_BTGV is not None:
             o_BTGV = o_BTGV * GATES[self.gate](z_BTGV)
-        return self.o_proj(o_BTGV.flatten(2))
+        return project_trained(o_BTGV.flatten(2), self.o_proj)

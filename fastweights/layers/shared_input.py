@@ -19,15 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..ops.authoring import Normed, Product, linear_rows, multiply_rows, takes_linear_rows
+from ..ops.authoring import Normed, Product, joined_product, linear_rows, multiply_rows, takes_linear_rows
 from .initialization import ResidualProjection, UniformLinear
 from .norms import GatedRMSNorm, GroupedRMSNorm, LayerNorm, RMSNorm, normalize_sum
 from .wrapped import is_bare, is_unhooked
 
 __all__ = [
     "InputProducts",
+    "Products",
     "ProjectedGate",
     "find_first_part",
+    "first_products",
     "compute_gates",
     "is_plain",
     "joins",
@@ -38,13 +40,17 @@ __all__ = [
     "project",
     "project_together",
     "multiply_one_input",
+    "project_jointly",
+    "project_trained",
     "sums_gradients",
+    "trains_jointly",
     "trains_on_gpu",
 ]
 
 PLAIN = (nn.Linear, ResidualProjection, UniformLinear)
 WIDEST_ROW = 4096  # that a norm keeps in registers
 InputProducts: TypeAlias = "list[tuple[nn.Module, Product]]"
+Products: TypeAlias = "dict[nn.Module, Tensor | None]"  # of one input, by the module; None where it is not there
 
 
 def trains_on_gpu(x: Tensor) -> bool:
@@ -55,6 +61,23 @@ def trains_on_gpu(x: Tensor) -> bool:
 def sums_gradients(x: Tensor) -> bool:
     """Whether `multiply_one_input` pays: eagerly on a GPU, for gradients. A compiler joins the sums with what follows."""
     return trains_on_gpu(x) and not torch.compiler.is_compiling()
+
+
+def trains_jointly(x: Tensor, *modules: Any) -> bool:
+    """Whether `project_jointly` may take the place of the modules' calls on x, for gradients on a GPU."""
+    if not (trains_on_gpu(x) and all(map(is_plain, modules))):
+        return False
+    return all(one.bias is None and one.weight.dtype == modules[0].weight.dtype for one in modules)
+
+
+def project_jointly(x: Tensor, *modules: Any, multiple: int = 1) -> Tensor:
+    """What linear modules give for x, side by side, filled up with zeros to a multiple of columns."""
+    return joined_product(x, *(one.weight for one in modules), multiple=multiple)
+
+
+def project_trained(x: Tensor, module: Any) -> Tensor:
+    """What a module gives for x. In training on a GPU the gradient of a linear module's weight is not rounded to 16 bits."""
+    return project_jointly(x, module) if trains_jointly(x, module) else module(x)
 
 
 def multiply_one_input(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -189,16 +212,28 @@ class ProjectedGate(nn.Module):
         raise NotImplementedError
 
 
-def compute_gates(x: Tensor, *gates: nn.Module | None) -> list[Any]:
-    """What each gate gives for x [B, T, D]; None for a gate that is None."""
+def compute_gates(x: Tensor, *gates: nn.Module | None, products: Products | None = None) -> list[Any]:
+    """What each gate gives for x [B, T, D]; None for a gate that is None. products: those of x that are there already."""
     joined: list[ProjectedGate] = []
     if trains_on_gpu(x):
         joined = [gate for gate in gates if isinstance(gate, ProjectedGate) and _begins_with_product(gate)]
-    if len(joined) < 2:
+    found: list[Tensor] = []
+    for gate in joined if products else ():
+        ready = products.get(cast(Any, gate.projection))  # type: ignore[union-attr]
+        found += [] if ready is None else [ready]
+    if len(found) < len(joined) and len(joined) > 1:
+        weights = [cast(Any, gate.projection).weight for gate in joined]
+        found = [*F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1)]
+    if len(found) < len(joined) or not joined:
         return [None if gate is None else gate(x) for gate in gates]
-    weights = [cast(Any, gate.projection).weight for gate in joined]
-    columns = iter(F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1))
+    columns = iter(found)
     return [None if gate is None else gate.finish(next(columns)) if gate in joined else gate(x) for gate in gates]
+
+
+def first_products(gates: Iterable[nn.Module | None]) -> Products:
+    """The modules whose products with x the gates begin with, without the products."""
+    joined = [gate for gate in gates if isinstance(gate, ProjectedGate) and _begins_with_product(gate)]
+    return {cast(nn.Module, gate.projection): None for gate in joined}
 
 
 def _begins_with_product(gate: ProjectedGate) -> bool:

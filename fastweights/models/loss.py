@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..layers.norms import at_least_float32
 from ..layers.wrapped import is_bare
-from ..ops.cross_entropy import cross_entropy_errors, cross_entropy_rows
+from ..ops.authoring import add_product_
+from ..ops.cross_entropy import cross_entropy_gradients, cross_entropy_rows
 from ..private_torch import count_forward_hooks
 
 __all__ = [
@@ -57,8 +59,9 @@ def causal_lm_loss(
 def summed_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, chunk: int | None = None) -> Tensor:
     r"""$$\sum_t \log \sum_v e^{z_{tv}} - z_{t, y_t}, \qquad z = h W^\top$$ over the tokens whose target is not -100.
 
-    The logits exist for one chunk of tokens at a time; backward computes them again from the log-sum-exps that forward keeps.
-    Gradients are exact. Products are in the inputs' dtype, or autocast's; logits, sums and the weight's gradient in float32.
+    The logits exist for one chunk of tokens at a time. Where gradients are needed the forward computes them from these logits,
+    and the backward multiplies them by the gradient of the sum. Gradients are exact. Products are in the inputs' dtype, or
+    autocast's; logits, sums and the weight's gradient in float32.
 
     Args:
         hidden_TD, weight_VD: hidden states and the output layer's weight.
@@ -108,7 +111,7 @@ def sum_gradients(
         if needed[0]:
             hidden_gradients.append((error @ weight).to(hidden_TD.dtype))
         if weight_gradient is not None:
-            weight_gradient += error.mT @ hidden
+            add_product_(weight_gradient, error.mT, hidden)
         if bias_gradient is not None:
             bias_gradient += error.sum(0, dtype=sums)
     return (
@@ -123,33 +126,29 @@ class _SummedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, chunk: int, dtype: torch.dtype
     ) -> Tensor:
-        weight, totals = weight_VD.to(dtype), []
-        log_sums = []
-        for hidden, target in zip(hidden_TD.split(chunk), target_T.split(chunk), strict=True):
-            log_sum, loss = cross_entropy_rows(hidden.to(dtype) @ weight.mT, target, IGNORED)
-            log_sums.append(log_sum)
-            totals.append(loss.sum())
-        ctx.chunk, ctx.dtype = chunk, dtype
-        ctx.save_for_backward(hidden_TD, weight_VD, target_T, torch.cat(log_sums))
-        return torch.stack(totals).sum()
+        weight, needed = weight_VD.to(dtype), ctx.needs_input_grad
+        losses = []
+
+        def errors() -> Iterator[tuple[Tensor, Tensor]]:
+            for hidden, target in zip(hidden_TD.split(chunk), target_T.split(chunk), strict=True):
+                hidden = hidden.to(dtype)
+                logits = hidden @ weight.mT
+                if any(needed):
+                    loss, error = cross_entropy_gradients(logits, target, IGNORED)
+                    yield hidden, error
+                else:
+                    _, loss = cross_entropy_rows(logits, target, IGNORED)
+                losses.append(loss.sum())
+
+        gradients = sum_gradients(errors(), hidden_TD, weight_VD, weight=weight, needed=needed)
+        ctx.save_for_backward(*gradients[:2])
+        return torch.stack(losses).sum()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_TD, weight_VD, target_T, log_sum_T = ctx.saved_tensors
-        weight = weight_VD.to(ctx.dtype)
-
-        def errors() -> Iterator[tuple[Tensor, Tensor]]:
-            chunks = (x.split(ctx.chunk) for x in (hidden_TD, target_T, log_sum_T))
-            for hidden, target, log_sum in zip(*chunks, strict=True):
-                hidden = hidden.to(ctx.dtype)
-                yield hidden, cross_entropy_errors(hidden @ weight.mT, target, log_sum, gradient, IGNORED)
-
-        needed = ctx.needs_input_grad
-        hidden_gradient, weight_gradient, _ = sum_gradients(
-            errors(), hidden_TD, weight_VD, weight=weight, needed=needed
-        )
-        return hidden_gradient, weight_gradient, None, None, None
+        found = [None if x is None else (at_least_float32(x) * gradient).to(x.dtype) for x in ctx.saved_tensors]
+        return *found, None, None, None
 
 
 class OutputLayer(nn.Linear):

@@ -17,11 +17,23 @@ from ..checks import check_flag, check_whole_number, describe_value, shape_of
 from ..layers import LayerCache, build_mixer
 from ..layers.initialization import ResidualProjection
 from ..layers.norms import LayerNorm, RMSNorm, normalize_sum
-from ..layers.shared_input import InputProducts, is_plain, joins, multiply, normalize_for, project_together
+from ..layers.shared_input import (
+    InputProducts,
+    is_plain,
+    joins,
+    multiply,
+    normalize_for,
+    project_jointly,
+    project_together,
+    project_trained,
+    trains_jointly,
+    trains_on_gpu,
+)
+from ..layers.wrapped import is_bare
 from ..ops.context_parallel.group import ContextParallel
 from ..ops.framework.sequences import check_cu_seqlens
 from ..ops.linear_rows import Product, linear_rows
-from ..ops.silu_product import silu_product
+from ..ops.silu_product import silu_product, silu_product_of_halves
 from .cache import CACHE_NAMES, FastWeightsCache, check_cache, given_cache, named_cache
 from .configuration import FastWeightsConfig
 from .divided_rows import DividedRows, check_same_batch
@@ -31,6 +43,9 @@ from .recording import reads_again
 from .rows import Rows, check_mask, cumulative_lengths
 
 __all__ = ["FastWeightsBlock", "FastWeightsModel", "FastWeightsPreTrainedModel", "make_norm"]
+
+
+HALF_COLUMNS = 32  # of the joint projection of an MLP, whose rows torch.compile does not fill up
 
 
 def make_norm(config: FastWeightsConfig) -> RMSNorm | LayerNorm:
@@ -53,9 +68,11 @@ class SwiGLU(nn.Module):
             h = multiply(x, *self.input_products()[0])
             if residual is not None and residual.dtype == h.dtype:
                 return linear_rows(h, self.down_proj.weight, kind="add", other=residual)[0]
+        elif len(self.gate_proj.weight) % HALF_COLUMNS == 0 and trains_jointly(x, self.gate_proj, self.up_proj):
+            h = silu_product_of_halves(project_jointly(x, self.gate_proj, self.up_proj))
         else:
             h = silu_product(*project_together(x, self.gate_proj, self.up_proj))
-        y = self.down_proj(h)
+        y = project_trained(h, self.down_proj)
         return y if residual is None else residual + y
 
     def input_products(self) -> InputProducts:
@@ -86,18 +103,22 @@ class FastWeightsBlock(GradientCheckpointingLayer):
         cu_seqlens: Tensor | None = None,
         first_values: Tensor | None = None,
         values_only: bool = False,
-    ) -> Tensor:
+        branch_BTD: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """past_key_values: this layer's cache, under the name that transformers' checkpointing knows to leave out. values_only:
         return the values of the mixer, which later blocks take as first_values. That is a call of the block, too, because
-        sharded or offloaded weights are there only within one."""
+        sharded or offloaded weights are there only within one. branch_BTD: what is still to be added to x_BTD; the block then
+        returns its own last branch beside the stream, too."""
         if values_only:
             return self.mixer.values(normalize_sum(self.mixer_norm, x_BTD, None)[1], past_key_values, cu_seqlens)
-        x_BTD, normed_BTD = normalize_for(self.mixer, self.mixer_norm, x_BTD, None)
+        x_BTD, normed_BTD = normalize_for(self.mixer, self.mixer_norm, x_BTD, branch_BTD)
         given = {"first_values": first_values} if self.mixer.takes_first_values else {}
         mixed_BTD = self.mixer(normed_BTD, cache=past_key_values, cu_seqlens=cu_seqlens, **given)
         if self.mlp is None:
-            return x_BTD + mixed_BTD
+            return x_BTD + mixed_BTD if branch_BTD is None else (x_BTD, mixed_BTD)
         x_BTD, normed_BTD = normalize_for(self.mlp, self.mlp_norm, x_BTD, mixed_BTD)
+        if branch_BTD is not None:
+            return x_BTD, self.mlp(normed_BTD)
         return self.mlp(normed_BTD, x_BTD)
 
 
@@ -264,6 +285,9 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
 
         hidden_states: tuple[Tensor, ...] = ()
         first_values = None
+        alone = past_key_values is None and cp is None and not output_hidden_states
+        if alone and trains_on_gpu(x_BTD) and all(map(self._adds_later, blocks)):
+            x_BTD, blocks, caches = self._run_adding_later(x_BTD, blocks, rows.cu_seqlens), blocks[:0], []
         for block, layer_cache in zip(blocks, caches, strict=True):
             hidden_states += (x_BTD,) if output_hidden_states else ()
             if x_BTD.shape[1] or not rows.time:  # a block of a padded prompt may be padding alone
@@ -281,6 +305,25 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             hidden_states=hidden_states or None,
             **named_cache(past_key_values),
         )
+
+    def _adds_later(self, block: Any) -> bool:
+        """Whether the next block may add a block's last branch to the stream, within its first norm."""
+        mixer = block.mixer
+        return not (
+            (self.gradient_checkpointing and self.training)
+            or mixer.gives_values
+            or mixer.takes_first_values
+            or not is_bare(block, FastWeightsBlock)
+        )
+
+    def _run_adding_later(self, x_BTD: Tensor, blocks: Any, cu_seqlens: Tensor | None) -> Tensor:
+        """The stream after the blocks. The branch of the first is zero, so that one graph serves all that are compiled."""
+        device = x_BTD.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_BTD.dtype
+        branch_BTD = torch.zeros_like(x_BTD, dtype=dtype)
+        for block in blocks:
+            x_BTD, branch_BTD = block(x_BTD, cu_seqlens=cu_seqlens, branch_BTD=branch_BTD)
+        return x_BTD + branch_BTD
 
     def find_values(
         self, block: Any, x_BTD: Tensor, first_values: Tensor | None, given: dict[str, Any]

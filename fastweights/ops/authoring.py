@@ -14,6 +14,7 @@ import typing as _typing
 
 from ..kernels.runtime.launch_plan import Recorder as Recorder
 from ..kernels.runtime.launch_plan import Rule as Rule
+from .channel_decay import channel_decay as channel_decay
 from .context_parallel.group import ContextParallel as ContextParallel
 from .context_parallel.heads import on_heads as on_heads
 from .delta_rule import forms as _delta_rule
@@ -67,6 +68,8 @@ from .gated_writes import divide_answers as divide_answers
 from .gated_writes import gate_both as gate_both
 from .gated_writes import gated_writes as gated_writes
 from .gated_writes import importance_writes as importance_writes
+from .joined_product import add_product_ as add_product_
+from .joined_product import joined_product as joined_product
 from .l2_normalize import l2_normalize as l2_normalize
 from .layer_norm import layer_norm as layer_norm
 from .linear_attention import forms as _linear_attention
@@ -86,6 +89,8 @@ from .rwkv7 import takes_rwkv7 as takes_rwkv7
 from .rwkv7 import token_mix as token_mix
 from .shared.decay import make_decay as make_decay
 from .short_convolution import short_convolution as short_convolution
+from .short_convolution.joint import convolve_joint as convolve_joint
+from .short_convolution.joint import takes_joint as takes_joint
 from .short_convolution.token import TokenConvolution as TokenConvolution
 from .short_convolution.token import convolve_token as convolve_token
 from .short_convolution.token import takes_token as takes_token

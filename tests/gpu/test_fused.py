@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.availability import HAS_TRITON
-from fastweights.ops.cross_entropy import cross_entropy_errors, cross_entropy_rows
+from fastweights.ops.cross_entropy import cross_entropy_errors, cross_entropy_gradients, cross_entropy_rows
 from fastweights.ops.gated_norm import gated_rms_norm
 from fastweights.ops.gated_writes import gated_writes
+from fastweights.ops.joined_product import add_product_, joined_product
 from fastweights.ops.residual_norm import residual_norm
 from fastweights.ops.short_convolution import short_convolution
-from fastweights.ops.silu_product import silu_product
+from fastweights.ops.short_convolution.joint import convolve_joint
+from fastweights.ops.silu_product import silu_product, silu_product_of_halves
 
 pytestmark = [
     pytest.mark.gpu,
@@ -76,6 +78,46 @@ def test_short_convolution_of_packed_slices(offset, dtype):
         return (short_convolution(x, weight, activation="silu", normalize=64, cu_seqlens=edges, backend=backend)[0],)
 
     compare(call, [leaf(1, int(lengths.sum()), 1032, dtype=dtype), leaf(512, 4, seed=1)], dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("beside", [0, 16])
+@pytest.mark.parametrize("value", [128, 64])
+def test_joint_convolution(value, beside, dtype):
+    """With values of another width the filters of the parts have other tiles."""
+    widths, heads = [1024, 1024, 8 * value], [128, 128, 0]
+    edges = torch.tensor([0, 3000, 3000, 3001, 4096]).cuda()
+
+    def call(joint: Tensor, *weights: Tensor, backend: str) -> list[Tensor]:
+        if backend == "triton":
+            found = convolve_joint(joint, weights, silu=True, heads=heads, cu_seqlens=edges)
+            return [y for y in found if y is not None]
+        *parts, rest = joint.split([*widths, beside], -1)
+        made = [
+            short_convolution(x, w, activation="silu", normalize=head or None, cu_seqlens=edges, backend=backend)[0]
+            for x, w, head in zip(parts, weights, heads)
+        ]
+        return [*made, *([rest] if beside else [])]
+
+    filters = [leaf(width, 4, seed=1 + i) for i, width in enumerate(widths)]
+    compare(call, [leaf(1, 4096, sum(widths) + beside, dtype=dtype), *filters], dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_joined_product(dtype):
+    """Gradients of float32 weights are not rounded to 16 bits, nor is a sum of products."""
+    x, weights = leaf(2, 700, 256, dtype=dtype), [leaf(n, 256, seed=1 + n) for n in (384, 16)]
+    with torch.autocast("cuda", dtype=dtype):
+        y = joined_product(x, *weights)
+    dy = torch.randn(y.shape, device="cuda").to(dtype)
+    found = torch.autograd.grad(y, weights, dy)
+    wanted = (dy.flatten(0, 1).double().mT @ x.detach().flatten(0, 1).double()).split([384, 16])
+    total = leaf(400, 256, seed=5).detach()
+    summed = total.double() + torch.cat(wanted)
+    add_product_(total, dy.flatten(0, 1).mT, x.detach().flatten(0, 1))
+    for got, exact in zip([*found, total], [*wanted, summed], strict=True):
+        assert got.dtype == torch.float32
+        assert (got.double() - exact).norm() <= 1e-4 * exact.norm()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -150,6 +192,12 @@ def test_silu_product(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(8, 2048, 5632), (3, 77, 50)], ids=str)
+def test_silu_product_of_halves(shape, dtype):
+    compare(lambda x, backend: (silu_product_of_halves(x, backend),), [leaf(*shape, dtype=dtype)], dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("rows, width", [(1048, 32000), (3, 50257)])
 def test_cross_entropy(rows, width, dtype):
     """The loss of rounded logits in float64, and its gradient."""
@@ -162,9 +210,12 @@ def test_cross_entropy(rows, width, dtype):
     torch.testing.assert_close(losses.double(), wanted.detach(), rtol=1e-5, atol=1e-5)
     (dz,) = torch.autograd.grad(wanted.sum() / 2, exact)
     error = cross_entropy_errors(z.detach(), target, log_sums, torch.tensor(0.5, device="cuda"), -100)
-    assert error.dtype == dtype
-    difference = (error.double() - dz).square().mean().sqrt() / dz.square().mean().sqrt()
-    assert difference <= TOLERANCE[dtype], f"{difference:.1e}"
+    same, whole = cross_entropy_gradients(z.detach().clone(), target, -100)
+    torch.testing.assert_close(same, losses, rtol=1e-6, atol=1e-6)
+    for found, factor in ((error, 1), (whole, 2)):
+        assert found.dtype == dtype
+        difference = (found.double() - factor * dz).square().mean().sqrt() / (factor * dz).square().mean().sqrt()
+        assert difference <= TOLERANCE[dtype], f"{difference:.1e}"
 
 
 def test_in_one_graph_and_captured():

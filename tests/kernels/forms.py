@@ -235,6 +235,15 @@ def silu_product() -> Iterator[Callable[[], object]]:
         yield partial(backward, z, z, z)
 
 
+def channel_decay() -> Iterator[Callable[[], object]]:
+    from fastweights.kernels.pointwise.channel_decay import backward, forward
+
+    for dtype in (torch.bfloat16, torch.float32):
+        f, vector = torch.empty(4096, 1024, dtype=dtype), torch.empty(1024)
+        yield partial(forward, f, vector, vector)
+        yield partial(backward, f.float(), f, vector, vector)
+
+
 def layer_norm() -> Iterator[Callable[[], object]]:
     from fastweights.kernels.pointwise.layer_norm import layer_norm
 
@@ -294,9 +303,10 @@ def ring_attention() -> Iterator[Callable[[], object]]:
 
 
 def cross_entropy() -> Iterator[Callable[[], object]]:
-    from fastweights.kernels.pointwise.cross_entropy import backward, forward
+    from fastweights.kernels.pointwise.cross_entropy import backward, both, forward
 
     for dtype in (torch.bfloat16, torch.float32):
         z, target, sums = torch.empty(1048, 32000, dtype=dtype), torch.zeros(1048, dtype=torch.int64), torch.empty(1048)
         yield partial(forward, z, target, -100)
         yield partial(backward, z, target, sums, sums[0], -100)
+        yield partial(both, z, target, -100)

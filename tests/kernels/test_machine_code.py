@@ -380,6 +380,7 @@ AROUND_MEMORIES = {
         forms.linear_rows,
         forms.residual_norm,
         forms.silu_product,
+        forms.channel_decay,
         forms.cross_entropy,
         forms.l2_normalize,
         forms.step_decay,

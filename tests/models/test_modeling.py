@@ -1,12 +1,17 @@
 """The language model's forward: loss, caches, packing, padding, checkpointing."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import DynamicCache
 
 from fastweights.layers import MIXERS
-from fastweights.models import FastWeightsForCausalLM, FastWeightsModel
+from fastweights.models import FastWeightsForCausalLM, FastWeightsModel, modeling
 
 from .mixers import every_mixer
 from .small import HYBRID, VOCABULARY, config, model, tokens
@@ -250,3 +255,46 @@ def test_projections_get_what_autocast_would_cast_for_each_of_them():
         lm(tokens())
     assert seen.pop("stream") == torch.float32
     assert set(seen.values()) == {torch.bfloat16} and len(seen) == 4
+
+
+@pytest.mark.parametrize("options", [{}, {"intermediate_size": 0}, {"norm": "layer"}])
+def test_branches_added_later_give_the_same_loss_and_gradients(monkeypatch, options):
+    """On a GPU a training adds a block's last branch to the stream within the next block's first norm."""
+    lm, ids = model("gdn", **options).train(), tokens()
+    found = []
+    for later in (False, True):
+        monkeypatch.setattr(modeling, "trains_on_gpu", lambda x, later=later: later)
+        with note_branches(lm) as noted:
+            loss = lm(ids, labels=ids).loss
+        assert noted == [later] * 2
+        found.append([loss.detach(), *torch.autograd.grad(loss, lm.parameters())])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_blocks_return_the_stream_to_whoever_reads_it(monkeypatch):
+    monkeypatch.setattr(modeling, "trains_on_gpu", lambda x: True)
+    lm, ids = model("gdn").train(), tokens()
+    with note_branches(lm) as noted:
+        lm(ids, labels=ids, output_hidden_states=True)
+        lm(ids, labels=ids, use_cache=True)
+        handle = lm.model.layers[1].register_forward_hook(lambda *_: None)
+        lm(ids, labels=ids)
+        handle.remove()
+        lm.gradient_checkpointing_enable()
+        lm(ids, labels=ids)
+    assert noted == [False] * 8
+
+
+@contextmanager
+def note_branches(lm: FastWeightsForCausalLM) -> Iterator[list[bool]]:
+    """Whether each call of a block inside has a branch. A mixer is called once by its block."""
+    noted: list[bool] = []
+    norm = modeling.normalize_for
+
+    def note(reader: Any, of: Any, x: torch.Tensor, branch: torch.Tensor | None) -> Any:
+        if any(reader is block.mixer for block in lm.model.layers):
+            noted.append(branch is not None)
+        return norm(reader, of, x, branch)
+
+    with mock.patch.object(modeling, "normalize_for", note):
+        yield noted

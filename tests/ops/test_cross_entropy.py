@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastweights.ops.cross_entropy import cross_entropy_errors, cross_entropy_rows
+from fastweights.ops.cross_entropy import cross_entropy_errors, cross_entropy_gradients, cross_entropy_rows
 from tests.kernels.cases import DEVICE
 
 BACKENDS = ["torch", pytest.param("triton", marks=pytest.mark.kernels)]
@@ -28,14 +28,19 @@ def test_values_and_gradients(rows, width, backend):
     (dz,) = torch.autograd.grad(gradient * wanted.sum(), z)
     error = cross_entropy_errors(z.detach(), target, log_sums, gradient, -100, backend)
     torch.testing.assert_close(error, dz, rtol=1e-5, atol=1e-6)
+    losses, error = cross_entropy_gradients(z.detach().clone(), target, -100, backend)
+    torch.testing.assert_close(losses, wanted.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(error, dz / gradient, rtol=1e-5, atol=3e-6)
 
 
 @pytest.mark.kernels
 def test_a_target_that_is_no_class():
     """The kernel reads nothing beyond its row."""
     z = torch.randn(3, 7, device=DEVICE)
-    _, losses = cross_entropy_rows(z, torch.tensor([7, 2, -1], device=DEVICE), -100, "triton")
-    assert losses[[0, 2]].isnan().all() and losses[1].isfinite()
+    target = torch.tensor([7, 2, -1], device=DEVICE)
+    _, losses = cross_entropy_rows(z, target, -100, "triton")
+    for found in (losses, cross_entropy_gradients(z, target, -100, "triton")[0]):
+        assert found[[0, 2]].isnan().all() and found[1].isfinite()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -46,3 +51,5 @@ def test_a_bad_number_spoils_its_row_alone(backend):
     assert losses[1].isnan() and losses[[0, 2]].isfinite().all()
     error = cross_entropy_errors(z, target, log_sums, torch.ones((), device=DEVICE), -100, backend)
     assert error[1].isnan().all() and error[[0, 2]].isfinite().all()
+    losses, error = cross_entropy_gradients(z, target, -100, backend)
+    assert losses[1].isnan() and error[1].isnan().all() and error[[0, 2]].isfinite().all()

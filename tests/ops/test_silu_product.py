@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.ops.silu_product import silu_product
+from fastweights.ops.silu_product import silu_product, silu_product_of_halves
 from tests.kernels.cases import DEVICE
 
 
@@ -82,3 +82,15 @@ def test_bad_input(z, u, options, message):
 def test_an_argument_of_the_wrong_kind():
     with pytest.raises(TypeError, match="u must be a torch.Tensor"):
         silu_product(torch.zeros(2), 1.0)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3, 48), (3, 34)], ids=str)
+def test_halves_of_one_tensor(shape, traced):
+    joint = inputs(shape)[:1]
+    call = (
+        torch.compile(silu_product_of_halves, fullgraph=True, backend="aot_eager") if traced else silu_product_of_halves
+    )
+    got, wanted = (results(joint, call, backend=backend) for backend in ("triton", "torch"))
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)

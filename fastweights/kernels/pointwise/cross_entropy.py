@@ -2,6 +2,8 @@ r"""Kernels of the cross-entropy of rows of logits z: each pass reads every numb
 
     forward     l = log sum_v exp(z_v), loss = l - z_target        a program has a row
     backward    g (exp(z - l) - [v = target])                      a program has a block of a row
+    both        the loss, and exp(z - l) - [v = target] in the place of z, by a program per row: its second reading finds the
+                row in the L2 cache
 
 Rows whose target is the ignored one have no loss and no gradient. A target that is no class has the loss NaN.
 """
@@ -16,28 +18,54 @@ from torch import Tensor
 from ..runtime.launch_plan import launch
 
 FORWARD_BLOCK, BACKWARD_BLOCK, WARPS = 4096, 4096, 8
+BOTH_BLOCK, BOTH_WARPS = 8192, 16  # so that the L2 cache holds all rows that are read at the same time
+
+
+@triton.jit
+def sum_exponentials(z, width, BV: tl.constexpr):
+    """log sum_v exp(z_v) of a row."""
+    lane = tl.arange(0, BV)
+    largest = float("-inf")
+    total = tl.zeros((BV,), tl.float32)  # of every lane; they meet once, at the end
+    for first in range(0, width, BV):
+        x = tl.load(z + first + lane, first + lane < width, float("-inf")).to(tl.float32)
+        higher = tl.maximum(largest, tl.max(x, 0))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(largest - base) + tl.exp(x - base)  # NaN stays in the total
+        largest = higher
+    total = tl.sum(total, 0)
+    return tl.where(largest == float("-inf"), 0.0, largest) + tl.log(total)
+
+
+@triton.jit
+def row_loss(z, wanted, log_sum, width, ignored):
+    is_class = (wanted >= 0) & (wanted < width)
+    chosen = tl.load(z + wanted, is_class, float("nan")).to(tl.float32)
+    return tl.where(wanted != ignored, log_sum - chosen, 0.0)
 
 
 @triton.jit
 def cross_entropy_forward(z, target, log_sums, losses, width, ignored, BV: tl.constexpr):
-    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BV)
-    largest = tl.full((BV,), float("-inf"), tl.float32)  # of every lane; they meet once, at the end
-    total = tl.zeros((BV,), tl.float32)
-    for first in range(0, width, BV):
-        x = tl.load(z + row * width + first + lane, first + lane < width, float("-inf")).to(tl.float32)
-        higher = tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(largest - base) + tl.exp(x - base)
-        largest = higher
-    m = tl.max(largest, 0)
-    total = tl.sum(total * tl.exp(largest - m), 0)
-    log_sum = m + tl.log(total)
+    row = tl.program_id(0).to(tl.int64)
+    log_sum = sum_exponentials(z + row * width, width, BV)
     wanted = tl.load(target + row)
-    counts = wanted != ignored
-    is_class = (wanted >= 0) & (wanted < width)
-    chosen = tl.load(z + row * width + wanted, is_class, float("nan")).to(tl.float32)
     tl.store(log_sums + row, log_sum)
-    tl.store(losses + row, tl.where(counts, log_sum - chosen, 0.0))
+    tl.store(losses + row, row_loss(z + row * width, wanted, log_sum, width, ignored))
+
+
+@triton.jit
+def cross_entropy_both(z, target, losses, width, ignored, BV: tl.constexpr):
+    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BV)
+    z += row * width
+    log_sum = sum_exponentials(z, width, BV)
+    wanted = tl.load(target + row)
+    tl.store(losses + row, row_loss(z, wanted, log_sum, width, ignored))
+    tl.debug_barrier()  # the number of the target is read before it is overwritten
+    for first in range(0, width, BV):
+        column = first + lane
+        x = tl.load(z + column, column < width, 0.0).to(tl.float32)
+        share = tl.exp(x - log_sum) - tl.where(column == wanted, 1.0, 0.0)
+        tl.store(z + column, tl.where(wanted == ignored, 0.0, share).to(z.dtype.element_ty), column < width)
 
 
 @triton.jit
@@ -71,3 +99,12 @@ def backward(z: Tensor, target: Tensor, log_sums: Tensor, gradient: Tensor, igno
         z.shape[1], blocks, ignored, BV=BACKWARD_BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return error
+
+
+def both(z: Tensor, target: Tensor, ignored: int) -> Tensor:
+    """loss [rows] in float32; the gradients of the losses take the place of z, which is contiguous."""
+    losses = torch.empty(len(z), device=z.device, dtype=torch.float32)
+    launch(
+        cross_entropy_both, (len(z),), z, target.contiguous(), losses, z.shape[1], ignored, BV=BOTH_BLOCK, num_warps=BOTH_WARPS
+    )  # fmt: skip
+    return losses

@@ -213,7 +213,7 @@ def load_step(
 def backward_kernel(
     x, weight, bias, window, edges, dy, dfinal, dx, dwindow, dw_sums, db_sums,
     stride_b, stride_t, stride_g, dy_stride_b, dy_stride_t, dx_stride_b, dx_stride_t, dx_stride_g,
-    time, count, channels, blocks, per_group, steps, eps, L,
+    time, count, channels, sum_channels, blocks, per_group, steps, eps, L,
     HEAD: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, R: tl.constexpr, U: tl.constexpr, SILU: tl.constexpr,
     NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_WINDOW: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -290,11 +290,11 @@ def backward_kernel(
                 to_window = (place < 0)[:, None] & inside[None, :]
                 tl.store(dwindow + at_window[:, None] + column[None, :], de.to(dwindow.dtype.element_ty), to_window)
         x_before, dc_before = last_rows(rows, W, U), last_rows(dc_rows, W, U)
-    at_sums = tile.to(tl.int64) * channels + column
+    at_sums = tile.to(tl.int64) * sum_channels + column
     for j in tl.static_range(W):
         tl.store(dw_sums + at_sums * W + j, tl.sum(dw[j], 0), inside)
     if HAS_BIAS:
-        tl.store(db_sums + at_sums, tl.sum(db, 0), inside)
+        tl.store(db_sums + tile.to(tl.int64) * channels + column, tl.sum(db, 0), inside)
 
 
 class Tiling(NamedTuple):
@@ -324,6 +324,10 @@ def choose_tiling(
     return _choose_tiling(
         x.shape, x.element_size(), None if edges is None else len(edges) - 1, head, lead, places, row_bytes
     )
+
+
+def choose_backward_tiling(x: Tensor, edges: Tensor | None, head: int | None, taps: int) -> Tiling:
+    return choose_tiling(x, edges, head, taps - 1, BACKWARD_PLACES, 8)
 
 
 @lru_cache(maxsize=256)
@@ -400,12 +404,15 @@ def backward(
     head: int | None,
     eps: float,
     dx: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, weight, bias and window (None where these are). That of x is written into dx, where it is given."""
+    sums: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, weight, bias and window (None where these are). That of x is written into dx, where it is given. sums:
+    float32 [tiles, D, W], whose sum over the tiles becomes the gradient of the weight, which is then not returned; its rows may
+    lie apart."""
     dy = dy.flatten(2) if dy.ndim == 4 else dy
     x, dy, weight = make_rows_contiguous(x), make_rows_contiguous(dy), weight.contiguous()
     channels, taps = weight.shape
-    tiling = choose_tiling(x, edges, head, taps - 1, BACKWARD_PLACES, 8)
+    tiling = choose_backward_tiling(x, edges, head, taps)
     step = min(BACKWARD_STEP[4 if taps <= 4 else 8], tiling.places)
     is_plain = bias is None and window is None and dfinal is None  # others would spill, within the loop too
     suffices = is_plain and taps <= 4 and x.element_size() == 2 and tiling.head <= 128
@@ -413,16 +420,16 @@ def backward(
     dx = x.new_empty(x.shape) if dx is None else dx
     window = None if window is None else window.contiguous()
     dwindow = None if window is None else torch.empty_like(window)
-    dw = torch.empty((tiling.tiles, *weight.shape), device=x.device, dtype=torch.float32)
+    dw = torch.empty((tiling.tiles, *weight.shape), device=x.device, dtype=torch.float32) if sums is None else sums
     db = None if bias is None else torch.empty((tiling.tiles, channels), device=x.device, dtype=torch.float32)
     strides = *x.stride()[:2], group_stride(x), *dy.stride()[:2], *dx.stride()[:2], group_stride(dx)
     launch(
         backward_kernel, (tiling.tiles * tiling.blocks,), x, weight, bias, window, edges, dy,
         None if dfinal is None else dfinal.contiguous(), dx, dwindow, dw, db, *strides, x.shape[1], tiling.sequences, channels,
-        tiling.blocks, tiling.per_group, tiling.steps, eps, tiling.places, W=taps, SILU=silu, NORM=head is not None,
-        HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=dfinal is not None,
+        dw.stride(0) // taps, tiling.blocks, tiling.per_group, tiling.steps, eps, tiling.places, W=taps, SILU=silu,
+        NORM=head is not None, HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=dfinal is not None,
         PACKED=edges is not None, HEAD=tiling.head, BD=padded(tiling.head, 1), R=tiling.rows, U=step,
         ALIGN=alignment(*strides, channels), num_warps=tiling.warps, maxnreg=registers,
     )  # fmt: skip
     dbias = None if bias is None or db is None else db.sum(0).to(bias.dtype)
-    return dx, dw.sum(0).to(weight.dtype), dbias, dwindow
+    return dx, dw.sum(0).to(weight.dtype) if sums is None else None, dbias, dwindow

@@ -8,7 +8,7 @@ from torch import Tensor
 from ...kernels.availability import takes_kernels
 from ..framework.checks import compute_dtype
 
-__all__ = ["cross_entropy_errors", "cross_entropy_rows"]
+__all__ = ["cross_entropy_errors", "cross_entropy_gradients", "cross_entropy_rows"]
 
 
 def takes_row_kernels(logits: Tensor, backend: str) -> bool:
@@ -41,3 +41,19 @@ def cross_entropy_errors(
     error = logits.to(compute_dtype(logits)).sub(log_sums[:, None]).exp_()  # softmax, then minus one at the target
     error.scatter_add_(1, target.masked_fill(target == ignored, 0)[:, None], error.new_full((len(error), 1), -1))
     return error.mul_(gradient).masked_fill_(target[:, None] == ignored, 0).to(logits.dtype)
+
+
+def cross_entropy_gradients(
+    logits: Tensor, target: Tensor, ignored: int, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """The losses of `cross_entropy_rows`, and the gradient of each with respect to its row of logits, in their dtype.
+
+    The logits may be overwritten: on CUDA with triton installed one kernel reads them once and writes the gradients in their
+    place."""
+    if takes_row_kernels(logits, backend):
+        from ...kernels.pointwise.cross_entropy import both
+
+        logits = logits.contiguous()
+        return both(logits, target, ignored), logits
+    log_sums, losses = cross_entropy_rows(logits, target, ignored, backend)
+    return losses, cross_entropy_errors(logits, target, log_sums, log_sums.new_ones(()), ignored, backend)

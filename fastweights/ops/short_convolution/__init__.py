@@ -16,11 +16,10 @@ from ..context_parallel.halo import last_inputs, read_halo
 from ..framework.checks import LARGEST_HEAD, check_flag, check_number, check_tensor, shape_of
 from ..framework.node import KernelRule, Node, Tensors
 from ..framework.sequences import check_cu_seqlens
+from .joint import WIDEST
 from .torch_form import torch_form
 
 __all__ = ["short_convolution"]
-
-WIDEST = 8  # filter that the kernels hold in registers
 
 
 class ShortConvolution(KernelRule):

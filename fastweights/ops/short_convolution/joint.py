@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..framework.node import load_module
+from ...kernels.availability import takes_kernels
+from ..framework.node import Node, Tensors, load_module
+from ..framework.sequences import check_cu_seqlens
 
-__all__ = ["convolve_slices", "cut"]
+__all__ = ["convolve_joint", "convolve_slices", "cut", "takes_joint"]
+
+WIDEST = 8  # filter that the kernels hold in registers
 
 
 def convolve_slices(
@@ -77,3 +81,98 @@ def cut(joint: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
 def cut_rows(x: Tensor | None, groups: int, widths: Sequence[int]) -> Sequence[Tensor | None]:
     """A slice's rows of all groups."""
     return [None] * len(widths) if x is None else x.split([groups * width for width in widths])
+
+
+class JointConvolution:
+    """The kernels as a node: (joint, weight, cu_seqlens), (silu, widths, heads, eps) -> each part convolved, and a copy of what
+    follows the parts, None where nothing does. The gradients of all are written side by side, into that of the joint tensor."""
+
+    def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
+        joint, weight, edges = tensors
+        silu, widths, heads, eps = options
+        assert joint is not None and weight is not None
+        *parts, rest = cut(joint, widths)
+        run = load_module("pointwise.short_convolution").forward
+        outputs = [
+            run(x, taps, None, None, edges, silu, head or None, eps, False)[0]
+            for x, taps, head in zip(parts, weight.split(widths), heads)
+        ]
+        return [*outputs, rest.contiguous() if rest.shape[-1] else None], ()
+
+    def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        joint, (_, widths, *_) = tensors[0], options
+        assert joint is not None
+        return [x.new_empty(x.shape) if x.shape[-1] else None for x in cut(joint, widths)], ()
+
+    def backward(
+        self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
+    ) -> Tensors:
+        joint, weight, edges = tensors
+        silu, widths, heads, eps = options
+        assert joint is not None and weight is not None
+        gradient = torch.empty_like(joint, memory_format=torch.contiguous_format)
+        *parts, _ = cut(joint, widths)
+        *into, rest = cut(gradient, widths)
+        of_rest = output_grads[-1]
+        rest.zero_() if of_rest is None else rest.copy_(of_rest)
+        kernels = load_module("pointwise.short_convolution")
+        tiles = [
+            kernels.choose_backward_tiling(x, edges, head or None, weight.shape[1]).tiles for x, head in zip(parts, heads)
+        ]  # fmt: skip
+        make = torch.empty if len(set(tiles)) == 1 else torch.zeros  # a part with fewer tiles leaves some out
+        sums = make((max(tiles), *weight.shape), device=joint.device, dtype=torch.float32)
+        for dy, x, taps, head, dx, of_taps in zip(
+            output_grads, parts, weight.split(widths), heads, into, sums.split(widths, 1)
+        ):
+            dy = x.new_zeros(x.shape) if dy is None else dy
+            kernels.backward(dy, None, x, taps, None, None, edges, silu, head or None, eps, dx, of_taps)
+        return gradient, sums.sum(0).to(weight.dtype), None
+
+
+NODE = Node(
+    "short_convolution_joint",
+    {"joint": False, "weight": False, "cu_seqlens": True},
+    {"silu": "bool", "widths": "int[]", "heads": "int[]", "eps": "float"},
+    outputs=4,
+    rule=JointConvolution(),
+)
+
+
+def takes_joint(x: Tensor, weights: Sequence[Tensor], backend: str = "auto") -> bool:
+    """Whether `convolve_joint` serves: a joint tensor like x, with these filters."""
+    return (
+        takes_kernels(backend, x)
+        and len({weight.shape[1] for weight in weights}) == 1
+        and weights[0].shape[1] <= WIDEST
+    )
+
+
+def convolve_joint(
+    joint: Tensor,
+    weights: Sequence[Tensor],
+    *,
+    silu: bool,
+    heads: Sequence[int],
+    eps: float = 1e-6,
+    cu_seqlens: Tensor | None = None,
+) -> list[Any]:
+    """The convolutions of queries, keys and values that lie side by side, by the kernels.
+
+    Args:
+        joint: [B, T, D], the channels of queries, then of keys, then of values, then any others.
+        weights: of the three, [channels, W] each, W up to 8 and the same.
+        silu: whether SiLU follows.
+        heads: of the three, the width of a head that is scaled to length 1, 0 for none.
+        eps: added to the squared length of a head.
+        cu_seqlens: as in `short_convolution`.
+
+    Returns:
+        Three [B, T, channels], and the other channels as they are, None where there are none.
+
+    Raises:
+        ValueError: cu_seqlens that do not fit.
+    """
+    check_cu_seqlens(cu_seqlens, len(joint), joint.shape[1], like=joint)
+    edges = None if cu_seqlens is None else cu_seqlens.to(joint.device)
+    widths = [len(weight) for weight in weights]
+    return NODE((joint, torch.cat(list(weights)), edges), (silu, widths, list(heads), eps))

@@ -1,0 +1,89 @@
+"""The product of one input with several weights, for training: one matrix product forward and two backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..framework.node import define_op
+
+__all__ = ["add_product_", "joined_product", "product_in"]
+
+
+def writes_float32(dtype: torch.dtype, a: Tensor) -> bool:
+    """Whether products of a in the dtype need no conversion, as those of 16-bit numbers in float32 on CUDA."""
+    return a.is_cuda and dtype == torch.float32 and a.dtype in (torch.float16, torch.bfloat16)
+
+
+def product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
+    """a [M, K] times b [K, N] in the dtype."""
+    return torch.mm(a, b, out_dtype=dtype) if writes_float32(dtype, a) else (a @ b).to(dtype)
+
+
+def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a [M, K] times b [K, N] to the total."""
+    if writes_float32(total.dtype, a):
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total += a @ b
+
+
+def _weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return product_in(dtype, dy.mT, x)
+
+
+def _empty_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return dy.new_empty((dy.shape[1], x.shape[1]), dtype=dtype)
+
+
+# A node of a traced graph: a compiler would write the product in 16 bits and convert it.
+weight_gradient = define_op(
+    "weight_gradient", "(Tensor dy, Tensor x, ScalarType dtype) -> Tensor", _weight_gradient, _empty_gradient
+)
+
+
+def joined_product(x: Tensor, *weights: Tensor, multiple: int = 1) -> Tensor:
+    r"""$$y = x\, [W_1; W_2; \dots]^\top$$
+
+    The products of the input with several weights lie side by side, so that the gradient of x is one product, too, and no sum of
+    several. Gradients of float32 weights are written in float32 and never rounded to 16 bits. No second derivatives.
+
+    Args:
+        x: [..., D]. Its dtype, or autocast's where it is on, is that of the products.
+        weights: [E_1, D], [E_2, D], ... of one dtype.
+        multiple: to which the columns are filled up, with zeros.
+
+    Returns:
+        y [..., E_1 + E_2 + ... + the zeros].
+    """
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    zeros = -sum(map(len, weights)) % multiple
+    return _JoinedProduct.apply(x.to(dtype), dtype, zeros, *weights)
+
+
+class _JoinedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, zeros: int, *weights: Tensor) -> Tensor:
+        ctx.sizes, ctx.dtype = [*map(len, weights), zeros], weights[0].dtype
+        parts = [weight.to(dtype) for weight in weights]
+        if zeros:
+            parts.append(x.new_zeros(zeros, x.shape[-1]))
+        joint = parts[0] if len(parts) == 1 else torch.cat(parts)
+        ctx.save_for_backward(x, joint)
+        return F.linear(x, joint)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, joint = ctx.saved_tensors
+        rows = dy.flatten(0, -2)
+        dx = (rows @ joint).view_as(x) if ctx.needs_input_grad[0] else None
+        if not any(ctx.needs_input_grad[3:]):
+            return dx, None, None, *[None] * (len(ctx.sizes) - 1)
+        *of_weights, _ = weight_gradient(rows, x.flatten(0, -2), ctx.dtype).split(ctx.sizes)
+        return dx, None, None, *of_weights
