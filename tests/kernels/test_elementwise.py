@@ -14,6 +14,12 @@ CASE = KERNEL_CASES["elementwise_longhorn"]
 CLOSE = 1e-6
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["tokens", "products"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both forms, in float32: token after token, and by products as in 16 bits."""
+    monkeypatch.setattr("fastweights.kernels.elementwise.rule.takes_products", lambda _: request.param)
+
+
 @pytest.mark.parametrize("started", [False, True])
 @pytest.mark.parametrize("value", [5, 18], ids=["one tile of columns", "two tiles"])
 def test_values_and_gradients(value: int, started: bool) -> None:
