@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.math import to_float_or_nan
+from ..common.math import reciprocal, to_float_or_nan
 from ..common.tiles import token_address
 
 
@@ -134,25 +134,25 @@ def sees_write():
 
 
 @triton.jit
-def key_side(raw):
+def key_side(raw, PRECISION: tl.constexpr):
     """Of four keys: the keys, 1 / L or 0, L, and the products of -k^2 / L of every subset."""
     keys, squares = scaled(raw, 1.0), ()
     for r in tl.static_range(4):
         squares = squares + (keys[r] * keys[r],)
     lengths, inverse, factors = four_sums(squares), (), ()
     for r in tl.static_range(4):
-        by = tl.where(lengths[r] == 0, 0.0, 1.0 / lengths[r])
+        by = tl.where(lengths[r] == 0, 0.0, reciprocal(lengths[r], PRECISION))
         inverse, factors = inverse + (by,), factors + (-squares[r] * by,)
     return keys, inverse, lengths, subset_products(factors)
 
 
 @triton.jit
-def value_side(raw_v, raw_beta, lengths):
+def value_side(raw_v, raw_beta, lengths, PRECISION: tl.constexpr):
     """Of four tokens: the values, least, e, u = e v, and the products of e L of every subset."""
     values, gains = scaled(raw_v, 1.0), scaled(raw_beta, 1.0)
     least, e, u, factors = (), (), (), ()
     for r in tl.static_range(4):
-        kept = 1 / (1 + gains[r] * lengths[r])
+        kept = reciprocal(1 + gains[r] * lengths[r], PRECISION)
         least, e = least + (kept,), e + (gains[r] * kept,)
         u, factors = u + (e[r] * values[r],), factors + (e[r] * lengths[r],)
     return values, least, e, u, subset_products(factors)

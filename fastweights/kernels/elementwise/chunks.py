@@ -38,17 +38,18 @@ def matrix_places(number, PK: tl.constexpr, BV: tl.constexpr):
 
 
 @triton.jit
-def changes(key_products, value_products, dtype: tl.constexpr, PRECISION: tl.constexpr):
-    """What the decays of a block take from every element, as a factor minus one [BV, PK]."""
-    X, Y = stack(without_empty(key_products), 16, dtype), stack(without_empty(value_products), 16, dtype)
-    return tl.dot(Y, tl.trans(X), input_precision=PRECISION)
+def changes(row_products, column_products, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """What the decays of a block take from every element, as a factor minus one [rows, columns]."""
+    rows, columns = stack(without_empty(row_products), 16, dtype), stack(without_empty(column_products), 16, dtype)
+    return tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
 
 
 @triton.jit
-def add_writes(S, keys, u, key_products, value_products, dtype: tl.constexpr, PRECISION: tl.constexpr):
-    """S^T after the block's writes, each as the later tokens decay it."""
-    KX, UY = stack(write_products(keys, key_products), 16, dtype), stack(write_products(u, value_products), 16, dtype)
-    return tl.dot(UY, tl.trans(KX), S, input_precision=PRECISION)
+def add_writes(S, written, row_products, by, column_products, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """The state [rows, columns] after the block's writes, each as the later tokens decay it."""
+    rows = stack(write_products(written, row_products), 16, dtype)
+    columns = stack(write_products(by, column_products), 16, dtype)
+    return tl.dot(rows, tl.trans(columns), S, input_precision=PRECISION)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -73,9 +74,9 @@ def summarize_elements(
         begin, left = first + b * 4, count - b * 4
         raw_v = load_four(v, begin, left, head, HV, column, 1, V)
         raw_beta = load_four(beta, begin, left, head, HV, column, HEADS_BETA, V)
-        keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K))
-        values, least, e, u, Y = value_side(raw_v, raw_beta, lengths)
-        S += changes(X, Y, dtype, PRECISION) * S
+        keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION)
+        values, least, e, u, Y = value_side(raw_v, raw_beta, lengths, PRECISION)
+        S += changes(Y, X, dtype, PRECISION) * S
         if writes:
             if BACK:
                 queries = scaled(load_four(q, begin, left, head, HV, channel, HEADS_K, K), scale)
@@ -83,7 +84,7 @@ def summarize_elements(
                 QX, DY = stack(read_products(queries, X), 32, dtype), stack(read_products(grads, Y), 32, dtype)
                 S = tl.dot(DY, tl.trans(QX), S, input_precision=PRECISION)
             else:
-                S = add_writes(S, keys, u, X, Y, dtype, PRECISION)
+                S = add_writes(S, u, Y, keys, X, dtype, PRECISION)
     at = matrix_places((m.to(tl.int64) * HV + head) * TILES + tile, PK, BV)
     tl.store((added if writes else kept) + at, S)
 
@@ -136,8 +137,8 @@ def read_chunk(
         raw_v = load_four(v, begin, left, head, HV, column, 1, V)
         raw_beta = load_four(beta, begin, left, head, HV, column, HEADS_BETA, V)
         queries = scaled(load_four(q, begin, left, head, HV, channel, HEADS_K, K), scale)
-        keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K))
-        values, least, e, u, Y = value_side(raw_v, raw_beta, lengths)
+        keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION)
+        values, least, e, u, Y = value_side(raw_v, raw_beta, lengths, PRECISION)
         QX = stack(read_products(queries, X), 32, dtype)
         inner = tl.dot(tl.trans(stack_tokens(keys, dtype)), QX, input_precision=PRECISION)
         found = tl.dot(S.to(dtype), QX, input_precision=PRECISION)
@@ -147,40 +148,88 @@ def read_chunk(
         for t in tl.static_range(4):
             to = token_address(o, begin + t, head, HV, 1, V) + column
             tl.store(to, infinite_to_nan(answers[t]).to(o.dtype.element_ty), (column < V) & (t < left))
-        S += changes(X, Y, dtype, PRECISION) * S
-        S = add_writes(S, keys, u, X, Y, dtype, PRECISION)
+        S += changes(Y, X, dtype, PRECISION) * S
+        S = add_writes(S, u, Y, keys, X, dtype, PRECISION)
+
+
+@triton.jit
+def turned_places(number, PK: tl.constexpr, BV: tl.constexpr, TURNED: tl.constexpr):
+    """Where matrix `number` lies, [PK, BV] where TURNED."""
+    if TURNED:
+        at = number * (BV * PK) + tl.arange(0, PK)[:, None] + tl.arange(0, BV)[None, :] * PK
+    else:
+        at = matrix_places(number, PK, BV)
+    return at
 
 
 @triton.jit
 def write_block_states(
     S, k, v, beta, scratch, first, count, head, channel, column, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state before every block of a chunk, from that at its start."""
     dtype: tl.constexpr = k.dtype.element_ty
     for b in range(0, tl.cdiv(count, 4)):
         begin, left = first + b * 4, count - b * 4
-        tl.store(scratch + matrix_places(b, PK, BV), S.to(dtype))
+        tl.store(scratch + own_places(b, PK, BV, KEYS), S.to(dtype))
         raw_v = load_four(v, begin, left, head, HV, column, 1, V)
         raw_beta = load_four(beta, begin, left, head, HV, column, HEADS_BETA, V)
-        keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K))
-        values, least, e, u, Y = value_side(raw_v, raw_beta, lengths)
-        S += changes(X, Y, dtype, PRECISION) * S
-        S = add_writes(S, keys, u, X, Y, dtype, PRECISION)
+        keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION)
+        values, least, e, u, Y = value_side(raw_v, raw_beta, lengths, PRECISION)
+        if KEYS:
+            S += changes(X, Y, dtype, PRECISION) * S
+            S = add_writes(S, keys, X, u, Y, dtype, PRECISION)
+        else:
+            S += changes(Y, X, dtype, PRECISION) * S
+            S = add_writes(S, u, Y, keys, X, dtype, PRECISION)
     tl.debug_barrier()
 
 
+@triton.jit
+def own_places(number, PK: tl.constexpr, BV: tl.constexpr, KEYS: tl.constexpr):
+    """Where a program's own matrix `number` lies, as it is held: its rows are key channels (KEYS) or columns of values."""
+    return matrix_places(number, BV, PK) if KEYS else matrix_places(number, PK, BV)
+
+
+@triton.jit
+def differentiate_block(S, dS, rows, columns, seen, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """The gradients of the rows' side of a block, from the state before it and the gradient dS of that after it: of what is read,
+    written, and of the factors; and the gradient of the state before it. A side: what its four tokens read and write, and the
+    products of their factors."""
+    read, written, products = rows
+    column_read, column_written, column_products = columns
+    reads = stack(read_products(read, products), 32, dtype)
+    column_reads = stack(read_products(column_read, column_products), 32, dtype)
+    inner = tl.dot(tl.trans(stack_tokens(column_written, dtype)), column_reads, input_precision=PRECISION)
+    inner = tl.where(seen, inner, 0.0).to(dtype)
+    of_reads = tl.dot(S, column_reads, input_precision=PRECISION)
+    of_reads = unstack(tl.dot(stack_tokens(written, dtype), inner, of_reads, input_precision=PRECISION), 32)
+    of_tokens = unstack(tl.dot(reads, tl.trans(inner), input_precision=PRECISION), 16)
+    both = (dS * S.to(tl.float32)).to(dtype)
+    of_all = unstack(tl.dot(both, stack(column_products, 16, dtype), input_precision=PRECISION), 16)
+    column_writes = stack(write_products(column_written, column_products), 16, dtype)
+    of_writes = unstack(tl.dot(dS.to(dtype), column_writes, input_precision=PRECISION), 16)
+    d_read = read_results(products, of_reads)
+    d_written = write_results(products, of_writes, of_tokens)
+    d_factors = factor_gradients(products, read, written, of_all, of_reads, of_writes)
+    dS += changes(products, column_products, dtype, PRECISION) * dS
+    dS = tl.dot(reads, tl.trans(column_reads), dS, input_precision=PRECISION)
+    return d_read, d_written, d_factors, dS
+
+
 @triton.jit(do_not_specialize=["T", "tokens", "items"])
-def chunk_element_gradients(
-    q, k, v, beta, starts, ends, do, scratch, dq, dk, dv, dbeta, chunks, T, tokens, items, scale, HV,
+def side_gradients(
+    q, k, v, beta, starts, ends, do, scratch, dL, of_read, of_key, dv, dbeta, chunks, T, tokens, items, scale, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All gradients. Every program takes one work item after the other: a chunk, head and tile of columns.
+    """The gradients of values and gains, and of L (negated) by what a tile's columns add [TILES, tokens, HV]; with KEYS those of
+    queries and keys, `of_read` and `of_key` [TILES, tokens, HV, K], which take it. Every program takes one work item after the
+    other: a chunk, head and tile of columns.
 
     starts, ends [M, HV, TILES, BV, PK]: the states at the chunks' starts, the gradients of those at their ends. scratch [programs,
-    16, BV, PK]. dq, dk [TILES, tokens, HV, K]: what each tile of columns adds; dv, dbeta [tokens, HV, V]."""
+    16, BV, PK]. dv, dbeta [tokens, HV, V]."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     dtype: tl.constexpr = k.dtype.element_ty
     scratch += tl.program_id(0).to(tl.int64) * (16 * BV * PK)
@@ -190,70 +239,46 @@ def chunk_element_gradients(
         tile, head, m = item % TILES, item // TILES % HV, item // TILES // HV
         first, count = chunk_place(chunks, m, T)
         channel, column = tl.arange(0, PK), tile * BV + tl.arange(0, BV)
-        tile_start = tile.to(tl.int64) * tokens * HV * K
-        tile_dq, tile_dk = dq + tile_start, dk + tile_start
-        at = matrix_places((m.to(tl.int64) * HV + head) * TILES + tile, PK, BV)
+        tile_rows = tile.to(tl.int64) * tokens * HV
+        at = turned_places((m.to(tl.int64) * HV + head) * TILES + tile, PK, BV, KEYS)
         if count > 0:
             write_block_states(
                 tl.load(starts + at).to(tl.float32), k, v, beta, scratch, first, count, head, channel, column, HV,
-                K, PK, V, BV, HEADS_K, HEADS_BETA, PRECISION,
+                K, PK, V, BV, HEADS_K, HEADS_BETA, KEYS, PRECISION,
             )  # fmt: skip
             dS = tl.load(ends + at).to(tl.float32)
             for b in range(tl.cdiv(count, 4) - 1, -1, -1):
                 begin, left = first + b * 4, count - b * 4
-                S = tl.load(scratch + matrix_places(b, PK, BV))
+                S = tl.load(scratch + own_places(b, PK, BV, KEYS))
                 raw_v = load_four(v, begin, left, head, HV, column, 1, V)
                 raw_beta = load_four(beta, begin, left, head, HV, column, HEADS_BETA, V)
                 grads = scaled(load_four(do, begin, left, head, HV, column, 1, V), 1.0)
                 queries = scaled(load_four(q, begin, left, head, HV, channel, HEADS_K, K), scale)
-                keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K))
-                values, least, e, u, Y = value_side(raw_v, raw_beta, lengths)
-                QX, DY = stack(read_products(queries, X), 32, dtype), stack(read_products(grads, Y), 32, dtype)
-                KX, UY = stack(write_products(keys, X), 16, dtype), stack(write_products(u, Y), 16, dtype)
-                key_tokens, u_tokens = stack_tokens(keys, dtype), stack_tokens(u, dtype)
-                inner = tl.dot(tl.trans(key_tokens), QX, input_precision=PRECISION)
-                inner = tl.where(seen, inner, 0.0).to(dtype)
-                outer = tl.dot(tl.trans(u_tokens), DY, input_precision=PRECISION)
-                outer = tl.where(seen, outer, 0.0).to(dtype)
-                small = dS.to(dtype)
-                both = (dS * S.to(tl.float32)).to(dtype)
-
-                # The values' side: sums over the key channels.
-                of_reads = tl.dot(S, QX, input_precision=PRECISION)
-                of_reads = unstack(tl.dot(u_tokens, inner, of_reads, input_precision=PRECISION), 32)
-                of_writes = unstack(tl.dot(small, KX, input_precision=PRECISION), 16)
-                of_tokens = unstack(tl.dot(DY, tl.trans(inner), input_precision=PRECISION), 16)
-                of_all = unstack(tl.dot(both, stack(X, 16, dtype), input_precision=PRECISION), 16)
-                du = write_results(Y, of_writes, of_tokens)
-                dy = factor_gradients(Y, grads, u, of_all, of_reads, of_writes)
-                length_parts = ()
-                for t in tl.static_range(4):
-                    de = lengths[t] * dy[t] + values[t] * du[t]
-                    length_parts = length_parts + (e[t] * (e[t] * de),)
-                    to = token_address(dv, begin + t, head, HV, 1, V) + column
-                    wanted = (column < V) & (t < left)
-                    tl.store(to, infinite_to_nan(e[t] * du[t]).to(dv.dtype.element_ty), wanted)
-                    to = token_address(dbeta, begin + t, head, HV, 1, V) + column
-                    tl.store(to, infinite_to_nan(least[t] * (least[t] * de)).to(dbeta.dtype.element_ty), wanted)
-                minus_dL = four_sums(length_parts)
-
-                # The keys' side: sums over the columns.
-                of_reads = tl.dot(tl.trans(S), DY, input_precision=PRECISION)
-                of_reads = unstack(tl.dot(key_tokens, outer, of_reads, input_precision=PRECISION), 32)
-                of_writes = unstack(tl.dot(tl.trans(small), UY, input_precision=PRECISION), 16)
-                of_tokens = unstack(tl.dot(QX, tl.trans(outer), input_precision=PRECISION), 16)
-                of_all = unstack(tl.dot(tl.trans(both), stack(Y, 16, dtype), input_precision=PRECISION), 16)
-                grad_queries = read_results(X, of_reads)
-                grad_keys = write_results(X, of_writes, of_tokens)
-                dz = factor_gradients(X, queries, keys, of_all, of_reads, of_writes)  # of -k^2 / L
-                for t in tl.static_range(4):
-                    wanted = (channel < K) & (t < left)
-                    to = token_address(tile_dq, begin + t, head, HV, 1, K) + channel
-                    tl.store(to, infinite_to_nan(grad_queries[t] * scale).to(dq.dtype.element_ty), wanted)
-                    grad_key = grad_keys[t] - 2 * keys[t] * (dz[t] * inverse[t] + minus_dL[t])
-                    to = token_address(tile_dk, begin + t, head, HV, 1, K) + channel
-                    tl.store(to, infinite_to_nan(grad_key).to(dk.dtype.element_ty), wanted)
-
-                dS += changes(X, Y, dtype, PRECISION) * dS
-                dS = tl.dot(DY, tl.trans(QX), dS, input_precision=PRECISION)
+                keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION)
+                values, least, e, u, Y = value_side(raw_v, raw_beta, lengths, PRECISION)
+                to_length = dL + tile_rows + begin * HV + head
+                if KEYS:
+                    dq, dk, dz, dS = differentiate_block(
+                        S, dS, (queries, keys, X), (grads, u, Y), seen, dtype, PRECISION
+                    )
+                    for t in tl.static_range(4):
+                        wanted = (channel < K) & (t < left)
+                        to = (tile_rows + (begin + t) * HV + head) * K + channel
+                        of_length = dz[t] * inverse[t] + tl.load(to_length + t * HV, t < left, 0.0)
+                        tl.store(of_read + to, infinite_to_nan(dq[t] * scale).to(of_read.dtype.element_ty), wanted)
+                        grad_key = infinite_to_nan(dk[t] - 2 * keys[t] * of_length)
+                        tl.store(of_key + to, grad_key.to(of_key.dtype.element_ty), wanted)
+                else:
+                    _, du, dy, dS = differentiate_block(S, dS, (grads, u, Y), (queries, keys, X), seen, dtype, PRECISION)
+                    parts = ()
+                    for t in tl.static_range(4):
+                        de = lengths[t] * dy[t] + values[t] * du[t]
+                        parts = parts + (e[t] * (e[t] * de),)
+                        wanted, to = (column < V) & (t < left), ((begin + t) * HV + head) * V + column
+                        tl.store(dv + to, infinite_to_nan(e[t] * du[t]).to(dv.dtype.element_ty), wanted)
+                        grad_beta = infinite_to_nan(least[t] * (least[t] * de))
+                        tl.store(dbeta + to, grad_beta.to(dbeta.dtype.element_ty), wanted)
+                    sums = four_sums(parts)
+                    for t in tl.static_range(4):
+                        tl.store(to_length + t * HV, sums[t], t < left)
             tl.debug_barrier()

@@ -17,7 +17,7 @@ from ..common.math import infinite_to_nan, to_float_or_nan
 from ..common.packing import CHUNK, pieces_of_sequence, record_tables, tokens_of_sequence
 from ..common.tiles import token_address
 from ..runtime.workspace import TensorSpec
-from .chunks import chunk_element_gradients, join_elements, read_chunk, summarize_elements
+from .chunks import join_elements, read_chunk, side_gradients, summarize_elements
 
 
 @triton.jit
@@ -249,7 +249,7 @@ class Elementwise(Call):
         added, kept = self.matrices(self.M), self.matrices(self.M)
         self.launch(
             summarize_elements, (2 * self.tiles * self.M, self.HV), x.q, x.k, x.v, x.beta, do, added, kept, chunks, self.T,
-            *self.options, self.HV, BACK=back, num_warps=self.warps,
+            *self.options, self.HV, BACK=back, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
         block = min(PK, max(16, JOINED // self.columns))
         self.launch(
@@ -270,7 +270,7 @@ class Elementwise(Call):
         self.join(x.S, None, starts, outputs[1], chunks, back=False)
         self.launch(
             read_chunk, (self.tiles * self.M, self.HV), x.q, x.k, x.v, x.beta, starts, outputs[0], chunks, self.T,
-            *self.options, self.HV, num_warps=self.warps,
+            *self.options, self.HV, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
         return outputs, saved
 
@@ -290,15 +290,17 @@ class Elementwise(Call):
 
     def chunk_gradients(self, saved: Specs, do: Any, d_end: Any, grads: Sequence[Any], d_start: Any) -> None:
         x, (starts, chunks) = self.x, saved
-        ends = self.matrices(self.M)
+        ends = self.matrices(self.M, self.dtype)
         self.join(d_end, do, ends, d_start, chunks, back=True)
         items = self.tiles * self.M * self.HV
         programs = min(items, max(1, WARPS // self.warps))
         scratch = self.empty(programs, CHUNK // 4, self.columns, padded(self.K))
-        self.launch(
-            chunk_element_gradients, (programs,), x.q, x.k, x.v, x.beta, starts, ends, do, scratch, *grads, chunks, self.T,
-            self.B * self.T, items, *self.options, self.HV, num_warps=self.warps,
-        )  # fmt: skip
+        of_lengths = self.floats(self.tiles, *self.rows, self.HV)
+        for keys in (False, True):
+            self.launch(
+                side_gradients, (programs,), x.q, x.k, x.v, x.beta, starts, ends, do, scratch, of_lengths, *grads, chunks, self.T,
+                self.B * self.T, items, *self.options, self.HV, KEYS=keys, num_warps=self.warps, num_stages=1,
+            )  # fmt: skip
 
     def token_gradients(self, saved: Specs, do: Any, d_end: Any, grads: Sequence[Any], d_start: Any) -> None:
         x = self.x
