@@ -153,83 +153,56 @@ def read_chunk(
 
 
 @triton.jit
-def turned_places(number, PK: tl.constexpr, BV: tl.constexpr, TURNED: tl.constexpr):
-    """Where matrix `number` lies, [PK, BV] where TURNED."""
-    if TURNED:
-        at = number * (BV * PK) + tl.arange(0, PK)[:, None] + tl.arange(0, BV)[None, :] * PK
-    else:
-        at = matrix_places(number, PK, BV)
-    return at
-
-
-@triton.jit
 def write_block_states(
     S, k, v, beta, scratch, first, count, head, channel, column, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state before every block of a chunk, from that at its start."""
     dtype: tl.constexpr = k.dtype.element_ty
     for b in range(0, tl.cdiv(count, 4)):
         begin, left = first + b * 4, count - b * 4
-        tl.store(scratch + own_places(b, PK, BV, KEYS), S.to(dtype))
+        tl.store(scratch + matrix_places(b, PK, BV), S.to(dtype))
         raw_v = load_four(v, begin, left, head, HV, column, 1, V)
         raw_beta = load_four(beta, begin, left, head, HV, column, HEADS_BETA, V)
         keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION)
         values, least, e, u, Y = value_side(raw_v, raw_beta, lengths, PRECISION)
-        if KEYS:
-            S += changes(X, Y, dtype, PRECISION) * S
-            S = add_writes(S, keys, X, u, Y, dtype, PRECISION)
-        else:
-            S += changes(Y, X, dtype, PRECISION) * S
-            S = add_writes(S, u, Y, keys, X, dtype, PRECISION)
+        S += changes(Y, X, dtype, PRECISION) * S
+        S = add_writes(S, u, Y, keys, X, dtype, PRECISION)
     tl.debug_barrier()
 
 
 @triton.jit
-def own_places(number, PK: tl.constexpr, BV: tl.constexpr, KEYS: tl.constexpr):
-    """Where a program's own matrix `number` lies, as it is held: its rows are key channels (KEYS) or columns of values."""
-    return matrix_places(number, BV, PK) if KEYS else matrix_places(number, PK, BV)
+def products_of_side(written, reads, column_written, column_reads, of_reads, seen, PRECISION: tl.constexpr):
+    """What the reads of a side found in the state, and in what the block itself wrote: of the reads' products [rows, 32], and of the
+    tokens' writes [rows, 16]."""
+    dtype: tl.constexpr = reads.dtype
+    inner = tl.dot(tl.trans(stack_tokens(column_written, dtype)), column_reads, input_precision=PRECISION)
+    inner = tl.where(seen, inner, 0.0).to(dtype)
+    of_reads = tl.dot(stack_tokens(written, dtype), inner, of_reads, input_precision=PRECISION)
+    return of_reads, tl.dot(reads, tl.trans(inner), input_precision=PRECISION)
 
 
 @triton.jit
-def differentiate_block(S, dS, rows, columns, seen, dtype: tl.constexpr, PRECISION: tl.constexpr):
-    """The gradients of the rows' side of a block, from the state before it and the gradient dS of that after it: of what is read,
-    written, and of the factors; and the gradient of the state before it. A side: what its four tokens read and write, and the
-    products of their factors."""
-    read, written, products = rows
-    column_read, column_written, column_products = columns
-    reads = stack(read_products(read, products), 32, dtype)
-    column_reads = stack(read_products(column_read, column_products), 32, dtype)
-    inner = tl.dot(tl.trans(stack_tokens(column_written, dtype)), column_reads, input_precision=PRECISION)
-    inner = tl.where(seen, inner, 0.0).to(dtype)
-    of_reads = tl.dot(S, column_reads, input_precision=PRECISION)
-    of_reads = unstack(tl.dot(stack_tokens(written, dtype), inner, of_reads, input_precision=PRECISION), 32)
-    of_tokens = unstack(tl.dot(reads, tl.trans(inner), input_precision=PRECISION), 16)
-    both = (dS * S.to(tl.float32)).to(dtype)
-    of_all = unstack(tl.dot(both, stack(column_products, 16, dtype), input_precision=PRECISION), 16)
-    column_writes = stack(write_products(column_written, column_products), 16, dtype)
-    of_writes = unstack(tl.dot(dS.to(dtype), column_writes, input_precision=PRECISION), 16)
+def gradients_of_side(read, written, products, of_reads, of_tokens, of_all, of_writes):
+    """The gradients of what the tokens of a side read and write, and of their factors."""
+    of_reads, of_tokens = unstack(of_reads, 32), unstack(of_tokens, 16)
+    of_all, of_writes = unstack(of_all, 16), unstack(of_writes, 16)
     d_read = read_results(products, of_reads)
     d_written = write_results(products, of_writes, of_tokens)
-    d_factors = factor_gradients(products, read, written, of_all, of_reads, of_writes)
-    dS += changes(products, column_products, dtype, PRECISION) * dS
-    dS = tl.dot(reads, tl.trans(column_reads), dS, input_precision=PRECISION)
-    return d_read, d_written, d_factors, dS
+    return d_read, d_written, factor_gradients(products, read, written, of_all, of_reads, of_writes)
 
 
 @triton.jit(do_not_specialize=["T", "tokens", "items"])
-def side_gradients(
-    q, k, v, beta, starts, ends, do, scratch, dL, of_read, of_key, dv, dbeta, chunks, T, tokens, items, scale, HV,
+def differentiate_chunk(
+    q, k, v, beta, starts, ends, do, scratch, dq, dk, dv, dbeta, chunks, T, tokens, items, scale, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of values and gains, and of L (negated) by what a tile's columns add [TILES, tokens, HV]; with KEYS those of
-    queries and keys, `of_read` and `of_key` [TILES, tokens, HV, K], which take it. Every program takes one work item after the
-    other: a chunk, head and tile of columns.
+    """All gradients. Every program takes one work item after the other: a chunk, head and tile of columns.
 
     starts, ends [M, HV, TILES, BV, PK]: the states at the chunks' starts, the gradients of those at their ends. scratch [programs,
-    16, BV, PK]. dv, dbeta [tokens, HV, V]."""
+    16, BV, PK]. dq, dk [TILES, tokens, HV, K]: what each tile of columns adds; dv, dbeta [tokens, HV, V]."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     dtype: tl.constexpr = k.dtype.element_ty
     scratch += tl.program_id(0).to(tl.int64) * (16 * BV * PK)
@@ -240,45 +213,52 @@ def side_gradients(
         first, count = chunk_place(chunks, m, T)
         channel, column = tl.arange(0, PK), tile * BV + tl.arange(0, BV)
         tile_rows = tile.to(tl.int64) * tokens * HV
-        at = turned_places((m.to(tl.int64) * HV + head) * TILES + tile, PK, BV, KEYS)
+        at = matrix_places((m.to(tl.int64) * HV + head) * TILES + tile, PK, BV)
         if count > 0:
             write_block_states(
                 tl.load(starts + at).to(tl.float32), k, v, beta, scratch, first, count, head, channel, column, HV,
-                K, PK, V, BV, HEADS_K, HEADS_BETA, KEYS, PRECISION,
+                K, PK, V, BV, HEADS_K, HEADS_BETA, PRECISION,
             )  # fmt: skip
             dS = tl.load(ends + at).to(tl.float32)
             for b in range(tl.cdiv(count, 4) - 1, -1, -1):
                 begin, left = first + b * 4, count - b * 4
-                S = tl.load(scratch + own_places(b, PK, BV, KEYS))
+                S = tl.load(scratch + matrix_places(b, PK, BV))
                 raw_v = load_four(v, begin, left, head, HV, column, 1, V)
                 raw_beta = load_four(beta, begin, left, head, HV, column, HEADS_BETA, V)
                 grads = scaled(load_four(do, begin, left, head, HV, column, 1, V), 1.0)
                 queries = scaled(load_four(q, begin, left, head, HV, channel, HEADS_K, K), scale)
                 keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION)
                 values, least, e, u, Y = value_side(raw_v, raw_beta, lengths, PRECISION)
-                to_length = dL + tile_rows + begin * HV + head
-                if KEYS:
-                    dq, dk, dz, dS = differentiate_block(
-                        S, dS, (queries, keys, X), (grads, u, Y), seen, dtype, PRECISION
-                    )
-                    for t in tl.static_range(4):
-                        wanted = (channel < K) & (t < left)
-                        to = (tile_rows + (begin + t) * HV + head) * K + channel
-                        of_length = dz[t] * inverse[t] + tl.load(to_length + t * HV, t < left, 0.0)
-                        tl.store(of_read + to, infinite_to_nan(dq[t] * scale).to(of_read.dtype.element_ty), wanted)
-                        grad_key = infinite_to_nan(dk[t] - 2 * keys[t] * of_length)
-                        tl.store(of_key + to, grad_key.to(of_key.dtype.element_ty), wanted)
-                else:
-                    _, du, dy, dS = differentiate_block(S, dS, (grads, u, Y), (queries, keys, X), seen, dtype, PRECISION)
-                    parts = ()
-                    for t in tl.static_range(4):
-                        de = lengths[t] * dy[t] + values[t] * du[t]
-                        parts = parts + (e[t] * (e[t] * de),)
-                        wanted, to = (column < V) & (t < left), ((begin + t) * HV + head) * V + column
-                        tl.store(dv + to, infinite_to_nan(e[t] * du[t]).to(dv.dtype.element_ty), wanted)
-                        grad_beta = infinite_to_nan(least[t] * (least[t] * de))
-                        tl.store(dbeta + to, grad_beta.to(dbeta.dtype.element_ty), wanted)
-                    sums = four_sums(parts)
-                    for t in tl.static_range(4):
-                        tl.store(to_length + t * HV, sums[t], t < left)
+                QX, DY = stack(read_products(queries, X), 32, dtype), stack(read_products(grads, Y), 32, dtype)
+                v_reads = tl.dot(S, QX, input_precision=PRECISION)
+                k_reads = tl.dot(tl.trans(S), DY, input_precision=PRECISION)
+                both = (dS * S.to(tl.float32)).to(dtype)
+                v_all = tl.dot(both, stack(X, 16, dtype), input_precision=PRECISION)
+                k_all = tl.dot(tl.trans(both), stack(Y, 16, dtype), input_precision=PRECISION)
+                small = dS.to(dtype)
+                v_writes = tl.dot(small, stack(write_products(keys, X), 16, dtype), input_precision=PRECISION)
+                k_writes = tl.dot(tl.trans(small), stack(write_products(u, Y), 16, dtype), input_precision=PRECISION)
+                v_reads, v_tokens = products_of_side(u, DY, keys, QX, v_reads, seen, PRECISION)
+                k_reads, k_tokens = products_of_side(keys, QX, u, DY, k_reads, seen, PRECISION)
+
+                _, du, dy = gradients_of_side(grads, u, Y, v_reads, v_tokens, v_all, v_writes)
+                parts = ()
+                for t in tl.static_range(4):
+                    de = lengths[t] * dy[t] + values[t] * du[t]
+                    parts = parts + (e[t] * (e[t] * de),)
+                    wanted, to = (column < V) & (t < left), ((begin + t) * HV + head) * V + column
+                    tl.store(dv + to, infinite_to_nan(e[t] * du[t]).to(dv.dtype.element_ty), wanted)
+                    grad_beta = infinite_to_nan(least[t] * (least[t] * de))
+                    tl.store(dbeta + to, grad_beta.to(dbeta.dtype.element_ty), wanted)
+                minus_dL = four_sums(parts)
+
+                grad_queries, grad_keys, dz = gradients_of_side(queries, keys, X, k_reads, k_tokens, k_all, k_writes)
+                for t in tl.static_range(4):
+                    wanted, to = (channel < K) & (t < left), (tile_rows + (begin + t) * HV + head) * K + channel
+                    tl.store(dq + to, infinite_to_nan(grad_queries[t] * scale).to(dq.dtype.element_ty), wanted)
+                    grad_key = grad_keys[t] - 2 * keys[t] * (dz[t] * inverse[t] + minus_dL[t])
+                    tl.store(dk + to, infinite_to_nan(grad_key).to(dk.dtype.element_ty), wanted)
+
+                dS += changes(Y, X, dtype, PRECISION) * dS
+                dS = tl.dot(DY, tl.trans(QX), dS, input_precision=PRECISION)
             tl.debug_barrier()

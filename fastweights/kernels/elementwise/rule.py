@@ -17,7 +17,7 @@ from ..common.math import infinite_to_nan, to_float_or_nan
 from ..common.packing import CHUNK, pieces_of_sequence, record_tables, tokens_of_sequence
 from ..common.tiles import token_address
 from ..runtime.workspace import TensorSpec
-from .chunks import join_elements, read_chunk, side_gradients, summarize_elements
+from .chunks import differentiate_chunk, join_elements, read_chunk, summarize_elements
 
 
 @triton.jit
@@ -295,12 +295,10 @@ class Elementwise(Call):
         items = self.tiles * self.M * self.HV
         programs = min(items, max(1, WARPS // self.warps))
         scratch = self.empty(programs, CHUNK // 4, self.columns, padded(self.K))
-        of_lengths = self.floats(self.tiles, *self.rows, self.HV)
-        for keys in (False, True):
-            self.launch(
-                side_gradients, (programs,), x.q, x.k, x.v, x.beta, starts, ends, do, scratch, of_lengths, *grads, chunks, self.T,
-                self.B * self.T, items, *self.options, self.HV, KEYS=keys, num_warps=self.warps, num_stages=1,
-            )  # fmt: skip
+        self.launch(
+            differentiate_chunk, (programs,), x.q, x.k, x.v, x.beta, starts, ends, do, scratch, *grads, chunks, self.T,
+            self.B * self.T, items, *self.options, self.HV, num_warps=self.warps, num_stages=1,
+        )  # fmt: skip
 
     def token_gradients(self, saved: Specs, do: Any, d_end: Any, grads: Sequence[Any], d_start: Any) -> None:
         x = self.x
