@@ -38,10 +38,29 @@ def matrix_places(number, PK: tl.constexpr, BV: tl.constexpr):
 
 
 @triton.jit
-def changes(row_products, column_products, dtype: tl.constexpr, PRECISION: tl.constexpr):
-    """What the decays of a block take from every element, as a factor minus one [rows, columns]."""
+def turned_places(number, PK: tl.constexpr, BV: tl.constexpr):
+    """The same, to be read as [PK, BV]."""
+    return number * (BV * PK) + tl.arange(0, PK)[:, None] + tl.arange(0, BV)[None, :] * PK
+
+
+@triton.jit
+def halves(x):
+    """The lower and the upper half of the columns of x."""
+    R: tl.constexpr = x.shape[0]
+    C: tl.constexpr = x.shape[1]
+    return tl.split(tl.permute(tl.reshape(x, (R, 2, C // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def decayed(S, row_products, column_products, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """The state [rows, columns] times the decays of a block, found as factors minus one; half of the columns at a time, which
+    spares registers."""
     rows, columns = stack(without_empty(row_products), 16, dtype), stack(without_empty(column_products), 16, dtype)
-    return tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
+    lower_columns, upper_columns = halves(tl.trans(columns))
+    lower, upper = halves(S)
+    lower += tl.dot(rows, lower_columns, input_precision=PRECISION) * lower
+    upper += tl.dot(rows, upper_columns, input_precision=PRECISION) * upper
+    return tl.reshape(tl.permute(tl.join(lower, upper), (0, 2, 1)), S.shape)
 
 
 @triton.jit
@@ -76,7 +95,7 @@ def summarize_elements(
         raw_beta = load_four(beta, begin, left, head, HV, column, HEADS_BETA, V)
         keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION)
         values, least, e, u, Y = value_side(raw_v, raw_beta, lengths, PRECISION)
-        S += changes(Y, X, dtype, PRECISION) * S
+        S = decayed(S, Y, X, dtype, PRECISION)
         if writes:
             if BACK:
                 queries = scaled(load_four(q, begin, left, head, HV, channel, HEADS_K, K), scale)
@@ -148,7 +167,7 @@ def read_chunk(
         for t in tl.static_range(4):
             to = token_address(o, begin + t, head, HV, 1, V) + column
             tl.store(to, infinite_to_nan(answers[t]).to(o.dtype.element_ty), (column < V) & (t < left))
-        S += changes(Y, X, dtype, PRECISION) * S
+        S = decayed(S, Y, X, dtype, PRECISION)
         S = add_writes(S, u, Y, keys, X, dtype, PRECISION)
 
 
@@ -167,25 +186,56 @@ def write_block_states(
         raw_beta = load_four(beta, begin, left, head, HV, column, HEADS_BETA, V)
         keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION)
         values, least, e, u, Y = value_side(raw_v, raw_beta, lengths, PRECISION)
-        S += changes(Y, X, dtype, PRECISION) * S
+        S = decayed(S, Y, X, dtype, PRECISION)
         S = add_writes(S, u, Y, keys, X, dtype, PRECISION)
     tl.debug_barrier()
 
 
 @triton.jit
-def products_of_side(written, reads, column_written, column_reads, of_reads, seen, PRECISION: tl.constexpr):
-    """What the reads of a side found in the state, and in what the block itself wrote: of the reads' products [rows, 32], and of the
-    tokens' writes [rows, 16]."""
-    dtype: tl.constexpr = reads.dtype
-    inner = tl.dot(tl.trans(stack_tokens(column_written, dtype)), column_reads, input_precision=PRECISION)
-    inner = tl.where(seen, inner, 0.0).to(dtype)
-    of_reads = tl.dot(stack_tokens(written, dtype), inner, of_reads, input_precision=PRECISION)
-    return of_reads, tl.dot(reads, tl.trans(inner), input_precision=PRECISION)
+def write_block_gradients(
+    dS, q, k, v, beta, do, scratch, first, count, head, channel, column, scale, HV,
+    K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the state after every block of a chunk, from that at its end."""
+    dtype: tl.constexpr = k.dtype.element_ty
+    for b in range(tl.cdiv(count, 4) - 1, -1, -1):
+        begin, left = first + b * 4, count - b * 4
+        tl.store(scratch + matrix_places(b, PK, BV), dS.to(dtype))
+        raw_v = load_four(v, begin, left, head, HV, column, 1, V)
+        raw_beta = load_four(beta, begin, left, head, HV, column, HEADS_BETA, V)
+        grads = scaled(load_four(do, begin, left, head, HV, column, 1, V), 1.0)
+        queries = scaled(load_four(q, begin, left, head, HV, channel, HEADS_K, K), scale)
+        keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION)
+        values, least, e, u, Y = value_side(raw_v, raw_beta, lengths, PRECISION)
+        dS = decayed(dS, Y, X, dtype, PRECISION)
+        QX, DY = stack(read_products(queries, X), 32, dtype), stack(read_products(grads, Y), 32, dtype)
+        dS = tl.dot(DY, tl.trans(QX), dS, input_precision=PRECISION)
+    tl.debug_barrier()
 
 
 @triton.jit
-def gradients_of_side(read, written, products, of_reads, of_tokens, of_all, of_writes):
-    """The gradients of what the tokens of a side read and write, and of their factors."""
+def differentiate_side(before, after, rows, columns, seen, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """The gradients of the rows' side of a block: of what its tokens read and write, and of their factors. before, after: where
+    the state before the block and the gradient of that after it lie, [rows, columns]. A side: what the tokens read and write, and
+    the products of their factors."""
+    read, written, products = rows
+    column_read, column_written, column_products = columns
+    S = tl.load(before)
+    column_reads = stack(read_products(column_read, column_products), 32, dtype)
+    of_reads = tl.dot(S, column_reads, input_precision=PRECISION)
+    dS = tl.load(after)
+    column_writes = stack(write_products(column_written, column_products), 16, dtype)
+    of_writes = tl.dot(dS, column_writes, input_precision=PRECISION)
+    both = (dS.to(tl.float32) * S.to(tl.float32)).to(dtype)
+    of_all = tl.dot(both, stack(column_products, 16, dtype), input_precision=PRECISION)
+    # What the block's tokens read of each other's writes.
+    inner = tl.dot(tl.trans(stack_tokens(column_written, dtype)), column_reads, input_precision=PRECISION)
+    inner = tl.where(seen, inner, 0.0).to(dtype)
+    of_reads = tl.dot(stack_tokens(written, dtype), inner, of_reads, input_precision=PRECISION)
+    reads = stack(read_products(read, products), 32, dtype)
+    of_tokens = tl.dot(reads, tl.trans(inner), input_precision=PRECISION)
+
     of_reads, of_tokens = unstack(of_reads, 32), unstack(of_tokens, 16)
     of_all, of_writes = unstack(of_all, 16), unstack(of_writes, 16)
     d_read = read_results(products, of_reads)
@@ -202,10 +252,10 @@ def differentiate_chunk(
     """All gradients. Every program takes one work item after the other: a chunk, head and tile of columns.
 
     starts, ends [M, HV, TILES, BV, PK]: the states at the chunks' starts, the gradients of those at their ends. scratch [programs,
-    16, BV, PK]. dq, dk [TILES, tokens, HV, K]: what each tile of columns adds; dv, dbeta [tokens, HV, V]."""
+    32, BV, PK]: the states before a chunk's blocks, and the gradients of those after them. dq, dk [TILES, tokens, HV, K]: what each tile of columns adds; dv, dbeta [tokens, HV, V]."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     dtype: tl.constexpr = k.dtype.element_ty
-    scratch += tl.program_id(0).to(tl.int64) * (16 * BV * PK)
+    scratch += tl.program_id(0).to(tl.int64) * (32 * BV * PK)
     seen = sees_write()
     for step in range(0, tl.cdiv(items - tl.program_id(0), tl.num_programs(0))):
         item = tl.program_id(0) + step * tl.num_programs(0)
@@ -219,29 +269,22 @@ def differentiate_chunk(
                 tl.load(starts + at).to(tl.float32), k, v, beta, scratch, first, count, head, channel, column, HV,
                 K, PK, V, BV, HEADS_K, HEADS_BETA, PRECISION,
             )  # fmt: skip
-            dS = tl.load(ends + at).to(tl.float32)
-            for b in range(tl.cdiv(count, 4) - 1, -1, -1):
+            write_block_gradients(
+                tl.load(ends + at).to(tl.float32), q, k, v, beta, do, scratch + 16 * BV * PK, first, count, head, channel, column,
+                scale, HV, K, PK, V, BV, HEADS_K, HEADS_BETA, PRECISION,
+            )  # fmt: skip
+            for b in range(0, tl.cdiv(count, 4)):
                 begin, left = first + b * 4, count - b * 4
-                S = tl.load(scratch + matrix_places(b, PK, BV))
                 raw_v = load_four(v, begin, left, head, HV, column, 1, V)
                 raw_beta = load_four(beta, begin, left, head, HV, column, HEADS_BETA, V)
                 grads = scaled(load_four(do, begin, left, head, HV, column, 1, V), 1.0)
                 queries = scaled(load_four(q, begin, left, head, HV, channel, HEADS_K, K), scale)
                 keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION)
                 values, least, e, u, Y = value_side(raw_v, raw_beta, lengths, PRECISION)
-                QX, DY = stack(read_products(queries, X), 32, dtype), stack(read_products(grads, Y), 32, dtype)
-                v_reads = tl.dot(S, QX, input_precision=PRECISION)
-                k_reads = tl.dot(tl.trans(S), DY, input_precision=PRECISION)
-                both = (dS * S.to(tl.float32)).to(dtype)
-                v_all = tl.dot(both, stack(X, 16, dtype), input_precision=PRECISION)
-                k_all = tl.dot(tl.trans(both), stack(Y, 16, dtype), input_precision=PRECISION)
-                small = dS.to(dtype)
-                v_writes = tl.dot(small, stack(write_products(keys, X), 16, dtype), input_precision=PRECISION)
-                k_writes = tl.dot(tl.trans(small), stack(write_products(u, Y), 16, dtype), input_precision=PRECISION)
-                v_reads, v_tokens = products_of_side(u, DY, keys, QX, v_reads, seen, PRECISION)
-                k_reads, k_tokens = products_of_side(keys, QX, u, DY, k_reads, seen, PRECISION)
+                of_keys, of_values = (queries, keys, X), (grads, u, Y)
 
-                _, du, dy = gradients_of_side(grads, u, Y, v_reads, v_tokens, v_all, v_writes)
+                before, after = scratch + matrix_places(b, PK, BV), scratch + matrix_places(16 + b, PK, BV)
+                _, du, dy = differentiate_side(before, after, of_values, of_keys, seen, dtype, PRECISION)
                 parts = ()
                 for t in tl.static_range(4):
                     de = lengths[t] * dy[t] + values[t] * du[t]
@@ -252,13 +295,13 @@ def differentiate_chunk(
                     tl.store(dbeta + to, grad_beta.to(dbeta.dtype.element_ty), wanted)
                 minus_dL = four_sums(parts)
 
-                grad_queries, grad_keys, dz = gradients_of_side(queries, keys, X, k_reads, k_tokens, k_all, k_writes)
+                before, after = scratch + turned_places(b, PK, BV), scratch + turned_places(16 + b, PK, BV)
+                grad_queries, grad_keys, dz = differentiate_side(
+                    before, after, of_keys, of_values, seen, dtype, PRECISION
+                )
                 for t in tl.static_range(4):
                     wanted, to = (channel < K) & (t < left), (tile_rows + (begin + t) * HV + head) * K + channel
                     tl.store(dq + to, infinite_to_nan(grad_queries[t] * scale).to(dq.dtype.element_ty), wanted)
                     grad_key = grad_keys[t] - 2 * keys[t] * (dz[t] * inverse[t] + minus_dL[t])
                     tl.store(dk + to, infinite_to_nan(grad_key).to(dk.dtype.element_ty), wanted)
-
-                dS += changes(Y, X, dtype, PRECISION) * dS
-                dS = tl.dot(DY, tl.trans(QX), dS, input_precision=PRECISION)
             tl.debug_barrier()

@@ -294,7 +294,7 @@ class Elementwise(Call):
         self.join(d_end, do, ends, d_start, chunks, back=True)
         items = self.tiles * self.M * self.HV
         programs = min(items, max(1, WARPS // self.warps))
-        scratch = self.empty(programs, CHUNK // 4, self.columns, padded(self.K))
+        scratch = self.empty(programs, CHUNK // 2, self.columns, padded(self.K))
         self.launch(
             differentiate_chunk, (programs,), x.q, x.k, x.v, x.beta, starts, ends, do, scratch, *grads, chunks, self.T,
             self.B * self.T, items, *self.options, self.HV, num_warps=self.warps, num_stages=1,
