@@ -23,8 +23,8 @@ stores the one before every token in its own scratch, and reads them from the la
 16 bits: four tokens at a time, by matrix products (chunks.py, blocks.py). With x = -k^2 / L and y = e L a decay is 1 + x y^T, and
 the decay by a set of tokens a sum over its subsets m. With X_m, Y_m the products of x_r and of y_r over r in m:
 
-    prod_r (1 + x_r y_r^T) = sum_m X_m Y_m^T                                                                  16 terms
-    S_4 = (sum_m X_m Y_m^T) * S_0 + sum_s sum_{m of tokens after s} (k_s * X_m) (u_s * Y_m)^T,    u = e * v    15 terms
+    prod_r (1 + x_r y_r^T) = sum_m X_m Y_m^T                                                         16 terms
+    S_4 = (sum_m X_m Y_m^T) * S_0 + sum_s sum_{m of tokens after s} (k_s * X_m) (u_s * Y_m)^T,   u = e * v   15 terms
     o_t = sum_{m of tokens up to t} Y_m * ((q_t * X_m)^T S_0 + sum_s (q_t * X_m * k_s)^T 1 u_s),               30 terms
                                                                     the latter where all tokens of m come after s
 

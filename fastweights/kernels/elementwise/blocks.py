@@ -10,8 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.math import reciprocal, to_float_or_nan
+from ..common.math import is_bad, reciprocal, to_float_or_nan
 from ..common.tiles import token_address
+
+SHORTEST = tl.constexpr(1e-37)  # of L: a shorter key leaves what is there
 
 
 @triton.jit
@@ -120,14 +122,26 @@ def read_products(read, products):
 def stack_tokens(x, dtype: tl.constexpr):
     """[channels, 16]: the four tokens, then zeros."""
     zero = tl.zeros(x[0].shape, tl.float32)
-    for i in tl.static_range(12):
+    for _ in tl.static_range(12):
         x = x + (zero,)
     return stack(x, 16, dtype)
 
 
 @triton.jit
+def apart_bad(x):
+    """Four vectors with 0 in the place of bad numbers, which a product would hand to earlier tokens; and by token the sum of 0 times
+    all up to it, NaN from a bad number on."""
+    clean, marks, total = (), (), 0.0
+    for t in tl.static_range(4):
+        bad = is_bad(x[t])
+        total += tl.where(bad, float("nan"), 0.0)
+        clean, marks = clean + (tl.where(bad, 0.0, x[t]),), marks + (total,)
+    return clean, marks
+
+
+@triton.jit
 def sees_write():
-    """Which write s [16, 1] a read's product [1, 32] takes along: token t that of s <= t, if its subset has later tokens alone."""
+    """Which write s [16, 1] a read's product [1, 32] takes along: token t that of s <= t, if its subset has tokens after s alone."""
     after = 2 << (tl.arange(0, 16)[:, None] % 4)
     number = tl.arange(0, 32)[None, :]
     return ((number & (after - 1)) == 0) & (number >= after) & (tl.arange(0, 16)[:, None] < 4)
@@ -141,7 +155,7 @@ def key_side(raw, PRECISION: tl.constexpr):
         squares = squares + (keys[r] * keys[r],)
     lengths, inverse, factors = four_sums(squares), (), ()
     for r in tl.static_range(4):
-        by = tl.where(lengths[r] == 0, 0.0, reciprocal(lengths[r], PRECISION))
+        by = tl.where(lengths[r] < SHORTEST, 0.0, reciprocal(lengths[r], PRECISION))
         inverse, factors = inverse + (by,), factors + (-squares[r] * by,)
     return keys, inverse, lengths, subset_products(factors)
 

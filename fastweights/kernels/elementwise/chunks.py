@@ -13,6 +13,7 @@ from ..common.math import infinite_to_nan, to_float_or_nan
 from ..common.packing import chunk_place, pieces_of_sequence, program_part
 from ..common.tiles import token_address
 from .blocks import (
+    apart_bad,
     factor_gradients,
     four_sums,
     key_side,
@@ -77,8 +78,8 @@ def summarize_elements(
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What each chunk makes of a state: kept * S + added, float32 [M, HV, TILES, BV, PK]. BACK: of the gradient of the state after
-    it. Two programs per chunk, head and tile of columns: one goes from zeros, one from ones without writes."""
+    """What each chunk makes of a state: kept * S + added, float32 [M, HV, TILES, BV, PK]. BACK: of the gradient of the state
+    after it. Two programs per chunk, head and tile of columns: one goes from zeros, one from ones without writes."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     part, m, head, first, count = program_part(chunks, T, 2 * TILES)
     if count <= 0:
@@ -113,8 +114,8 @@ def join_elements(
     begin, added, kept, starts, end, cu_seqlens, T, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """S <- kept * S + added from chunk to chunk of a sequence (BACK: from the last). starts [M, HV, TILES, BV, PK]: the S that each
-    chunk begins with. begin, end [N, HV, K, V] or None: S before and after. A program has BLOCK channels of a tile's columns."""
+    """S <- kept * S + added from chunk to chunk of a sequence (BACK: from the last). starts [M, HV, TILES, BV, PK]: the S that
+    each chunk begins with. begin, end [N, HV, K, V] or None: S before and after. A program has BLOCK channels of a tile's columns."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     PARTS: tl.constexpr = PK // BLOCK
     part, n, head = tl.program_id(0) % (PARTS * TILES), tl.program_id(0) // (PARTS * TILES), tl.program_id(1)
@@ -162,11 +163,13 @@ def read_chunk(
         inner = tl.dot(tl.trans(stack_tokens(keys, dtype)), QX, input_precision=PRECISION)
         found = tl.dot(S.to(dtype), QX, input_precision=PRECISION)
         inner = tl.where(seen, inner, 0.0).to(dtype)
-        found = tl.dot(stack_tokens(u, dtype), inner, found, input_precision=PRECISION)
+        clean, marks = apart_bad(u)
+        found = tl.dot(stack_tokens(clean, dtype), inner, found, input_precision=PRECISION)
         answers = read_results(Y, unstack(found, 32))
         for t in tl.static_range(4):
             to = token_address(o, begin + t, head, HV, 1, V) + column
-            tl.store(to, infinite_to_nan(answers[t]).to(o.dtype.element_ty), (column < V) & (t < left))
+            answer = infinite_to_nan(answers[t] + marks[t])
+            tl.store(to, answer.to(o.dtype.element_ty), (column < V) & (t < left))
         S = decayed(S, Y, X, dtype, PRECISION)
         S = add_writes(S, u, Y, keys, X, dtype, PRECISION)
 
@@ -251,8 +254,9 @@ def differentiate_chunk(
 ):  # fmt: skip
     """All gradients. Every program takes one work item after the other: a chunk, head and tile of columns.
 
-    starts, ends [M, HV, TILES, BV, PK]: the states at the chunks' starts, the gradients of those at their ends. scratch [programs,
-    32, BV, PK]: the states before a chunk's blocks, and the gradients of those after them. dq, dk [TILES, tokens, HV, K]: what each tile of columns adds; dv, dbeta [tokens, HV, V]."""
+    starts, ends [M, HV, TILES, BV, PK]: the states at the chunks' starts, the gradients of those at their ends.
+    scratch [programs, 32, BV, PK]: the states before a chunk's blocks, then the gradients of those after them. dq, dk [TILES,
+    tokens, HV, K]: what each tile of columns adds; dv, dbeta [tokens, HV, V]."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     dtype: tl.constexpr = k.dtype.element_ty
     scratch += tl.program_id(0).to(tl.int64) * (32 * BV * PK)
@@ -279,7 +283,9 @@ def differentiate_chunk(
                 raw_beta = load_four(beta, begin, left, head, HV, column, HEADS_BETA, V)
                 grads = scaled(load_four(do, begin, left, head, HV, column, 1, V), 1.0)
                 queries = scaled(load_four(q, begin, left, head, HV, channel, HEADS_K, K), scale)
-                keys, inverse, lengths, X = key_side(load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION)
+                keys, inverse, lengths, X = key_side(
+                    load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION
+                )
                 values, least, e, u, Y = value_side(raw_v, raw_beta, lengths, PRECISION)
                 of_keys, of_values = (queries, keys, X), (grads, u, Y)
 

@@ -219,7 +219,7 @@ class Elementwise(Call):
         self.tiles = -(-self.V // self.columns)
         numbers = padded(self.K) * self.columns
         self.warps = max(1, numbers // NUMBERS_PER_WARP)
-        if self.by_products:  # a thread per channel or more: Triton then keeps vectors of channels where they are loaded
+        if self.by_products:  # at most a thread per channel: Triton then keeps vectors where they are loaded
             self.warps = 4 if numbers > NUMBERS // 2 else max(1, min(padded(self.K), self.columns) // 32)
         self.constants["BV"] = self.columns
 
@@ -243,7 +243,7 @@ class Elementwise(Call):
             *self.options, self.HV, num_warps=self.warps,
         )  # fmt: skip
 
-    def join(self, begin: Any, do: Any, starts: TensorSpec, end: Any, chunks: Any, back: bool) -> None:
+    def join(self, begin: Any, do: Any, starts: Any, end: Any, chunks: Any, back: bool) -> None:
         """The state that every chunk starts from (back: the gradient of that at its end), and the one after all."""
         x, PK = self.x, padded(self.K)
         added, kept = self.matrices(self.M), self.matrices(self.M)
