@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from fastweights.ops import elementwise_longhorn
+from tests.ops.kernel_launches import plans_anew
 
 from .cases import KERNEL_CASES, check_against_reference, draw_states, small
 
@@ -15,9 +18,11 @@ CLOSE = 1e-6
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["tokens", "products"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Both forms, in float32: token after token, and by products as in 16 bits."""
     monkeypatch.setattr("fastweights.kernels.elementwise.rule.takes_products", lambda _: request.param)
+    with plans_anew():
+        yield
 
 
 @pytest.mark.parametrize("started", [False, True])

@@ -7,8 +7,10 @@ One head; L = |k|^2, and every sum over channels i is one over the keys, every s
 
 a = 1 - k^2 e^T, written without cancellation. There are two forms.
 
-Float32: token after token (rule.py). A program holds a tile of S in registers, all channels by some columns, and steps through the
-tokens of a sequence (`read_elements`). Backwards (`element_gradients`), with dS the gradient of the state after a token:
+Float32: token after token (rule.py). A program holds a tile of S in registers, all channels by some columns, and steps
+through the tokens of a sequence (`read_elements`).
+
+Backwards (`element_gradients`), with dS the gradient of the state after a token:
 
     dS_t += q do^T                    dq = S_t do                     da = dS_t * S_{t-1}
     du = dS_t^T k                     dleast = da^T 1                 de = da^T others + v * du
@@ -34,7 +36,8 @@ multiplies an element and what it adds, `join_elements` goes from chunk to chunk
 Backwards, with D the gradient in the state after a block, <D, S_4> + sum_t <do_t, o_t> is linear in each of the vectors:
 
     dS_0 = (sum_m X_m Y_m^T) * D + sum_t sum_m (q_t * X_m) (do_t * Y_m)^T
-    in q_t * X_m:  S_0 (do_t * Y_m) + sum_s k_s ((do_t * Y_m).u_s)        in k_s * X_m:  D (u_s * Y_m)        in X_m:  (D * S_0) Y_m
+    in q_t * X_m:  S_0 (do_t * Y_m) + sum_s k_s ((do_t * Y_m).u_s)
+    in k_s * X_m:  D (u_s * Y_m)        in X_m:  (D * S_0) Y_m
 
 and what a token reads also reaches k_s: (q_t * X_m) ((do_t * Y_m).u_s). The same holds with the sides exchanged. From there
 dq, dk, dx and do, du, dy follow channel by channel (`differentiate_block`), and with x and y of one L, dL from e alone:

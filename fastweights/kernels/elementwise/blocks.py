@@ -129,8 +129,8 @@ def stack_tokens(x, dtype: tl.constexpr):
 
 @triton.jit
 def apart_bad(x):
-    """Four vectors with 0 in the place of bad numbers, which a product would hand to earlier tokens; and by token the sum of 0 times
-    all up to it, NaN from a bad number on."""
+    """Four vectors with 0 in the place of bad numbers, which a product would hand to earlier tokens; and what marks tokens from
+    the first bad one on: NaN, else 0."""
     clean, marks, total = (), (), 0.0
     for t in tl.static_range(4):
         bad = is_bad(x[t])
@@ -141,7 +141,8 @@ def apart_bad(x):
 
 @triton.jit
 def sees_write():
-    """Which write s [16, 1] a read's product [1, 32] takes along: token t that of s <= t, if its subset has tokens after s alone."""
+    """Which write s [16, 1] a read's product [1, 32] takes along: token t that of s <= t, if all tokens of the subset come
+    after s."""
     after = 2 << (tl.arange(0, 16)[:, None] % 4)
     number = tl.arange(0, 32)[None, :]
     return ((number & (after - 1)) == 0) & (number >= after) & (tl.arange(0, 16)[:, None] < 4)

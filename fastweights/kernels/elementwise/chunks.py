@@ -115,7 +115,7 @@ def join_elements(
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     """S <- kept * S + added from chunk to chunk of a sequence (BACK: from the last). starts [M, HV, TILES, BV, PK]: the S that
-    each chunk begins with. begin, end [N, HV, K, V] or None: S before and after. A program has BLOCK channels of a tile's columns."""
+    each chunk begins with. begin, end [N, HV, K, V] or None: S before and after. A program has BLOCK channels of a tile."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     PARTS: tl.constexpr = PK // BLOCK
     part, n, head = tl.program_id(0) % (PARTS * TILES), tl.program_id(0) // (PARTS * TILES), tl.program_id(1)
@@ -274,8 +274,8 @@ def differentiate_chunk(
                 K, PK, V, BV, HEADS_K, HEADS_BETA, PRECISION,
             )  # fmt: skip
             write_block_gradients(
-                tl.load(ends + at).to(tl.float32), q, k, v, beta, do, scratch + 16 * BV * PK, first, count, head, channel, column,
-                scale, HV, K, PK, V, BV, HEADS_K, HEADS_BETA, PRECISION,
+                tl.load(ends + at).to(tl.float32), q, k, v, beta, do, scratch + 16 * BV * PK, first, count, head, channel,
+                column, scale, HV, K, PK, V, BV, HEADS_K, HEADS_BETA, PRECISION,
             )  # fmt: skip
             for b in range(0, tl.cdiv(count, 4)):
                 begin, left = first + b * 4, count - b * 4
