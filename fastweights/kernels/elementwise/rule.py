@@ -191,8 +191,10 @@ def element_gradients(
 
 COLUMNS = 16  # of a program's tile
 NUMBERS_PER_WARP = 1024  # of a state: 32 per thread, which leaves registers for its gradient and the state loaded ahead
+# By products 128 per thread. A thread then has a channel or more: with more threads than channels Triton changes layouts often.
+NUMBERS_IN_PRODUCTS = 4096
 WARPS = 1024  # of a backward: about as many as run at the same time, for each has a scratch of states
-NUMBERS = 16384  # of a state, that a program holds for products
+NUMBERS = 16384  # of a state, that a program holds at most
 JOINED = 2048  # numbers that a program takes from chunk to chunk
 
 
@@ -218,9 +220,7 @@ class Elementwise(Call):
         self.columns = min(padded(self.V), 128, NUMBERS // padded(self.K)) if self.by_products else COLUMNS
         self.tiles = -(-self.V // self.columns)
         numbers = padded(self.K) * self.columns
-        self.warps = max(1, numbers // NUMBERS_PER_WARP)
-        if self.by_products:  # at most a thread per channel: Triton then keeps vectors where they are loaded
-            self.warps = 4 if numbers > NUMBERS // 2 else max(1, min(padded(self.K), self.columns) // 32)
+        self.warps = max(1, numbers // (NUMBERS_IN_PRODUCTS if self.by_products else NUMBERS_PER_WARP))
         self.constants["BV"] = self.columns
 
     def matrices(self, count: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
