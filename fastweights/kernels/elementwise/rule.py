@@ -296,8 +296,9 @@ class Elementwise(Call):
         programs = min(items, max(1, WARPS // self.warps))
         scratch = self.empty(programs, CHUNK // 2, self.columns, padded(self.K))
         self.launch(
-            differentiate_chunk, (programs,), x.q, x.k, x.v, x.beta, starts, ends, do, scratch, *grads, chunks, self.T,
-            self.B * self.T, items, *self.options, self.HV, num_warps=self.warps, num_stages=1,
+            differentiate_chunk, (programs,), x.q, x.k, x.v, x.beta, starts, ends, do, scratch,
+            self.floats(programs, CHUNK), *grads, chunks, self.T, self.B * self.T, items, *self.options, self.HV,
+            num_warps=self.warps, num_stages=1,
         )  # fmt: skip
 
     def token_gradients(self, saved: Specs, do: Any, d_end: Any, grads: Sequence[Any], d_start: Any) -> None:
