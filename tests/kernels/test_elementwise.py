@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from fastweights.ops import elementwise_longhorn
+from tests.ops.kernel_launches import plans_anew
 
 from .cases import KERNEL_CASES, check_against_reference, draw_states, small
 
 pytestmark = pytest.mark.kernels
 CASE = KERNEL_CASES["elementwise_longhorn"]
 CLOSE = 1e-6
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["tokens", "products"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Both forms, in float32: token after token, and by products as in 16 bits."""
+    monkeypatch.setattr("fastweights.kernels.elementwise.rule.takes_products", lambda _: request.param)
+    with plans_anew():
+        yield
 
 
 @pytest.mark.parametrize("started", [False, True])
@@ -57,6 +68,7 @@ def test_a_bad_number_spoils_what_reads_it() -> None:
     with torch.no_grad():
         tokens["v"][0, 2, 0, 1] = float("inf")
         tokens["k"][0, 5, 0, 2] = float("nan")
+    tokens["q"].requires_grad_()  # the kernel of a few tokens is another
     o, _ = elementwise_longhorn(**tokens, backend="triton")
     assert o[0, :2].isfinite().all() and o[0, 2:, 0, 1].isnan().all()
     assert o[0, 2:5, 0, ::2].isfinite().all() and o[0, 5:].isnan().all()

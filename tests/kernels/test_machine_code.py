@@ -29,6 +29,11 @@ SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 # matrices of 128 channels; conjugate gradients hold four tiles of a chunk.
 RECORDED_WITH = "3.6."
 SPILLED = {
+    "summarize_elements": 56,
+    "read_chunk": 352,
+    "differentiate_chunk": 736,  # at 64 channels, with one warp; at 128 channels 280
+    "block_systems": 1624,  # at 128 channels, outside of any loop; at 64 channels 16
+    "pass_gradients": 24,  # at 128 channels
     "pass_tokens_back": 224,
     "decode_tokens": 304,  # on sm_80; on sm_90 40
     "decode_tokens_back": 280,  # on sm_80; on sm_90 56
@@ -62,7 +67,6 @@ SPILLED_AT_128_ON_80 = {
     "chunk_adjoint": 632,
     "chunk_state": 8,
     "chunk_state_backward": 336,
-    "element_gradients": 24,
     "gram_sums_back": 88,
     "invert_sums": 1168,
     "pass_gradients": 120,
@@ -70,6 +74,7 @@ SPILLED_AT_128_ON_80 = {
     "posterior_gradients": 424,
     "posterior_state": 80,
     "prepare_turns_back": 232,
+    "read_chunk": 408,
     "segment_gradients": 15184,
     "segment_sums": 1632,
     "slot_gradients": 536,

@@ -8,13 +8,16 @@ from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 from ..common.call import Call, Specs, make_rule, padded
 from ..common.math import infinite_to_nan, to_float_or_nan
-from ..common.packing import CHUNK, pieces_of_sequence, tokens_of_sequence
+from ..common.packing import CHUNK, pieces_of_sequence, record_tables, tokens_of_sequence
 from ..common.tiles import token_address
+from ..runtime.workspace import TensorSpec
+from .chunks import differentiate_chunk, join_elements, read_chunk, summarize_elements
 
 
 @triton.jit
@@ -188,7 +191,16 @@ def element_gradients(
 
 COLUMNS = 16  # of a program's tile
 NUMBERS_PER_WARP = 1024  # of a state: 32 per thread, which leaves registers for its gradient and the state loaded ahead
-WARPS = 1024  # of a backward: about as many as run at the same time, for each of them has a scratch of 64 states
+# By products 128 per thread. A thread then has a channel or more: with more threads than channels Triton changes layouts often.
+NUMBERS_IN_PRODUCTS = 4096
+WARPS = 1024  # of a backward: about as many as run at the same time, for each has a scratch of states
+NUMBERS = 16384  # of a state, that a program holds at most
+JOINED = 2048  # numbers that a program takes from chunk to chunk
+
+
+def takes_products(dtype: torch.dtype) -> bool:
+    """Whether chunks are read by matrix products, whose operands have this dtype."""
+    return dtype != torch.float32
 
 
 class ElementwiseInputs(namedtuple("ElementwiseInputs", "q k v beta S cu_seqlens", defaults=(None, None))):
@@ -197,17 +209,31 @@ class ElementwiseInputs(namedtuple("ElementwiseInputs", "q k v beta S cu_seqlens
 
 
 class Elementwise(Call):
-    """Options: the scale of q. Outputs: o, S (None unless it is wanted). A backward needs the inputs alone.
-    tiles: of columns, each a program per sequence and head."""
+    """Options: the scale of q. Outputs: o, S (None unless it is wanted). In 16 bits chunks are read by matrix products, and a
+    backward needs the states at their starts; in float32 token after token, and a backward needs the inputs alone.
+    tiles: of columns, each a program per sequence or chunk and head."""
 
     def set_up(self) -> None:
-        self.tiles = -(-self.V // COLUMNS)
-        self.warps = max(1, padded(self.K) * COLUMNS // NUMBERS_PER_WARP)
-        self.constants |= {"BV": COLUMNS, "HEADS_K": self.group(self.x.k), "HEADS_BETA": self.group(self.x.beta)}
+        x = self.x
+        self.constants |= {"HEADS_K": self.group(x.k), "HEADS_BETA": self.group(x.beta)}
+        self.by_products = takes_products(self.dtype)
+        self.columns = min(padded(self.V), 128, NUMBERS // padded(self.K)) if self.by_products else COLUMNS
+        self.tiles = -(-self.V // self.columns)
+        numbers = padded(self.K) * self.columns
+        self.warps = max(1, numbers // (NUMBERS_IN_PRODUCTS if self.by_products else NUMBERS_PER_WARP))
+        self.constants["BV"] = self.columns
+
+    def matrices(self, count: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
+        """So many states as programs hold them, [HV, tiles, columns, PK]."""
+        return self.empty(count, self.HV, self.tiles, self.columns, padded(self.K), dtype=dtype)
 
     def shapes(self, final: bool) -> tuple[Specs, Specs]:
         o = self.token_tensor(self.HV, self.V, dtype=self.x.v.dtype)
-        return (o, self.state(self.N) if final else None), ()
+        saved: Specs = ()
+        if self.by_products:
+            chunks = self.empty(self.M, 2, dtype=torch.int32) if self.packed else None
+            saved = self.matrices(self.M, self.dtype), chunks
+        return (o, self.state(self.N) if final else None), saved
 
     def read(self, o: Any, end: Any, states: Any) -> None:
         """Step through all sequences; None for what is not wanted."""
@@ -217,31 +243,75 @@ class Elementwise(Call):
             *self.options, self.HV, num_warps=self.warps,
         )  # fmt: skip
 
+    def join(self, begin: Any, do: Any, starts: Any, end: Any, chunks: Any, back: bool) -> None:
+        """The state that every chunk starts from (back: the gradient of that at its end), and the one after all."""
+        x, PK = self.x, padded(self.K)
+        added, kept = self.matrices(self.M), self.matrices(self.M)
+        self.launch(
+            summarize_elements, (2 * self.tiles * self.M, self.HV), x.q, x.k, x.v, x.beta, do, added, kept, chunks, self.T,
+            *self.options, self.HV, BACK=back, num_warps=self.warps, num_stages=1,
+        )  # fmt: skip
+        block = min(PK, max(16, JOINED // self.columns))
+        self.launch(
+            join_elements, (PK // block * self.tiles * self.N, self.HV), begin, added, kept, starts, end, x.cu_seqlens, self.T,
+            self.HV, BLOCK=block, BACK=back, num_warps=4,
+        )  # fmt: skip
+
     def forward(self, final: bool) -> tuple[Specs, Specs]:
+        x = self.x
         outputs, saved = self.shapes(final)
-        self.read(outputs[0], outputs[1], None)
+        if not self.by_products:
+            self.read(outputs[0], outputs[1], None)
+            return outputs, saved
+        starts, chunks = saved
+        if chunks is not None:
+            places = self.empty(self.M, 5, dtype=torch.int32)
+            record_tables(self.recorder, x.cu_seqlens, chunks, places, self.T, CHUNK)
+        self.join(x.S, None, starts, outputs[1], chunks, back=False)
+        self.launch(
+            read_chunk, (self.tiles * self.M, self.HV), x.q, x.k, x.v, x.beta, starts, outputs[0], chunks, self.T,
+            *self.options, self.HV, num_warps=self.warps, num_stages=1,
+        )  # fmt: skip
         return outputs, saved
 
     def backward(self, saved: Specs, output_grads: Sequence[Any], state_grads: bool) -> ElementwiseInputs:
         x, (do, d_end), HV, K = self.x, output_grads, self.HV, self.K
-        states = self.state(self.M)
-        self.read(None, None, states)
         dq, dk = (self.token_tensor(HV, K) for _ in range(2))
         dv, dbeta = (self.token_tensor(HV, self.V, dtype=y.dtype) for y in (x.v, x.beta))
         alone = self.tiles == 1
         parts = [y if alone else self.floats(self.tiles, *y.shape) for y in (dq, dk)]
-        items = self.tiles * self.N * HV
-        programs = min(items, max(1, WARPS // self.warps))
-        scratch = self.floats(programs, CHUNK, padded(K), COLUMNS)
         d_start = self.state(self.N) if state_grads and x.S is not None else None
-        self.launch(
-            element_gradients, (programs,), x.q, x.k, x.v, x.beta, states, do, d_end, scratch, *parts, dv, dbeta, d_start,
-            x.cu_seqlens, self.T, self.B * self.T, items, *self.options, HV, num_warps=self.warps,
-        )  # fmt: skip
+        differentiate = self.chunk_gradients if self.by_products else self.token_gradients
+        differentiate(saved, do, d_end, (*parts, dv, dbeta), d_start)
         if not alone:
             for part, out in zip(parts, (dq, dk)):
                 self.sum_tiles(part, out)
         return ElementwiseInputs(dq, dk, dv, dbeta, d_start)
+
+    def chunk_gradients(self, saved: Specs, do: Any, d_end: Any, grads: Sequence[Any], d_start: Any) -> None:
+        x, (starts, chunks) = self.x, saved
+        ends = self.matrices(self.M, self.dtype)
+        self.join(d_end, do, ends, d_start, chunks, back=True)
+        items = self.tiles * self.M * self.HV
+        programs = min(items, max(1, WARPS // self.warps))
+        scratch = self.empty(programs, CHUNK // 2, self.columns, padded(self.K))
+        self.launch(
+            differentiate_chunk, (programs,), x.q, x.k, x.v, x.beta, starts, ends, do, scratch,
+            self.floats(programs, CHUNK), *grads, chunks, self.T, self.B * self.T, items, *self.options, self.HV,
+            num_warps=self.warps, num_stages=1,
+        )  # fmt: skip
+
+    def token_gradients(self, saved: Specs, do: Any, d_end: Any, grads: Sequence[Any], d_start: Any) -> None:
+        x = self.x
+        states = self.state(self.M)
+        self.read(None, None, states)
+        items = self.tiles * self.N * self.HV
+        programs = min(items, max(1, WARPS // self.warps))
+        scratch = self.floats(programs, CHUNK, padded(self.K), COLUMNS)
+        self.launch(
+            element_gradients, (programs,), x.q, x.k, x.v, x.beta, states, do, d_end, scratch, *grads, d_start,
+            x.cu_seqlens, self.T, self.B * self.T, items, *self.options, self.HV, num_warps=self.warps,
+        )  # fmt: skip
 
 
 ELEMENTWISE = make_rule(Elementwise)
