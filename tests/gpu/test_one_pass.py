@@ -25,7 +25,8 @@ pytestmark = [
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "gdn": delta_rule, "gdn, strong": delta_rule, "write keys": delta_rule, "write keys, no decay": delta_rule,
+    "gdn": delta_rule, "gdn, strong": delta_rule, "gdn, stronger": delta_rule, "write keys": delta_rule,
+    "write keys, no decay": delta_rule,
     "pgdn": preconditioned_delta_rule, "simple_gla": linear_attention, "pdn": preconditioned_delta_rule,
     "kda": delta_rule, "kda, in two halves": delta_rule,
     "kda, strong": delta_rule,
@@ -48,6 +49,8 @@ def draw(
         g *= 6
     elif rule == "gdn, strong":  # so much that a segment depends on few before and behind it
         g *= 0.2
+    elif rule == "gdn, stronger":  # so much that chunks of a segment are left out
+        pass
     else:
         g *= 1e-3  # so little that segments depend on those before and behind them
     drawn = {"q": q, "k": k, "v": v, "S": torch.randn(states, value_heads, width, width, device="cuda")}
@@ -109,7 +112,7 @@ FORMS = {
 
 CASES = [("gdn", form) for form in FORMS] + [("pdn", "segments"), ("kda", "short")]
 CASES += [("kda, strong", "odd and grouped"), ("kda, in two halves", "odd and grouped")]
-CASES += [("gdn, strong", "segments"), ("gdn, strong", "packed, in segments")]
+CASES += [(rule, form) for rule in ("gdn, strong", "gdn, stronger") for form in ("segments", "packed, in segments")]
 CASES += [
     (rule, form)
     for rule in ("write keys", "write keys, no decay", "pgdn", "simple_gla", "kda", "pkda")
@@ -164,12 +167,13 @@ def test_bad_numbers_stand_where_they_do_in_plain_triton(rule: str, width: int, 
 
 
 @pytest.mark.parametrize("name", ["v", "k", "S"])
-def test_bad_numbers_reach_segments_that_depend_on_few(name: str) -> None:
-    inputs = draw("gdn, strong", 1, 5000, 2, 2, 1)
+@pytest.mark.parametrize("rule", ["gdn, strong", "gdn, stronger"])
+def test_bad_numbers_reach_segments_that_depend_on_few(rule: str, name: str) -> None:
+    inputs = draw(rule, 1, 5000, 2, 2, 1)
     place = (0, 1, 3, 9) if name == "S" else (0, 130, 1, 7)
     inputs[name][place] = float("inf")
-    got, alone = results("gdn, strong", inputs), without_gradients("gdn, strong", inputs)
-    plain = in_plain_triton(lambda: without_gradients("gdn, strong", inputs))
+    got, alone = results(rule, inputs), without_gradients(rule, inputs)
+    plain = in_plain_triton(lambda: without_gradients(rule, inputs))
     for found in (got, alone):
         for x, before in zip(found[:2], plain, strict=True):
             assert not before[:, -1].isfinite().all()

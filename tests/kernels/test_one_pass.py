@@ -47,10 +47,11 @@ def inverse_by_blocks(A: Tensor) -> Tensor:
     for row in range(size):  # a row is solved once those before it in its block are taken from it
         X = X - (A * own)[:, row, None] * X[None, row]
     N = X @ (A * ~own)
-    Y = X
-    for _ in range(3):
-        Y = X - N @ Y
-    return Y
+    T = X.clone()
+    for b in range(1, -(-size // 16)):
+        rows = slice(16 * b, 16 * b + 16)
+        T[rows] -= N[rows, : 16 * b] @ T[: 16 * b]
+    return T
 
 
 class Chunk(NamedTuple):
@@ -294,6 +295,21 @@ def test_segments_far_away_add_nothing() -> None:
     assert (left.abs().sum(1) < 2.0**-126 * before).all()
 
 
+def test_a_chunk_lets_no_more_through_than_its_number_says() -> None:
+    """See `chunk_growth`; some tokens make a row of the state longer."""
+    leaves, order, S = draw_rule("delta rule", 500)
+    leaves["k"] *= 1.5
+    leaves["g"] *= 0.02
+    left, growths = S[0, 0].T, []
+    for chunk in chunks_of("delta rule", leaves, order):
+        longer = (1 - chunk.beta * chunk.k.square().sum(1)).abs().clamp_min(1)
+        growths.append((chunk.g.sum().exp() * longer.prod()).item())
+        _, after = chunk.after(left, torch.zeros_like(chunk.v))
+        assert (after.norm(dim=1) <= (1 + 1e-9) * growths[-1] * left.norm(dim=1)).all()
+        left = after
+    assert min(growths) < 1 < max(growths)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("time", [1, 64, 100, 500])
 def test_the_algebra_of_the_backward(time: int, rule: str) -> None:
@@ -440,7 +456,7 @@ def test_the_backward_passes_back(on_hopper: None) -> None:
     assert in_segments[:3] == ["solve_chunks", "summarize_chunks", "read_chunks"]
     assert in_segments[3:] == ["states_again", "summarize_back", *BACK[1:]]
     assert names(with_backward(300, rule="linear attention")) == ["solve_chunks", "read_chunks", *BACK]
-    of_write_keys = ["sum_write_key_grads", "key_energy_scan", "write_key_grads"]
+    of_write_keys = ["write_key_grads", "key_energy_scan", "add_later_grads"]
     assert names(with_backward(300, rule="write keys"))[4:] == [*BACK[:2], *of_write_keys, *BACK[2:]]
 
 
@@ -475,7 +491,7 @@ def test_machine_code(on_hopper: None, rule: str, width: int) -> None:
     each. Every load is waited for."""
     spilled = {"read_chunks": 640, "gradients_back": 64, "solve_chunks": 32}
     if rule == "write keys":
-        spilled |= {"solve_chunks": 320, "sum_write_key_grads": 64, "write_key_grads": 32}
+        spilled |= {"solve_chunks": 320, "write_key_grads": 32}
     elif rule == "one decay per channel":  # where channels lose much, more than registers hold
         spilled |= {"solve_chunks": 1120, "channel_gradients_back": 96}
     once = {one.kernel.__name__: one for one in with_backward(8192, rule=rule, width=width) if one.kernel.is_gluon()}
@@ -486,7 +502,7 @@ def test_machine_code(on_hopper: None, rule: str, width: int) -> None:
         waits = sum(x.startswith("WARPGROUP.DEPBAR") for x in compiled.instructions)
         assert compiled.shared <= 227 * 1024
         assert compiled.stack <= spilled.get(name, 0)
-        assert products >= 4 and waits <= max(1, products / (4 if width == 128 else 3))
+        assert (products >= 4 or name == "add_later_grads") and waits <= max(1, products / (4 if width == 128 else 3))
 
 
 @pytest.mark.compiler

@@ -54,12 +54,26 @@ def test_every_piece_has_one_number(lengths: list[int], per_segment: int, dtype:
     assert sum(count for _, count in wanted_chunks.values()) == time
     for number, (first, count) in enumerate(chunks):
         assert [first, count] == wanted_chunks.pop(number) if number in wanted_chunks else count == 0
-    for number, (first, stop, chunk, sequence, ends) in enumerate(segments):
+    for number, (first, stop, chunk, sequence, last) in enumerate(segments):
+        ends = last & 3
         if number in wanted_segments:
             assert [first, stop, chunk, sequence, ends] == wanted_segments.pop(number)
         else:
             assert first == stop and ends == 0
     assert not wanted_chunks and not wanted_segments
+
+
+@pytest.mark.parametrize("lengths", [[500, 0, 3, 900, 64, 65], [130, 0, 64, 1, 63] * 60], ids=["few", "several blocks"])
+def test_the_longest_segments_are_begun_first(lengths: list[int]) -> None:
+    from fastweights.kernels.common.packing import BLOCK
+
+    _, segments = tables(torch.tensor([0, *lengths]).cumsum(0), sum(lengths), 128)
+    turns = [last >> 2 for *_, last in segments]
+    for first in range(0, len(segments), BLOCK):
+        block = turns[first : first + BLOCK]
+        assert sorted(block) == list(range(first, first + len(block)))
+        begun = [segments[number][1] - segments[number][0] for number in block]
+        assert begun == sorted(begun, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +85,7 @@ def test_wrong_lengths_stay_inside_the_row(edges: list[int]) -> None:
     assert all(0 <= count <= 64 for _, count in chunks)
     assert all(first >= 0 and first + count <= 200 for first, count in chunks if count)
     assert all(0 <= first <= stop <= 200 for first, stop, *_ in segments)
+    assert sorted(last >> 2 for *_, last in segments) == list(range(len(segments)))
     assert all(chunk + -(-(stop - first) // 64) <= len(chunks) for first, stop, chunk, *_ in segments if first < stop)
 
 

@@ -28,6 +28,15 @@ def unknown_zero():
 
 
 @gluon.jit
+def uniform(x):
+    """x, a number that all threads have alike, in a register of the whole warp. Where the assembler does not know that threads
+    leave a loop together, it keeps the descriptors of products in registers of each thread, and copies them for every product."""
+    return gl.inline_asm_elementwise(
+        "redux.sync.max.s32 $0, $1, 0xffffffff;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def row_places(STRIDE: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, NUMBERS: gl.constexpr = 8):
     """Of a tile [HEIGHT, WIDTH] the rows, and the places of all numbers. A thread's rows differ by constants, which stand within
     instructions. NUMBERS: see `row_layout`."""

@@ -66,13 +66,24 @@ def write_chunks(cu_seqlens, chunks, number, T, N, steps, M):
 
 
 @triton.jit
-def write_segments(cu_seqlens, segments, number, T, N, steps, P, L):
+def longest_first(length, BLOCK: tl.constexpr):
+    """The places of BLOCK pieces in order of length, the longest first."""
+    i = tl.arange(0, BLOCK)
+    longer = length[None, :] > length[:, None]
+    before = longer | ((length[None, :] == length[:, None]) & (i[None, :] < i[:, None]))
+    rank = tl.sum(before.to(tl.int32), 1)
+    return tl.sum(tl.where(rank[:, None] == i[None, :], i[:, None], 0), 0)
+
+
+@triton.jit
+def write_segments(cu_seqlens, segments, number, T, N, steps, P, L, BLOCK: tl.constexpr):
     if cu_seqlens is None:
         per_row = tl.maximum(tl.cdiv(T, L), 1)
         n = number // per_row
         place = number - n * per_row
         start, stop = n * T, n * T + T
         chunk = n * tl.cdiv(T, 64) + place * (L // 64)
+        turn = number
     else:
         n = find_owner(cu_seqlens, number, T, N, steps, L)
         start, stop = sequence_edges(cu_seqlens, n, T)
@@ -82,22 +93,26 @@ def write_segments(cu_seqlens, segments, number, T, N, steps, P, L):
     last = tl.minimum(first + L, stop)
     used = (place == 0) | (first < stop)
     here = number < P
+    if cu_seqlens is not None:
+        turn = tl.program_id(0) * BLOCK + longest_first(tl.where(here, last - first, -1), BLOCK)
+    ends = tl.where(place == 0, 1, 0) + tl.where(used & (last == stop), 2, 0)
     tl.store(segments + number * 5, first, here)
     tl.store(segments + number * 5 + 1, last, here)
     tl.store(segments + number * 5 + 2, chunk, here)
     tl.store(segments + number * 5 + 3, n, here)
-    tl.store(segments + number * 5 + 4, tl.where(place == 0, 1, 0) + tl.where(used & (last == stop), 2, 0), here)
+    tl.store(segments + number * 5 + 4, ends + 4 * turn, here)
 
 
 @triton.jit(do_not_specialize=["T", "N", "steps", "M", "P", "L"])
 def write_tables(cu_seqlens, chunks, segments, T, N, steps, M, P, L, BLOCK: tl.constexpr):
     """chunks [M, 2], of packed sequences alone: first token and number of tokens, 0 where no chunk has the number. segments
     [P, 5]: first token, token after the last, first chunk, sequence, and 1 for a sequence's first segment + 2 for its last; an
-    empty sequence has one segment. L: tokens per segment."""
+    empty sequence has one segment. The last number also has, times 4, the segment that is begun in this place of an order, see
+    `segment_in_turn`. L: tokens per segment."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if chunks is not None:
         write_chunks(cu_seqlens, chunks, number, T, N, steps, M)
-    write_segments(cu_seqlens, segments, number, T, N, steps, P, L)
+    write_segments(cu_seqlens, segments, number, T, N, steps, P, L, BLOCK)
 
 
 def record_tables(
@@ -170,6 +185,13 @@ def segment_place(segments, p, T):
         ends = tl.load(segments + 5 * p + 4)
         is_first, is_last = (ends & 1) > 0, (ends & 2) > 0
     return first, stop, chunk, sequence, is_first, is_last
+
+
+@triton.jit
+def segment_in_turn(segments, turn):
+    """The segment of packed sequences to begin in turn: of every 128 the longest come first, as those that are begun last hold up
+    the end of a launch."""
+    return tl.load(segments + 5 * turn + 4) >> 2
 
 
 @triton.jit

@@ -19,7 +19,7 @@ every program of the pass takes the state of its sequence through the segments b
 through are left out (`segments_needed`).
 
 T = (I + A)^-1 comes from the inverses X of its diagonal blocks of 16 tokens, by substitution, and from L, what is below them.
-With N = X L, where N^4 = 0, T = X - N (X - N (X - N X)).
+With N = X L, the rows of block b are T_b = X_b - sum over a < b of N_ba T_a.
 
 **NaN and infinity.** A token with a bad key or gate makes G NaN from it on, which its rows of T and P take over; rows before it
 are computed as if it were 0. A bad value or state spoils its column of S. Products with zeros also spoil, in its column, the

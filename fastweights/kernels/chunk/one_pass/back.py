@@ -3,15 +3,19 @@ their gradients; see the head of this folder."""
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import copy_rows, product_layout, row_places
+from ...common.hopper_tiles import copy_rows, product_layout, row_places, uniform
 from ...common.packing import pieces_of_sequence
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .passes import (
     T_PLACE,
     copy_factors,
+    count_needed,
     find_segment,
+    growth_of,
+    has_large_number,
     largest_row_sum,
     load_state,
+    program_place,
     segments_needed,
     store_rows,
     through_segments,
@@ -34,7 +38,7 @@ def states_again(
     WRITE_ROW: gl.constexpr = HV // HEADS_W * K
     VALUE_ROW: gl.constexpr = HV * V
     PARTS: gl.constexpr = V // BV
-    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    part, segment, head = program_place(segments, HV, PARTS)
     first, tokens, m, _, _, _ = find_segment(segments, segment, time, length)
     w += (first * (HV // HEADS_W) + head // HEADS_W) * K
     u += (first * HV + head) * V + part * BV
@@ -170,12 +174,22 @@ def summarize_back(
     WRITE_ROW: gl.constexpr = HV // HEADS_W * K
     VALUE_ROW: gl.constexpr = HV * V
     PARTS: gl.constexpr = V // BV
-    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    part, segment, head = program_place(segments, HV, PARTS)
     first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) | (earlier == 0):  # nobody reads what the first segment adds
         return
     S = gl.zeros([BV, K], gl.float32, KEYS)
     chunks = (tokens + 63) // 64
+    if norms is not None and w is None and not CHANNEL:
+        # Chunks at the segment's end are left out, as in `summarize_chunks`.
+        growth = growth_of(made + (m * HV + head) * RECORD)
+        needed = count_needed(growth, 0, HV * RECORD // 2, chunks, 1)
+        behind = tokens - needed * 64
+        at = first + needed.to(gl.int64) * 64
+        large = has_large_number(do + (at * HV + head) * V + part * BV, behind, VALUE_ROW, BV)
+        large |= has_large_number(q + (at * H + head // (HV // H)) * K, behind, KEY_ROW, K)
+        tokens = uniform(gl.where(large, tokens, gl.minimum(tokens, needed * 64)))
+        chunks = (tokens + 63) // 64
     t = first + (chunks - 1).to(gl.int64) * 64
     m += chunks - 1
     q += (t * H + head // (HV // H)) * K

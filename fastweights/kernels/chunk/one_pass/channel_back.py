@@ -7,7 +7,7 @@ from ...common.hopper_tiles import copy_rows, product_layout, row_places, unknow
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .back import end_of_segment, place_segment
 from .gradients_back import anew, own_sums, row_sums, token_layout
-from .passes import T_PLACE, copy_factors, state_addresses
+from .passes import T_PLACE, copy_factors, program_place, state_addresses
 from .write_keys import approximate
 
 
@@ -81,7 +81,7 @@ def channel_gradients_back(
     LEFT_SUM: gl.constexpr = gl.DotOperandLayout(0, WIDE, 2)
     LINE: gl.constexpr = gl.BlockedLayout([2], [32], [WARPS], [0])
     CHANNELS: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([4, 1], [1, 32], [1, WARPS], [1, 0]))
-    segment, head = gl.program_id(0), gl.program_id(1)
+    _, segment, head = program_place(segments, HV, 1)
     first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) & (earlier != 0):
         return

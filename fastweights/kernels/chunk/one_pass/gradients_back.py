@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...common.hopper_tiles import copy_rows, product_layout, row_places, unknown_zero
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .back import end_of_segment, place_segment
-from .passes import T_PLACE, add, copy_factors, state_addresses
+from .passes import T_PLACE, add, copy_factors, program_place, state_addresses
 
 
 @gluon.constexpr_function
@@ -124,7 +124,7 @@ def gradients_back(
     LATE: gl.constexpr = w is not None
     GROUP: gl.constexpr = HEADS_W if LATE else HV // H
     STAGES: gl.constexpr = 1 if LATE else 2
-    segment, head = gl.program_id(0), gl.program_id(1)
+    _, segment, head = program_place(segments, HV, 1)
     first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) & (earlier != 0):
         return

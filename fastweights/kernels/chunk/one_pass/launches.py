@@ -15,7 +15,7 @@ from ...runtime.gluon import runs_gluon
 from ...runtime.workspace import TensorSpec
 from ..key_energy import gate_groups, record_scan
 
-RECORD = CHUNK * CHUNK + 8 * CHUNK  # numbers of P and of four per token, in float32, in the record of a chunk
+RECORD = CHUNK * CHUNK + 9 * CHUNK  # numbers of P, of four per token and one per chunk, in float32, in a chunk's record
 
 
 DECAYED = ("q_decayed", "k_decayed", "w_decayed")  # of what a forward keeps, see `decay_channels`
@@ -35,7 +35,7 @@ HALF = PassTile(64, 3)
 PROGRAMS = 132  # of all columns, that keep an H100 or H200 busy
 MIN_NARROW_SEGMENTS = 4  # of a row with heads of 64 channels, below which finding their states costs more than it saves
 SOLVE_REGISTERS = 128  # per thread: four programs per multiprocessor
-SUM_REGISTERS, GRADIENT_REGISTERS = 80, 128  # three and two programs of 8 warps, for the gradients of write keys
+GRADIENT_REGISTERS, ADD_REGISTERS = 128, 80  # two and three programs of 8 warps, for the gradients of write keys
 MOST_LOST = 200.0  # in base 2, by a channel in a chunk where one product has all pairs, as in `channel.py`
 MANY_SEGMENTS = 8  # of a row, from which on it pays to find out how many a state needs; at 4 it costs 2 us per launch
 
@@ -229,22 +229,22 @@ class OnePassKept(OnePass):
     def write_key_grads(
         self, saved: SavedForBackward, dw: Any, dk: Any, dA_end: Any, state_grads: bool
     ) -> tuple[Any, ...]:
-        """As `MemoryCall.write_key_grads`."""
-        from .write_keys_back import sum_write_key_grads, write_key_grads  # need Gluon
+        """As `MemoryCall.write_key_grads`; dw is overwritten."""
+        from .write_keys_back import add_later_grads, write_key_grads  # need Gluon
 
         x, M, HV = self.memory, self.M, self.HV
         sums, totals, dcenter = self.floats(M, HV, self.K), self.floats(M, HV), self.floats(M, HV)
-        place, gates = (saved.chunk_table, self.T, *self.squash_numbers), (x.precond_g, x.precond_beta, x.center)
+        dg, dbeta = (self.token_tensor(HV, dtype=torch.float32) for _ in range(2))
+        place, gates = (saved.chunk_table, self.T), (x.precond_g, x.precond_beta)
         self.launch(
-            sum_write_key_grads, (M, HV), x.k, dw, saved.key_energy, *gates, sums, totals, dcenter, *place, **gate_groups(self),
-            num_warps=8, maxnreg=SUM_REGISTERS,
+            write_key_grads, (M, HV), x.k, dw, saved.key_energy, *gates, x.center, sums, totals, dcenter, dg, dbeta, *place,
+            *self.squash_numbers, **gate_groups(self), num_warps=8, maxnreg=GRADIENT_REGISTERS,
         )  # fmt: skip
         dA = self.floats(self.N, HV, self.K) if state_grads else None
         record_scan(self, sums, totals, dA_end, dA, back=True)
-        dg, dbeta = (self.token_tensor(HV, dtype=torch.float32) for _ in range(2))
         self.launch(
-            write_key_grads, (M, HV), x.k, dw, dk, saved.key_energy, sums, *gates, dg, dbeta, *place, **gate_groups(self),
-            num_warps=8, maxnreg=GRADIENT_REGISTERS,
+            add_later_grads, (M, HV), x.k, dw, dk, saved.key_energy, sums, *gates, dg, dbeta, *place, **gate_groups(self),
+            num_warps=8, maxnreg=ADD_REGISTERS,
         )  # fmt: skip
         return dcenter, dg, dbeta, dA
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import add, copy_rows, product_layout, row_places
-from ...common.packing import pieces_of_sequence, segment_place
+from ...common.hopper_tiles import add, copy_rows, product_layout, row_places, uniform, unknown_zero
+from ...common.packing import pieces_of_sequence, segment_in_turn, segment_place
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
-# Where the record of a chunk, numbers of 16 bits, has four numbers per token in float32, and for a backward T; in front is P. The
-# four: the decay from the chunk's start, that to its end, beta, and the summed log decay in base 2.
+# Where the record of a chunk, numbers of 16 bits, has four numbers per token in float32, one of the chunk (`chunk_growth`), and
+# for a backward T; in front is P. The four: the decay from the chunk's start, that to its end, beta, and the summed log decay in
+# base 2. The number of the chunk has 128 bytes, so that T begins at a line of the cache.
 FACTORS_PLACE = gl.constexpr(4096)
-T_PLACE = gl.constexpr(4096 + 512)
+GROWTH_PLACE = gl.constexpr(4096 + 512)
+T_PLACE = gl.constexpr(4096 + 576)
 
 
 @gluon.jit
 def factors_of(record):
     """The four numbers per token [4, 64] of a chunk's record."""
     return (record + FACTORS_PLACE).to(gl.pointer_type(gl.float32), bitcast=True)
+
+
+@gluon.jit
+def growth_of(record):
+    """The number of a chunk in its record."""
+    return (record + GROWTH_PLACE).to(gl.pointer_type(gl.float32), bitcast=True)
 
 
 @gluon.jit
@@ -243,6 +251,19 @@ def pass_segment(
 
 
 @gluon.jit
+def program_place(segments, HV: gl.constexpr, PARTS: gl.constexpr):
+    """The part, segment and head of a program of a grid (PARTS x P, HV). Of packed sequences, see `segment_in_turn`, a segment's
+    programs of all heads follow each other."""
+    if segments is None:
+        part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    else:
+        number = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
+        part, head = number % PARTS, number // PARTS % HV
+        segment = segment_in_turn(segments, number // (PARTS * HV))
+    return part, segment, head
+
+
+@gluon.jit
 def find_segment(segments, segment, time, length):
     """Of a segment: its first token (int64), how many tokens it has, its first chunk (int64), its sequence, how many segments the
     sequence has before it, and whether it is the last. segments: the table of packed sequences, None for rows."""
@@ -288,14 +309,14 @@ def largest_row_sum(x):
     return gl.max(sums, 0) + gl.sum(0.0 * sums, 0)
 
 
-@gluon.jit(noinline=True)
-def segments_needed(norms, near, step, count, NORMS: gl.constexpr):
+@gluon.jit
+def count_needed(norms, near, step, count, NORMS: gl.constexpr):
     """Of `count` segments between a state and the start of its sequence, or its gradient and the end, how many it is found from.
     What lies behind so many that less than 2^-126 comes through them, below float32's normal numbers, adds nothing. All, where
-    one has a bad number or they are more than 128.
+    one has a bad number or they are more than 128. Likewise of chunks.
 
     norms: how many times larger each makes the absolute sum of a row of a state at most, in NORMS parts. Those of the nearest lie
-    at number `near`, of the next `step` further. Apart, as within a pass it would cost the loop registers."""
+    at number `near`, of the next `step` further."""
     MOST: gl.constexpr = 128
     i = gl.arange(0, MOST, gl.BlockedLayout([4], [32], [gl.num_warps()], [0]))
     norms += (near + i.to(gl.int64) * step) * NORMS
@@ -306,6 +327,26 @@ def segments_needed(norms, near, step, count, NORMS: gl.constexpr):
     needed = gl.max(gl.where((i < count) & (through >= -126.0), i + 2, 1), 0)
     bad = gl.sum(0.0 * norm, 0)
     return gl.where((bad == bad) & (count <= MOST), gl.minimum(needed, count), count)
+
+
+@gluon.jit(noinline=True)
+def segments_needed(norms, near, step, count, NORMS: gl.constexpr):
+    """`count_needed` apart, as within a pass it would cost the loop registers."""
+    return count_needed(norms, near, step, count, NORMS)
+
+
+@gluon.jit
+def has_large_number(x, tokens, STRIDE: gl.constexpr, WIDTH: gl.constexpr):
+    """Whether rows [tokens, WIDTH] have a NaN, an infinity, or a number so large that sums of them might become one."""
+    ROWS: gl.constexpr = 16384 // WIDTH  # many loads at once
+    row, at = row_places(STRIDE, ROWS, WIDTH)
+    LAYOUT: gl.constexpr = at.type.layout
+    large = gl.zeros([ROWS, WIDTH], gl.float32, LAYOUT)
+    for n in range((tokens + ROWS - 1) // ROWS):
+        numbers = gl.load(x + at, (row < tokens - n * ROWS)[:, None], 0.0).to(gl.float32)
+        large = gl.where(gl.abs(numbers) < 1e18, large, 1.0)
+        x += ROWS * STRIDE
+    return gl.max(gl.max(large, 1), 0) > 0
 
 
 @gluon.jit
@@ -410,7 +451,7 @@ def read_chunks(
     the states that the segments start from [P, HV, K, V] are written too, None otherwise."""
     TYPE: gl.constexpr = q.dtype.element_ty
     PARTS: gl.constexpr = V // BV
-    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    part, segment, head = program_place(segments, HV, PARTS)
     first, tokens, m, sequence, earlier, is_last = find_segment(segments, segment, time, length)
     if (tokens == 0) & (~is_last):
         return
@@ -463,9 +504,9 @@ def summarize_chunks(
     KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
     VALUES: gl.constexpr = V // BV
     PARTS: gl.constexpr = VALUES + (K // BV if DELTA else 0)
-    part, segment, head = gl.program_id(0) % PARTS, gl.program_id(0) // PARTS, gl.program_id(1)
+    part, segment, head = program_place(segments, HV, PARTS)
     first, tokens, m, _, _, is_last = find_segment(segments, segment, time, length)
-    is_value = part < VALUES
+    is_value = part + unknown_zero() < VALUES  # where it is known, Triton 3.6 may not compile the kernel
     if (tokens == 0) & (~is_last):
         return
     if is_last & ((is_value & DELTA) | (not LAST)):
@@ -481,8 +522,25 @@ def summarize_chunks(
         solved += (m * HV + head) * 4096
     if w is not None:
         w += (first * (HV // HEADS_W) + head // HEADS_W) * K
+    v += at_value
+    k += at_key
+    if norms is not None and w is None and DECAY == 1:
+        # Chunks at the segment's start are left out, as segments are, where nothing comes through those behind them.
+        chunks = (tokens + 63) // 64
+        last = made + (chunks - 1).to(gl.int64) * (HV * RECORD)
+        left_out = chunks - count_needed(growth_of(last), 0, -(HV * RECORD // 2), chunks, 1)
+        large = has_large_number(v, gl.where(is_value, left_out * 64, 0), HV * V, BV)
+        if not DELTA:  # else a bad key makes growths NaN
+            large |= has_large_number(k, left_out * 64, H * K, K)
+        left_out = uniform(gl.where(large, 0, left_out))
+        tokens -= left_out * 64
+        k += left_out.to(gl.int64) * (64 * H * K)
+        v += left_out.to(gl.int64) * (64 * HV * V)
+        made += left_out.to(gl.int64) * (HV * RECORD)
+        if DELTA:
+            solved += left_out.to(gl.int64) * (HV * 4096)
     S, through = pass_segment(
-        S, k, k + at_key, w, v + at_value, made, solved, v, None, tokens, 1.0, is_value,
+        S, k, k, w, v, made, solved, v, None, tokens, 1.0, is_value,
         H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, False, STAGES, False,
     )  # fmt: skip
     number = segment.to(gl.int64) * HV + head

@@ -5,10 +5,13 @@ from __future__ import annotations
 from ...common.hopper_tiles import copy_rows, product_layout
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
-from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from ...runtime.gluon import async_copy, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
 from .channel import decay_channels, either, load_halves
-from .passes import T_PLACE, add, factors_of
+from .passes import T_PLACE, add, factors_of, growth_of
 from .write_keys import precondition_keys
+
+OLDER = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8]))  # [64, 16]
+ROWS = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 2, [1, 0]))  # [64, 16]: 4 rows of 8 columns lie in different banks
 
 
 @gluon.jit
@@ -31,30 +34,28 @@ def own_block(x):
 
 
 @gluon.jit
-def on_diagonal(blocks, SQUARE: gl.constexpr):
-    """[64, 64] whose diagonal blocks are these, and 0 elsewhere."""
-    zero = gl.zeros([64, 64], gl.float32, SQUARE).reshape([64, 4, 16])
-    LAYOUT: gl.constexpr = zero.type.layout
-    j = gl.arange(0, 64, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+def pick_block(x, block: gl.constexpr):
+    """Columns 16 block to 16 block + 15 of x [64, 64], which lie within threads: no instruction."""
+    parts = x.reshape([64, 4, 16])
+    LAYOUT: gl.constexpr = parts.type.layout
     b = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
-    own = (j // 16)[:, None] == b[None, :]
-    blocks = gl.convert_layout(blocks, gl.SliceLayout(1, LAYOUT))
-    return gl.convert_layout(gl.where(own[:, :, None], blocks[:, None, :], zero).reshape([64, 64]), SQUARE)
+    bits = gl.where(b[None, :, None] == block, parts.to(gl.int32, bitcast=True), 0)
+    found = gl.reduce(bits, 1, either).to(gl.float32, bitcast=True)
+    return gl.convert_layout(found, OLDER, assert_trivial=True)
 
 
 @gluon.jit
 def as_left(x):
-    """x as the left operand of a product in tf32 with what `store_in_order` stored: of every 8 columns the even ones come first,
-    as a thread's registers hold them, so that nothing moves."""
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, x.type.layout, 1)
-    turned = x.reshape([64, 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, 64])
-    return gl.convert_layout(turned, LEFT, assert_trivial=True)
+    """x [64, 16] as the left operand of a product in tf32 with rows that are `in_order`: of every 8 columns the even ones come
+    first, as a thread's registers hold them, so that nothing moves."""
+    turned = x.reshape([64, 2, 4, 2]).permute((0, 1, 3, 2)).reshape([64, 16])
+    return gl.convert_layout(turned, gl.DotOperandLayout(0, OLDER, 1), assert_trivial=True)
 
 
 @gluon.jit
-def store_in_order(buffer, x):
-    """Rows of x, columns ordered as `as_left` does."""
-    buffer.store(x.reshape([64, 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, 64]))
+def in_order(x):
+    """x [64, 16], its rows ordered as `as_left` orders columns."""
+    return x.reshape([8, 4, 2, 16]).permute((0, 2, 1, 3)).reshape([64, 16])
 
 
 @gluon.jit
@@ -64,15 +65,15 @@ def take_row(X, solved, rows, row: gl.constexpr, first: gl.constexpr):
 
 
 @gluon.jit
-def blocks_inverse(A, SQUARE: gl.constexpr):
+def blocks_inverse(A):
     """X, the inverses of the diagonal blocks of I + A [64, 64], by substitution: a thread has a column of a block, and four rows
-    of it in each of four tensors. A comes transposed; X comes back transposed and as it is."""
+    of it in each of four tensors. A comes transposed; X comes back transposed too, [64, 16], in shared memory twice, once
+    `in_order`."""
     COLUMN: gl.constexpr = gl.BlockedLayout([1, 1, 4], [2, 16, 1], [4, 1, 1], [2, 1, 0])
     NARROW: gl.constexpr = product_layout(4, 16)
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     rows = gl.allocate_shared_memory(gl.float32, [4, 16, 16], LINE)
     D = gl.convert_layout(own_block(A), NARROW).reshape([4, 16, 16])
-    IN_BLOCKS: gl.constexpr = D.type.layout
     rows.store(D)  # rows[b, l, i] is what row i takes from row l
     j = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, COLUMN)))[None, :, None]
     i = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, COLUMN)))[None, None, :]
@@ -98,49 +99,91 @@ def blocks_inverse(A, SQUARE: gl.constexpr):
         X3 = take_row(X3, x, rows, row + 8, 12)
     for row in gl.static_range(3):
         X3 = take_row(X3, pick_column(X3, row), rows, row + 12, 12)
-    solved = gl.allocate_shared_memory(gl.float32, [4, 16, 16], LINE)
     X = gl.join(gl.join(X0, X2), gl.join(X1, X3))
-    solved.store(X.permute((0, 1, 3, 4, 2)).reshape([4, 16, 16]))
-    transposed = gl.convert_layout(solved.load(IN_BLOCKS).reshape([64, 16]), NARROW)
-    straight = gl.convert_layout(solved.permute((0, 2, 1)).load(IN_BLOCKS).reshape([64, 16]), NARROW)
-    return on_diagonal(transposed, SQUARE), on_diagonal(straight, SQUARE)
+    X = X.permute((0, 1, 3, 4, 2)).reshape([64, 16])
+    solved = gl.allocate_shared_memory(gl.float32, [64, 16], ROWS)
+    ordered = gl.allocate_shared_memory(gl.float32, [64, 16], ROWS)
+    solved.store(X)
+    ordered.store(in_order(X))
+    return solved, ordered
+
+
+@gluon.jit
+def times_block(A, ordered, block: gl.constexpr):
+    """-N^T [64, 16] `in_order`, of a block of columns; see `inverse_transposed`."""
+    above = gl.arange(0, 64, gl.SliceLayout(1, OLDER)) < 16 * block
+    left = as_left(gl.where(above[:, None], pick_block(A, block), 0.0))
+    right = ordered.slice(16 * block, 16).load(gl.DotOperandLayout(1, OLDER, 1))
+    return in_order(-mma_v2(left, right, gl.zeros([64, 16], gl.float32, OLDER)))
 
 
 @gluon.jit
 def inverse_transposed(A):
-    """(I + A)^-1 of a strictly lower triangular A [64, 64]; both transposed. X holds the inverses of the diagonal blocks of 16, L
-    what is below them. With N = X L, where N^4 = 0, it is (I + N)^-1 X = X - N (X - N (X - N X))."""
-    SQUARE: gl.constexpr = A.type.layout
-    SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    Xt, X = blocks_inverse(A, SQUARE)
-    j = gl.arange(0, 64, gl.SliceLayout(1, SQUARE)) // 16
-    i = gl.arange(0, 64, gl.SliceLayout(0, SQUARE)) // 16
-    zeros = gl.zeros([64, 64], gl.float32, SQUARE)
-    below = gl.allocate_shared_memory(gl.float32, [64, 64], SHARED)
-    store_in_order(below, gl.where(j[:, None] < i[None, :], A, 0.0))
-    fence_async_shared()
-    left = as_left(X)
-    N = warpgroup_mma(left, below.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    N, left = warpgroup_mma_wait(0, deps=[N, left])
-    store_in_order(below, -N)
-    fence_async_shared()
-    Y = Xt
-    for _ in gl.static_range(3):
-        left = as_left(Y)
-        Y = warpgroup_mma(left, below.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        Y, left = warpgroup_mma_wait(0, deps=[Y, left])
-        Y += Xt
-    return Y
+    """(I + A)^-1 of a strictly lower triangular A [64, 64]; both transposed, the inverse as four blocks of columns [64, 16]. X
+    holds the inverses of the diagonal blocks of 16, L what is below them. With N = X L, block b of its rows is that of X less
+    N[b, a] times block a, of every a before b. The older product takes its operands from registers, so that 16 columns at a time
+    need no layout of shared memory and no fence."""
+    solved, ordered = blocks_inverse(A)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, OLDER, 1)
+    own = gl.arange(0, 64, gl.SliceLayout(1, OLDER)) // 16
+    N1 = gl.allocate_shared_memory(gl.float32, [64, 16], ROWS)
+    N2 = gl.allocate_shared_memory(gl.float32, [64, 16], ROWS)
+    N3 = gl.allocate_shared_memory(gl.float32, [64, 16], ROWS)
+    found1 = times_block(A, ordered, 1)
+    found2 = times_block(A, ordered, 2)
+    found3 = times_block(A, ordered, 3)
+    N1.store(found1)
+    N2.store(found2)
+    N3.store(found3)
+    X = solved.load(OLDER)
+    Y0 = gl.where(own[:, None] == 0, X, 0.0)
+    Y1 = gl.where(own[:, None] == 1, X, 0.0)
+    Y2 = gl.where(own[:, None] == 2, X, 0.0)
+    Y3 = gl.where(own[:, None] == 3, X, 0.0)
+    left = as_left(Y0)
+    Y1 = mma_v2(left, N1.slice(0, 16).load(RIGHT), Y1)
+    Y2 = mma_v2(left, N2.slice(0, 16).load(RIGHT), Y2)
+    Y3 = mma_v2(left, N3.slice(0, 16).load(RIGHT), Y3)
+    left = as_left(Y1)
+    Y2 = mma_v2(left, N2.slice(16, 16).load(RIGHT), Y2)
+    Y3 = mma_v2(left, N3.slice(16, 16).load(RIGHT), Y3)
+    Y3 = mma_v2(as_left(Y2), N3.slice(32, 16).load(RIGHT), Y3)
+    return Y0, Y1, Y2, Y3
+
+
+@gluon.jit
+def chunk_growth(decay, gain, norm):
+    """How many times larger a chunk makes the length of a row of the state at most, which `segments_needed` reads: of tokens with
+    log decay g (base 2), gain beta and keys of squared length `norm`, each does I - beta k k^T to it. NaN where one is bad."""
+    return gl.exp2(gl.sum(decay + gl.log2(gl.maximum(gl.abs(1.0 - gain * norm), 1.0)), 0))
+
+
+@gluon.jit
+def write_tile(staged, at):
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    c = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
+    gl.store(at + i[:, None] * 64 + c[None, :], staged.load(LAYOUT))
 
 
 @gluon.jit
 def store_square(staged, x, at):
     """Write x, transposed, as a tile [64, 64]."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
-    c = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
     staged.permute((1, 0)).store(x.to(staged.dtype))
-    gl.store(at + i[:, None] * 64 + c[None, :], staged.load(LAYOUT))
+    write_tile(staged, at)
+
+
+@gluon.jit
+def store_blocks(staged, blocks, factor, summed, at):
+    """Write blocks of columns [64, 16], times a factor by row, transposed as a tile [64, 64]. A bad summed decay makes its row of
+    the tile bad."""
+    for b in gl.static_range(4):
+        block = blocks[b]
+        if factor is not None:
+            block *= factor.load(gl.SliceLayout(1, OLDER))[:, None]
+        block += (0.0 * summed.slice(16 * b, 16).load(gl.SliceLayout(0, OLDER)))[None, :]
+        staged.slice(16 * b, 16).permute((1, 0)).store(block.to(staged.dtype))
+    write_tile(staged, at)
 
 
 @gluon.jit(do_not_specialize=["time"])
@@ -226,9 +269,14 @@ def solve_chunks(
         e = gl.arange(0, 16, gl.SliceLayout(0, norms.type.layout))
         f = gl.arange(0, 64, gl.SliceLayout(1, norms.type.layout)) % 16
         norms = gl.sum(gl.where(f[:, None] == e[None, :], norms, 0.0), 1)
-        decay += 0.0 * (gl.convert_layout(norms, LINE) + gain)
+        norms = gl.convert_layout(norms, LINE)
+        decay += 0.0 * (norms + gain)
+        if DECAY == 1 and w is None:
+            gl.store(growth_of(made), chunk_growth(decay, gain, norms))
     else:
         scores = warpgroup_mma_wait(0, deps=[scores])
+        if DECAY == 1:
+            gl.store(growth_of(made), gl.exp2(gl.sum(decay, 0)))
     decay = gl.associative_scan(decay, 0, add)
     per_token = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     summed = per_token.slice(0, 64)
@@ -263,8 +311,7 @@ def solve_chunks(
         gl.store(factors + 192, decay)
     if DELTA:
         gl.store(factors + 128, gain)
-        T = gl.convert_layout(inverse_transposed(gl.convert_layout(A, product_layout(4, 64, 8))), SQUARE)
-        bad = (0.0 * summed.load(BY_I))[None, :]
+        T = inverse_transposed(A)
         if KEPT:
-            store_square(staged, T + bad, made + T_PLACE)
-        store_square(staged, T * gains.load(BY_J)[:, None] + bad, solved + (m.to(gl.int64) * HV + head) * 4096)
+            store_blocks(staged, T, None, summed, made + T_PLACE)
+        store_blocks(staged, T, gains, summed, solved + (m.to(gl.int64) * HV + head) * 4096)
