@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import as_left, copy_rows, product_layout
+from ...common.hopper_tiles import as_left, copy_rows, product_layout, row_places
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
 from .channel import decay_channels, either, load_halves
 from .passes import T_PLACE, add, factors_of, growth_of
-from .write_keys import precondition_keys
+from .write_keys import load_begin, precondition_keys, prepare_energy
 
 OLDER = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8]))  # [64, 16]
 ROWS = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 2, [1, 0]))  # [64, 16]: 4 rows of 8 columns lie in different banks
@@ -227,18 +227,24 @@ def solve_chunks(
         g += (first * (HV // HEADS_G) + head // HEADS_G) * K
         if gram is None:
             g_low, g_high = load_halves(g, count, G_ROW, K)
-    async_copy.wait_group(0)
     if gram is not None:
         precond_g += first * (HV // HEADS_PG) + head // HEADS_PG
         precond_beta += first * (HV // HEADS_PB) + head // HEADS_PB
         gram += (m.to(gl.int64) * HV + head) * K
-        decay += precondition_keys(
-            ws, ks, gram, precond_g, precond_beta, center + head, w, count, power, eps, HV, HEADS_PG, HEADS_PB
-        )
+        middle = gl.load(center + head)
+        lines = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        begin = load_begin(gram, 0)
+        left, bad = prepare_energy(lines, precond_g, precond_beta, count, TYPE, HV, HEADS_PG, HEADS_PB)
+        decay += bad
+    async_copy.wait_group(0)
+    if gram is not None:
+        precondition_keys(ws, ks, lines, left, gram, begin, middle, power, eps)
+        if DECAY == 2:  # held before, they would crowd the registers
+            g_low, g_high = load_halves(g, count, G_ROW, K)
+        row, at = row_places(HV * K, 64, K)
+        gl.store(w + at, ws.load(at.type.layout), (row < count)[:, None])
     made += (m.to(gl.int64) * HV + head) * RECORD
     if DECAY == 2:
-        if gram is not None:  # held before, they would crowd the registers
-            g_low, g_high = load_halves(g, count, G_ROW, K)
         at_row = (first * HV + head) * K
         if gates is not None:
             gates += at_row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import product_layout, row_places
+from ...common.hopper_tiles import product_layout
 from ...common.math import LN2, clamp_decay
 from ...runtime.gluon import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .passes import add
@@ -47,24 +47,29 @@ def pair_decays(lines, SQUARE: gl.constexpr):
 
 
 @gluon.jit
-def precondition_keys(
-    ws, ks, gram, precond_g, precond_beta, center, w, count, power, eps,
-    HV: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
+def prepare_energy(
+    lines, precond_g, precond_beta, count,
+    TYPE: gl.constexpr, HV: gl.constexpr, HEADS_PG: gl.constexpr, HEADS_PB: gl.constexpr,
 ):  # fmt: skip
-    """Write keys from the keys in ks [64, K], into ws and w [.., HV, K]. gram [K]: A at the chunk's start. As if bad keys and
-    gates were 0; what comes back, by token, is NaN where a gate is bad, else 0."""
+    """What the energy of a chunk needs beside its keys, which are still being copied: gates into lines, see `load_gates`, and as
+    a left operand exp(G_i - G_j) beta_j of tokens j < i. What comes back beside it, by token, is NaN where a gate is bad, else
+    0."""
+    SQUARE: gl.constexpr = product_layout(4, 64)
+    bad = load_gates(lines, precond_g, precond_beta, count, HV, HEADS_PG, HEADS_PB)
+    weights = pair_decays(lines, SQUARE) * lines.slice(64, 64).load(gl.SliceLayout(0, SQUARE))[None, :]
+    return gl.convert_layout(weights.to(TYPE), gl.DotOperandLayout(0, SQUARE, 2)), bad
+
+
+@gluon.jit
+def precondition_keys(ws, ks, lines, left, gram, begin, middle, power, eps):
+    """Write keys from the keys in ks [64, K], into ws, as if bad keys were 0. lines, left: see `prepare_energy`. gram [K]: A at
+    the chunk's start, of which begin [64] has been loaded."""
     TYPE: gl.constexpr = ks.dtype
     K: gl.constexpr = ks.shape[1]
     SQUARE: gl.constexpr = product_layout(4, 64)
     ROW: gl.constexpr = gl.SliceLayout(1, SQUARE)
-    COLUMN: gl.constexpr = gl.SliceLayout(0, SQUARE)
-    lines = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    bad = load_gates(lines, precond_g, precond_beta, count, HV, HEADS_PG, HEADS_PB)
-    weights = pair_decays(lines, SQUARE) * lines.slice(64, 64).load(COLUMN)[None, :]
-    left = gl.convert_layout(weights.to(TYPE), gl.DotOperandLayout(0, SQUARE, 2))
     since = approximate(lines.slice(0, 64).load(ROW), "ex2")
     own = lines.slice(64, 64).load(ROW)
-    middle = gl.load(center)
     energy = gl.allocate_shared_memory(TYPE, [64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
     zeros = gl.zeros([64, 64], gl.float32, SQUARE)
     for part in gl.static_range(K // 64):
@@ -74,14 +79,18 @@ def precondition_keys(
         fence_async_shared()
         gl.thread_barrier()
         A = warpgroup_mma(left, energy, zeros, use_acc=False, is_async=True)
-        begin = gl.load(gram + part * 64 + gl.arange(0, 64, COLUMN))
+        square = own[:, None] * square + since[:, None] * begin[None, :]
+        if part < K // 64 - 1:
+            begin = load_begin(gram, part + 1)
         A, left = warpgroup_mma_wait(0, deps=[A, left])
-        A = own[:, None] * square + (since[:, None] * begin[None, :] + A)
-        r = approximate(A + eps, "lg2") * LN2 - middle
+        r = approximate(square + A + eps, "lg2") * LN2 - middle
         r *= approximate(1.0 + gl.abs(r), "rcp")
         ws.slice(part * 64, 64, dim=1).store((approximate(-power * r, "ex2") * keys).to(TYPE))
     fence_async_shared()
     gl.thread_barrier()
-    row, at = row_places(HV * K, 64, K)
-    gl.store(w + at, ws.load(at.type.layout), (row < count)[:, None])
-    return bad
+
+
+@gluon.jit
+def load_begin(gram, part: gl.constexpr):
+    """A at the chunk's start, of 64 channels."""
+    return gl.load(gram + part * 64 + gl.arange(0, 64, gl.SliceLayout(0, product_layout(4, 64))))
