@@ -128,30 +128,43 @@ def products(ks, qs, ws):
 
 
 @gluon.jit
-def met(xs, ys, pairs):
-    """Of some pairs x y^T, by the older product, whose operands come from registers. As registers are full here, `warpgroup_mma`
+def met(x, ws, pairs):
+    """Of some pairs w x^T, by the older product, whose operands come from registers. As registers are full here, `warpgroup_mma`
     would be ordered one by one, in all of the kernel."""
     OLDER: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
-    left = xs.load(gl.DotOperandLayout(0, OLDER, 2))
-    right = ys.permute((1, 0)).load(gl.DotOperandLayout(1, OLDER, 2))
+    left = ws.load(gl.DotOperandLayout(0, OLDER, 2))
+    right = x.permute((1, 0)).load(gl.DotOperandLayout(1, OLDER, 2))
     found = mma_v2(left, right, gl.zeros([64, 64], gl.float32, OLDER))
     return gl.where(pairs, gl.convert_layout(found, pairs.type.layout), 0.0)
 
 
 @gluon.jit
+def own_products(x, w, spoiled, LAYOUT: gl.constexpr):
+    """[1, 64], of every token with itself; NaN where a row of `spoiled` has one."""
+    return gl.convert_layout(gl.sum(x * w + 0.0 * spoiled, 1), LAYOUT)[None, :]
+
+
+@gluon.jit
 def meet(
-    xs, ws, summed, edges, x, w, g, count, PARTS: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr,
+    qs, ks, ws, edges, q, k, w, g, count, scale, PARTS: gl.constexpr, G_ROW: gl.constexpr, KEY_ROW: gl.constexpr,
     WRITE_ROW: gl.constexpr,
 ):  # fmt: skip
-    """w x^T of pairs i >= j, decayed from one to the other, by halves. xs and ws [64, 64]: for operands. summed [64, 64]: for the
-    summed decays. Of queries and keys one after the other: registers hold no more."""
-    TYPE: gl.constexpr = xs.dtype
+    """scale w q^T and w k^T of pairs i >= j, decayed from one to the other, by halves. ks and ws [64, K] take operands, and qs of
+    128 channels the summed decays, for which registers have no room beside both sums."""
+    TYPE: gl.constexpr = ks.dtype
     SQUARE: gl.constexpr = product_layout(4, 64)
     BY_I: gl.constexpr = gl.SliceLayout(0, SQUARE)
+    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    keys, writes = ks.slice(0, 64, dim=1), ws.slice(0, 64, dim=1)
+    if PARTS == 1:
+        queries, summed = qs, gl.allocate_shared_memory(gl.float32, [64, 64], ROWS)
+    else:
+        queries, summed = ks.slice(64, 64, dim=1), qs._reinterpret(gl.float32, [64, 64], ROWS)
     j = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
     i = gl.arange(0, 64, BY_I)
     row = tile_places(64)[0]
-    found = gl.zeros([64, 64], gl.float32, SQUARE)
+    scores = gl.zeros([64, 64], gl.float32, SQUARE)
+    overlap = gl.zeros([64, 64], gl.float32, SQUARE)
     for _ in range(PARTS):
         G = sum_decays(load_tile(g, count, G_ROW), edges)
         summed.store(G)
@@ -159,26 +172,36 @@ def meet(
         lost = gl.maximum(most_lost(border), most_lost(total - border))
         if lost < MOST_LOST:
             middle = 0.5 * (border + gl.where((row < 32)[:, None], 0.0, total))
-            xs.store((load_tile(x, count, KEY_ROW) * approximate(G - middle, "ex2")).to(TYPE))
-            ws.store((load_tile(w, count, WRITE_ROW) * approximate(middle - G, "ex2")).to(TYPE))
-            found += met(ws, xs, (i // 32)[None, :] == (j // 32)[:, None])
+            writes.store((load_tile(w, count, WRITE_ROW) * approximate(middle - G, "ex2")).to(TYPE))
+            since = approximate(G - middle, "ex2")
+            queries.store((load_tile(q, count, KEY_ROW) * (since * scale)).to(TYPE))
+            keys.store((load_tile(k, count, KEY_ROW) * since).to(TYPE))
+            pairs = (i // 32)[None, :] == (j // 32)[:, None]
+            scores += met(queries, writes, pairs)
+            overlap += met(keys, writes, pairs)
         else:
+            written = load_tile(w, count, WRITE_ROW)
+            same = i[None, :] == j[:, None]
             # NaN from a bad decay on, as in a flat chunk: `solve_chunks` finds bad tokens by their products with themselves.
-            own = gl.sum(load_tile(x, count, KEY_ROW) * load_tile(w, count, WRITE_ROW) + 0.0 * G, 1)
-            found += gl.where(i[None, :] == j[:, None], gl.convert_layout(own, BY_I)[None, :], 0.0)
+            scores += gl.where(same, scale * own_products(load_tile(q, count, KEY_ROW), written, G, BY_I), 0.0)
+            overlap += gl.where(same, own_products(load_tile(k, count, KEY_ROW), written, G, BY_I), 0.0)
         for level in gl.static_range(6):
             if (level == 0) | (lost >= MOST_LOST):
                 G = summed.load(TILE)
                 factor = approximate(-gl.abs(G - at_border(G, edges, 32 >> level)), "ex2")
-                xs.store((load_tile(x, count, KEY_ROW) * factor).to(TYPE))
-                ws.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
+                writes.store((load_tile(w, count, WRITE_ROW) * factor).to(TYPE))
+                keys.store((load_tile(k, count, KEY_ROW) * factor).to(TYPE))
+                queries.store((load_tile(q, count, KEY_ROW) * (factor * scale)).to(TYPE))
                 half = 32 >> level
                 pairs = ((i & half) > 0)[None, :] & (((i ^ half) & -half)[None, :] == (j & -half)[:, None])
-                found += met(ws, xs, pairs)
-        x += 64
+                scores += met(queries, writes, pairs)
+                gl.thread_barrier()  # one after the other: registers hold no more
+                overlap += met(keys, writes, pairs)
+        q += 64
+        k += 64
         w += 64
         g += 64
-    return found
+    return scores, overlap
 
 
 @gluon.jit
@@ -225,13 +248,5 @@ def decay_channels(
     if lost < MOST_LOST:
         scores, overlap = products(ks, qs, ws)
     else:
-        left = ks.slice(0, 64, dim=1)
-        right = ws.slice(0, 64, dim=1)
-        ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-        if PARTS == 1:
-            summed = gl.allocate_shared_memory(gl.float32, [64, 64], ROWS)
-        else:  # the queries' operand has been read
-            summed = qs._reinterpret(gl.float32, [64, 64], ROWS)
-        scores = scale * meet(left, right, summed, edges, q, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
-        overlap = meet(left, right, summed, edges, k, w, g, count, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
+        scores, overlap = meet(qs, ks, ws, edges, q, k, w, g, count, scale, PARTS, G_ROW, KEY_ROW, WRITE_ROW)
     return scores, overlap

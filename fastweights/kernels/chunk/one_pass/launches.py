@@ -116,8 +116,8 @@ class OnePass(DeltaRule):
         return Tokens(*(self.token_tensor(self.HV, self.K) if self.decay == 2 else None for _ in DECAYED))
 
     def solve_registers(self) -> int:
-        """Per thread: with both of what takes many, three programs per multiprocessor, else four."""
-        return 168 if self.decay == 2 and self.makes_write_keys else SOLVE_REGISTERS
+        """Per thread: with a decay per channel, by halves, fewer would spill: three programs per multiprocessor, else four."""
+        return 168 if self.decay == 2 else SOLVE_REGISTERS
 
     def heads(self, tokens: Tokens) -> dict[str, int]:
         return {"H": int(tokens.q.shape[2]), "HEADS_W": self.group(tokens.w)}
