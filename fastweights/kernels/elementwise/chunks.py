@@ -248,20 +248,18 @@ def differentiate_side(before, after, rows, columns, seen, dtype: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["T", "tokens", "items"])
 def differentiate_chunk(
-    q, k, v, beta, starts, ends, do, scratch, of_lengths, dq, dk, dv, dbeta, chunks, T, tokens, items, scale, HV,
+    q, k, v, beta, starts, ends, do, scratch, dq, dk, dv, dbeta, chunks, T, tokens, items, scale, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """All gradients. Every program takes one work item after the other: a chunk, head and tile of columns.
 
     starts, ends [M, HV, TILES, BV, PK]: the states at the chunks' starts, the gradients of those at their ends.
-    scratch [programs, 32, BV, PK]: the states before a chunk's blocks, then the gradients of those after them.
-    of_lengths [programs, 64]: the gradients of L, negated. dq, dk [TILES, tokens, HV, K]: what each tile of columns adds; dv,
-    dbeta [tokens, HV, V]."""
+    scratch [programs, 32, BV, PK]: the states before a chunk's blocks, then the gradients of those after them. dq, dk [TILES,
+    tokens, HV, K]: what each tile of columns adds; dv, dbeta [tokens, HV, V]."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     dtype: tl.constexpr = k.dtype.element_ty
     scratch += tl.program_id(0).to(tl.int64) * (32 * BV * PK)
-    of_lengths += tl.program_id(0) * 64
     seen = sees_write()
     for step in range(0, tl.cdiv(items - tl.program_id(0), tl.num_programs(0))):
         item = tl.program_id(0) + step * tl.num_programs(0)
@@ -279,7 +277,6 @@ def differentiate_chunk(
                 tl.load(ends + at).to(tl.float32), q, k, v, beta, do, scratch + 16 * BV * PK, first, count, head, channel,
                 column, scale, HV, K, PK, V, BV, HEADS_K, HEADS_BETA, PRECISION,
             )  # fmt: skip
-            # The sides in loops of their own, whose instructions stay in the caches.
             for b in range(0, tl.cdiv(count, 4)):
                 begin, left = first + b * 4, count - b * 4
                 raw_v = load_four(v, begin, left, head, HV, column, 1, V)
@@ -290,8 +287,10 @@ def differentiate_chunk(
                     load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION
                 )
                 values, least, e, u, Y = value_side(raw_v, raw_beta, lengths, PRECISION)
+                of_keys, of_values = (queries, keys, X), (grads, u, Y)
+
                 before, after = scratch + matrix_places(b, PK, BV), scratch + matrix_places(16 + b, PK, BV)
-                _, du, dy = differentiate_side(before, after, (grads, u, Y), (queries, keys, X), seen, dtype, PRECISION)
+                _, du, dy = differentiate_side(before, after, of_values, of_keys, seen, dtype, PRECISION)
                 parts = ()
                 for t in tl.static_range(4):
                     de = lengths[t] * dy[t] + values[t] * du[t]
@@ -301,27 +300,14 @@ def differentiate_chunk(
                     grad_beta = infinite_to_nan(least[t] * (least[t] * de))
                     tl.store(dbeta + to, grad_beta.to(dbeta.dtype.element_ty), wanted)
                 minus_dL = four_sums(parts)
-                for t in tl.static_range(4):
-                    tl.store(of_lengths + b * 4 + t, minus_dL[t])
-            tl.debug_barrier()
-            for b in range(0, tl.cdiv(count, 4)):
-                begin, left = first + b * 4, count - b * 4
-                raw_v = load_four(v, begin, left, head, HV, column, 1, V)
-                raw_beta = load_four(beta, begin, left, head, HV, column, HEADS_BETA, V)
-                grads = scaled(load_four(do, begin, left, head, HV, column, 1, V), 1.0)
-                queries = scaled(load_four(q, begin, left, head, HV, channel, HEADS_K, K), scale)
-                keys, inverse, lengths, X = key_side(
-                    load_four(k, begin, left, head, HV, channel, HEADS_K, K), PRECISION
-                )
-                values, least, e, u, Y = value_side(raw_v, raw_beta, lengths, PRECISION)
+
                 before, after = scratch + turned_places(b, PK, BV), scratch + turned_places(16 + b, PK, BV)
                 grad_queries, grad_keys, dz = differentiate_side(
-                    before, after, (queries, keys, X), (grads, u, Y), seen, dtype, PRECISION
+                    before, after, of_keys, of_values, seen, dtype, PRECISION
                 )
                 for t in tl.static_range(4):
                     wanted, to = (channel < K) & (t < left), (tile_rows + (begin + t) * HV + head) * K + channel
                     tl.store(dq + to, infinite_to_nan(grad_queries[t] * scale).to(dq.dtype.element_ty), wanted)
-                    of_length = dz[t] * inverse[t] + tl.load(of_lengths + b * 4 + t)
-                    grad_key = infinite_to_nan(grad_keys[t] - 2 * keys[t] * of_length)
-                    tl.store(dk + to, grad_key.to(dk.dtype.element_ty), wanted)
+                    grad_key = grad_keys[t] - 2 * keys[t] * (dz[t] * inverse[t] + minus_dL[t])
+                    tl.store(dk + to, infinite_to_nan(grad_key).to(dk.dtype.element_ty), wanted)
             tl.debug_barrier()

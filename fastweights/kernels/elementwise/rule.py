@@ -191,10 +191,8 @@ def element_gradients(
 
 COLUMNS = 16  # of a program's tile
 NUMBERS_PER_WARP = 1024  # of a state: 32 per thread, which leaves registers for its gradient and the state loaded ahead
-# By products 128 per thread. A thread then has a channel or more: with more threads than channels Triton changes layouts often.
-NUMBERS_IN_PRODUCTS = 4096
 WARPS = 1024  # of a backward: about as many as run at the same time, for each has a scratch of states
-NUMBERS = 16384  # of a state, that a program holds at most
+NUMBERS = 16384  # of a state, that a program holds for products
 JOINED = 2048  # numbers that a program takes from chunk to chunk
 
 
@@ -220,7 +218,9 @@ class Elementwise(Call):
         self.columns = min(padded(self.V), 128, NUMBERS // padded(self.K)) if self.by_products else COLUMNS
         self.tiles = -(-self.V // self.columns)
         numbers = padded(self.K) * self.columns
-        self.warps = max(1, numbers // (NUMBERS_IN_PRODUCTS if self.by_products else NUMBERS_PER_WARP))
+        self.warps = max(1, numbers // NUMBERS_PER_WARP)
+        if self.by_products:  # at most a thread per channel: Triton then keeps vectors where they are loaded
+            self.warps = 4 if numbers > NUMBERS // 2 else max(1, min(padded(self.K), self.columns) // 32)
         self.constants["BV"] = self.columns
 
     def matrices(self, count: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
@@ -296,9 +296,8 @@ class Elementwise(Call):
         programs = min(items, max(1, WARPS // self.warps))
         scratch = self.empty(programs, CHUNK // 2, self.columns, padded(self.K))
         self.launch(
-            differentiate_chunk, (programs,), x.q, x.k, x.v, x.beta, starts, ends, do, scratch,
-            self.floats(programs, CHUNK), *grads, chunks, self.T, self.B * self.T, items, *self.options, self.HV,
-            num_warps=self.warps, num_stages=1,
+            differentiate_chunk, (programs,), x.q, x.k, x.v, x.beta, starts, ends, do, scratch, *grads, chunks, self.T,
+            self.B * self.T, items, *self.options, self.HV, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
 
     def token_gradients(self, saved: Specs, do: Any, d_end: Any, grads: Sequence[Any], d_start: Any) -> None:
