@@ -103,13 +103,3 @@ def test_a_bad_number_reaches_later_tokens_only(form: str, name: str, width: int
     o, wanted = (case(inputs, backend="triton")[0] for inputs in (replace(clean, tokens=tokens), clean))
     assert torch.equal(o[:, :bad], wanted[:, :bad]) and torch.equal(o[:, :, 0], wanted[:, :, 0])
     assert o[:, bad:, 1].isnan().all()
-
-
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("every", [None, 20])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_penalties_far_beyond_the_prior(width: int, every: int | None, dtype: torch.dtype) -> None:
-    u = 300 * keys(500, width, 1e-4, dtype)
-    P = directions(u, u, "triton", every)[1].double()
-    wanted = directions(u.double(), u.double(), "torch", every)[1]
-    assert float((P - wanted).norm() / wanted.norm()) < 1e-3

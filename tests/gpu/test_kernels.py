@@ -105,6 +105,12 @@ def test_bad_numbers_stay_with_what_depends_on_them(name: str, bad: float) -> No
         reached = torch.zeros_like(o, dtype=torch.bool)
         reached[1, 130:last, 0, columns] = True
         assert o[reached].isnan().all(), token_name
+        if (
+            token_name == "g" and x.ndim == 4
+        ):  # what comes before in its chunk is computed as with strong decays, so rounds otherwise
+            before = o[1, 128:130, 0], clean[1, 128:130, 0]
+            torch.testing.assert_close(*before, rtol=0.02, atol=0.02 * float(clean.abs().max()))
+            reached[1, 128:130, 0] = True
         assert torch.equal(o[~reached], clean[~reached]), token_name
 
 

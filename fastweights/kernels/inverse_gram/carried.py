@@ -149,6 +149,9 @@ def chunk_adjoint(
     lifted = tl.dot(change, U, U.to(tl.float32), input_precision=PRECISION).to(WORK)
     E = tl.dot(-tl.trans(lifted), Z, input_precision=PRECISION)
     store_matrix(transition + matrix * K * K, E.to(transition.dtype.element_ty), K, c, c)
+    # Loaded again: in float32 shared memory has no room for 128 channels of all operands at once.
+    B = load_tokens(b, first, live, head, HV, c, K, HEADS_B).to(WORK)
+    dY = load_tokens(dy, first, live, head, HV, c, K, 1).to(tl.float32)
     N = dot_in_two(tl.trans(dY), B, tl.zeros((PK, PK), tl.float32), PRECISION)
     N = dot_in_two(tl.trans(B), dY, N, PRECISION)
     N = dot_in_two(tl.trans(dW), U, N, PRECISION)

@@ -58,6 +58,11 @@ def spoil(x, first):
 
 
 @gluon.jit
+def infinite_to_nan(x):
+    return gl.where(gl.abs(x) < float("inf"), x, float("nan"))
+
+
+@gluon.jit
 def shared_buffers(
     TYPE: gl.constexpr, K: gl.constexpr, BV: gl.constexpr, STAGES: gl.constexpr, READ: gl.constexpr, WRITE: gl.constexpr,
     DELTA: gl.constexpr,
@@ -143,7 +148,7 @@ def pass_segment(
         async_copy.wait_group(STAGES - 2)
         if READ:
             if CAREFUL:
-                out = spoil(out, ruin)
+                out = spoil(infinite_to_nan(out), ruin)
             done = out.to(TYPE)
         if DECAY == 2:
             S *= fs.index(now).slice(0, K).load(gl.SliceLayout(0, S.type.layout))[None, :]
@@ -245,7 +250,7 @@ def pass_segment(
     async_copy.wait_group(0)
     if READ:
         if CAREFUL:
-            out = spoil(out, ruin)
+            out = spoil(infinite_to_nan(out), ruin)
         store_rows(staged, out.to(TYPE), o, gl.where(chunks > 0, tokens - (chunks - 1) * 64, 0), VALUE_ROW)
     return S, through
 
@@ -484,7 +489,7 @@ def read_chunks(
             S, q + at_key, k + at_key, w, v + at_value, made, solved, o + at_value, u, tokens, scale, True,
             H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, True, STAGES, True,
         )  # fmt: skip
-        S = gl.where(gl.abs(S) < float("inf"), S, float("nan"))
+        S = infinite_to_nan(S)
     if ENDED:  # noqa: SIM102 (one is known when compiling)
         if is_last:
             gl.store(state_addresses(end, sequence * HV + head, part, K, V, BV), S)
