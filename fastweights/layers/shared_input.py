@@ -67,7 +67,13 @@ def trains_jointly(x: Tensor, *modules: Any) -> bool:
     """Whether `project_jointly` may take the place of the modules' calls on x, for gradients on a GPU."""
     if not (trains_on_gpu(x) and all(map(is_plain, modules))):
         return False
-    return all(one.bias is None and one.weight.dtype == modules[0].weight.dtype for one in modules)
+    first = modules[0].weight
+    if not (x.dtype == first.dtype or torch.is_autocast_enabled(x.device.type)):  # which a module's call refuses
+        return False
+    return all(
+        one.bias is None and one.weight.dtype == first.dtype and one.weight.requires_grad == first.requires_grad
+        for one in modules
+    )
 
 
 def project_jointly(x: Tensor, *modules: Any, multiple: int = 1) -> Tensor:
@@ -77,7 +83,7 @@ def project_jointly(x: Tensor, *modules: Any, multiple: int = 1) -> Tensor:
 
 def project_trained(x: Tensor, module: Any) -> Tensor:
     """What a module gives for x. In training on a GPU the gradient of a linear module's weight is not rounded to 16 bits."""
-    return project_jointly(x, module) if trains_jointly(x, module) else module(x)
+    return project_jointly(x, module) if trains_jointly(x, module) and module.weight.requires_grad else module(x)
 
 
 def multiply_one_input(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:

@@ -335,7 +335,10 @@ class SoftmaxAttention(ConfiguredMixer):
             first = 0 if self.window is None else max(0, place - self.window + 1)
             if "padding" in context:
                 context["padding"] = (context["padding"] - first).clamp_min(0)
-            return LayerCache({name: x[:, first:place] for name, x in cache.memory.items()}, context)
+            held = {name: x[:, first:place] for name, x in cache.memory.items()}
+            if self.window is not None:  # a view would keep all slots
+                held = {name: x.clone() for name, x in held.items()}
+            return LayerCache(held, context)
         if "place" not in context:
             return cache
         place, slots = int(context.pop("place")[0]), cache.memory["keys"].shape[1]

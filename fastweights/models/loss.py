@@ -70,7 +70,9 @@ def summed_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor,
     """
     if chunk is None:
         chunk = chunk_size(hidden_TD.device, len(weight_VD))
-    return _SummedCrossEntropy.apply(hidden_TD, weight_VD, target_T, chunk, product_dtype(hidden_TD))
+    return _SummedCrossEntropy.apply(
+        hidden_TD, weight_VD, target_T, chunk, product_dtype(hidden_TD), torch.is_grad_enabled()
+    )
 
 
 def chunk_size(device: torch.device, numbers: int) -> int:
@@ -124,9 +126,17 @@ def sum_gradients(
 class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, chunk: int, dtype: torch.dtype
+        ctx: Any,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        target_T: Tensor,
+        chunk: int,
+        dtype: torch.dtype,
+        grad_enabled: bool,
     ) -> Tensor:
-        weight, needed = weight_VD.to(dtype), ctx.needs_input_grad
+        weight = weight_VD.to(dtype)
+        # needs_input_grad says nothing of no_grad(), where no gradient is asked for
+        needed = ctx.needs_input_grad if grad_enabled else (False,) * len(ctx.needs_input_grad)
         losses = []
 
         def errors() -> Iterator[tuple[Tensor, Tensor]]:
@@ -148,7 +158,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         found = [None if x is None else (at_least_float32(x) * gradient).to(x.dtype) for x in ctx.saved_tensors]
-        return *found, None, None, None
+        return *found, None, None, None, None
 
 
 class OutputLayer(nn.Linear):

@@ -286,7 +286,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         hidden_states: tuple[Tensor, ...] = ()
         first_values = None
         alone = past_key_values is None and cp is None and not output_hidden_states
-        if alone and trains_on_gpu(x_BTD) and all(map(self._adds_later, blocks)):
+        if alone and x_BTD.shape[1] and trains_on_gpu(x_BTD) and all(map(self._adds_later, blocks)):
             x_BTD, blocks, caches = self._run_adding_later(x_BTD, blocks, rows.cu_seqlens), blocks[:0], []
         for block, layer_cache in zip(blocks, caches, strict=True):
             hidden_states += (x_BTD,) if output_hidden_states else ()
@@ -310,17 +310,18 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         """Whether the next block may add a block's last branch to the stream, within its first norm."""
         mixer = block.mixer
         return not (
-            (self.gradient_checkpointing and self.training)
+            ((self.gradient_checkpointing or block.gradient_checkpointing) and self.training)
             or mixer.gives_values
             or mixer.takes_first_values
             or not is_bare(block, FastWeightsBlock)
         )
 
     def _run_adding_later(self, x_BTD: Tensor, blocks: Any, cu_seqlens: Tensor | None) -> Tensor:
-        """The stream after the blocks. The branch of the first is zero, so that one graph serves all that are compiled."""
+        """The stream after the blocks. The branch of the first is zero, and needs a gradient as the others do, so that one graph
+        serves all that are compiled."""
         device = x_BTD.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_BTD.dtype
-        branch_BTD = torch.zeros_like(x_BTD, dtype=dtype)
+        branch_BTD = torch.zeros_like(x_BTD, dtype=dtype).requires_grad_()
         for block in blocks:
             x_BTD, branch_BTD = block(x_BTD, cu_seqlens=cu_seqlens, branch_BTD=branch_BTD)
         return x_BTD + branch_BTD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,8 +16,13 @@ __all__ = ["add_product_", "joined_product", "product_in"]
 
 
 def writes_float32(dtype: torch.dtype, a: Tensor) -> bool:
-    """Whether products of a in the dtype need no conversion, as those of 16-bit numbers in float32 on CUDA."""
-    return a.is_cuda and dtype == torch.float32 and a.dtype in (torch.float16, torch.bfloat16)
+    """Whether products of a in the dtype need no conversion, as those of 16-bit numbers in float32 on CUDA, not on ROCm."""
+    return (
+        a.is_cuda
+        and torch.version.hip is None
+        and dtype == torch.float32
+        and a.dtype in (torch.float16, torch.bfloat16)
+    )
 
 
 def product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
@@ -26,7 +32,9 @@ def product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
 
 def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a [M, K] times b [K, N] to the total."""
-    if writes_float32(total.dtype, a):
+    if torch.compiler.is_compiling():  # which cannot lower the product with a dtype of its own
+        total += weight_gradient(a.mT, b, total.dtype)
+    elif writes_float32(total.dtype, a):
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
         total += a @ b
@@ -66,24 +74,28 @@ def joined_product(x: Tensor, *weights: Tensor, multiple: int = 1) -> Tensor:
     return _JoinedProduct.apply(x.to(dtype), dtype, zeros, *weights)
 
 
+def _join(weights: Sequence[Tensor], dtype: torch.dtype, zeros: int) -> Tensor:
+    parts = [weight.to(dtype) for weight in weights]
+    if zeros:
+        parts.append(parts[0].new_zeros(zeros, parts[0].shape[-1]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 class _JoinedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype, zeros: int, *weights: Tensor) -> Tensor:
-        ctx.sizes, ctx.dtype = [*map(len, weights), zeros], weights[0].dtype
-        parts = [weight.to(dtype) for weight in weights]
-        if zeros:
-            parts.append(x.new_zeros(zeros, x.shape[-1]))
-        joint = parts[0] if len(parts) == 1 else torch.cat(parts)
-        ctx.save_for_backward(x, joint)
-        return F.linear(x, joint)
+        ctx.sizes, ctx.dtype = [*map(len, weights), zeros], dtype
+        ctx.save_for_backward(x if any(ctx.needs_input_grad[3:]) else None, *weights)
+        return F.linear(x, _join(weights, dtype, zeros))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, joint = ctx.saved_tensors
-        rows = dy.flatten(0, -2)
-        dx = (rows @ joint).view_as(x) if ctx.needs_input_grad[0] else None
+        x, *weights = ctx.saved_tensors
+        rows, dx = dy.flatten(0, -2), None
+        if ctx.needs_input_grad[0]:  # joined again: kept, they would be a second copy of the weights
+            dx = (rows @ _join(weights, ctx.dtype, ctx.sizes[-1])).unflatten(0, dy.shape[:-1])
         if not any(ctx.needs_input_grad[3:]):
             return dx, None, None, *[None] * (len(ctx.sizes) - 1)
-        *of_weights, _ = weight_gradient(rows, x.flatten(0, -2), ctx.dtype).split(ctx.sizes)
+        *of_weights, _ = weight_gradient(rows, x.flatten(0, -2), weights[0].dtype).split(ctx.sizes)
         return dx, None, None, *of_weights
