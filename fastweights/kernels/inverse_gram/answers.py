@@ -113,6 +113,7 @@ def answer_tokens(
         found, x, y, z = warpgroup_mma_wait(0, deps=[found, lefts[0], lefts[1], lefts[2]])
     else:
         found, x, y = warpgroup_mma_wait(0, deps=[found, lefts[0], lefts[1]])
+    gl.thread_barrier()  # the sums below may take the place of what the other warps' products read
     t = gl.arange(0, 64, TOKEN)
     if SCALED:
         found *= gl.load(gain + t * (HV // HEADS_GAIN), t < count, 0.0).to(gl.float32)[None, :]

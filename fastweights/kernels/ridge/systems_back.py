@@ -164,10 +164,11 @@ def systems_back(
     keys = ks.load(WIDE).to(gl.float32)
     end_part = gl.sum(onward * keys, 1)
     wide_gain = load_gains(beta, first, head, row, count, HV, HEADS_BETA)
+    if ADAPTIVE:  # before a sum across warps, whose numbers may take the place of what a product still reads
+        of_norms, left = warpgroup_mma_wait(0, deps=[of_norms, left])
     ends = outside * gl.exp2(total) * end_overlap + gl.sum(end_part * wide_gain, 0)
     out += 2 * onward
     if ADAPTIVE:
-        of_norms, left = warpgroup_mma_wait(0, deps=[of_norms, left])
         end_part -= 0.5 * gl.sum(of_norms * keys, 1)
         out -= of_norms
     at = row[:, None] * (HV * K) + column[None, :]
