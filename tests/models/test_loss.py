@@ -73,7 +73,8 @@ def test_frozen_weight_gets_no_gradient():
     assert weight.grad is None and hidden.grad.abs().sum() > 0
 
 
-def test_without_gradients():
+def test_without_gradients(monkeypatch):
+    monkeypatch.setattr("fastweights.models.loss.cross_entropy_gradients", None)  # which nobody calls
     hidden, weight, target = draw()
     with torch.no_grad():
         assert not summed_cross_entropy(hidden, weight, target, 5).requires_grad

@@ -285,6 +285,13 @@ def test_blocks_return_the_stream_to_whoever_reads_it(monkeypatch):
     assert noted == [False] * 8
 
 
+def test_a_batch_of_padding_alone_is_trained_as_elsewhere(monkeypatch):
+    monkeypatch.setattr(modeling, "trains_on_gpu", lambda x: True)
+    ids = tokens()
+    hidden = model("gdn").train().model(ids, attention_mask=torch.zeros_like(ids)).last_hidden_state
+    assert hidden.shape[:2] == ids.shape
+
+
 @contextmanager
 def note_branches(lm: FastWeightsForCausalLM) -> Iterator[list[bool]]:
     """Whether each call of a block inside has a branch. A mixer is called once by its block."""
