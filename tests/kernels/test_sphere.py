@@ -24,7 +24,7 @@ if HAS_TRITON:
     import triton.language as tl
 
     from fastweights.kernels.chunk.memory import MEMORY, KernelInputs
-    from fastweights.kernels.runtime.launch_plan import CallPlans, PlanKey, Recorder
+    from fastweights.kernels.runtime.launch_plan import CallPlans, LaunchPlan, PlanKey, Recorder
     from fastweights.kernels.runtime.workspace import TensorSpec
     from fastweights.kernels.sphere import decode_steps, rule
 
@@ -116,7 +116,9 @@ def step_bytes(launches: Any, options: tuple[Any, ...], x: Any) -> int:
     shapes = tuple(None if each is None else (each.shape, each.dtype) for each in x)
     plans = CallPlans(PlanKey(launches, type(x), shapes, torch.device("cpu"), options, final=False, keep_saved=True))
     _, (o, *others), saved = plans.recorded
-    back = plans._record_backward([o] + [None] * len(others), state_grads=False)
+    given = [o] + [None] * len(others)
+    recorded, found = plans._record_backward(given, state_grads=False)
+    back = LaunchPlan(recorded, (*plans.inputs, *saved, *given), found, torch.device("cpu"))
     return sum(each.bytes for each in (o, *saved, *back.outputs) if each is not None) + back.workspace_bytes
 
 
