@@ -67,6 +67,18 @@ class Waits(RuntimeError):
     """Something makes the host wait for the GPU."""
 
 
+def warm_up(work: Callable[[], object], device: torch.device) -> None:
+    """Do the work twice on a stream of its own, which compiles its kernels and chooses those of matrix products. Raises `Waits`
+    where it makes the host wait for the GPU then."""
+    aside = torch.cuda.Stream(device)
+    aside.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(aside):
+        work()
+        with refusing_waits():
+            work()
+    torch.cuda.current_stream(device).wait_stream(aside)
+
+
 @contextmanager
 def refusing_waits() -> Iterator[None]:
     """`Waits` in place of an operation by which the host would wait for the GPU. Tried before a capture, whose errors say

@@ -14,7 +14,8 @@ from torch import Tensor
 from ..checks import check_choice, check_positive, check_size, check_tensor, shape_of
 from ..kinds import checked
 from ..layers.norms import at_least_float32
-from ..models.loss import chunk_size, product_dtype, sum_gradients
+from ..models.loss import chunk_size, sum_gradients
+from ..ops.authoring import product_dtype
 
 __all__ = ["HIDDEN_LOSSES", "hidden_loss", "summed_kl"]
 

@@ -19,7 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..ops.authoring import Normed, Product, joined_product, linear_rows, multiply_rows, takes_linear_rows
+from ..ops.authoring import (
+    Normed,
+    Product,
+    joined_product,
+    linear_rows,
+    multiply_rows,
+    product_dtype,
+    takes_linear_rows,
+)
 from .initialization import ResidualProjection, UniformLinear
 from .norms import GatedRMSNorm, GroupedRMSNorm, LayerNorm, RMSNorm, normalize_sum
 from .wrapped import is_bare, is_unhooked
@@ -88,8 +96,7 @@ def project_trained(x: Tensor, module: Any) -> Tensor:
 
 def multiply_one_input(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
     """x [..., D] times each of the weights [E, D], transposed, in autocast's dtype where it is on. No second derivatives."""
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    dtype = product_dtype(x)
     return _Products.apply(x.to(dtype), dtype, *weights)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..cuda_graphs import captured, refusing_waits
+from ..cuda_graphs import captured, warm_up
 from ..kernels.runtime.overlap import can_overlap, overlapping_launches
 from ..layers import LayerCache
 from ..layers.mixer import Mixer
@@ -186,23 +186,13 @@ class DecodeSteps:
         if self.replayed:
             before = torch.cuda.memory_reserved(ids.device)
             try:
-                self._warm_up(ids.device)
+                warm_up(lambda: self._step(keep=False), ids.device)
                 self.graph, _ = captured(self._step, ids.device)
             except RuntimeError as error:
                 warn_of_calls("a layer cannot be captured", error)
             self.bytes += max(0, torch.cuda.memory_reserved(ids.device) - before)
         if self.graph is None:
             self._step(keep=False)
-
-    def _warm_up(self, device: torch.device) -> None:
-        """Compile the kernels and choose those of matrix products. Raises `Waits` where a layer waits for the device."""
-        aside = torch.cuda.Stream(device)
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):
-            self._step(keep=False)
-            with refusing_waits():
-                self._step(keep=False)
-        torch.cuda.current_stream(device).wait_stream(aside)
 
     def _step(self, keep: bool = True) -> None:
         body = self.model.model

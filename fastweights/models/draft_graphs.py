@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cuda_graphs import captured, refusing_waits
+from ..cuda_graphs import captured, warm_up
 from ..layers import LayerCache, Mixer, SoftmaxAttention
 from ..layers.attention import unread_lengths
 from ..private_torch import copy_all
@@ -174,14 +174,9 @@ class DraftReader:
         """False where the model waits for the GPU, memory does not hold the graph, or a cache does not keep its form."""
         kept.bytes = kept.ids.nbytes + sum(x.nbytes for x in held_tensors(kept.before))
         if self.replayed:
-            before, aside = torch.cuda.memory_reserved(kept.device), torch.cuda.Stream(kept.device)
+            before = torch.cuda.memory_reserved(kept.device)
             try:
-                aside.wait_stream(torch.cuda.current_stream(kept.device))
-                with torch.cuda.stream(aside):
-                    self._call(kept)  # compiles the kernels
-                    with refusing_waits():
-                        self._call(kept)
-                torch.cuda.current_stream(kept.device).wait_stream(aside)
+                warm_up(lambda: self._call(kept), kept.device)
                 kept.graph, _ = captured(lambda: self._call(kept), kept.device)
             except RuntimeError:
                 return False

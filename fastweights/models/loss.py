@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..layers.norms import at_least_float32
 from ..layers.wrapped import is_bare
-from ..ops.authoring import add_product_
+from ..ops.authoring import add_product_, product_dtype
 from ..ops.cross_entropy import cross_entropy_gradients, cross_entropy_rows
 from ..private_torch import count_forward_hooks
 
@@ -21,7 +21,6 @@ __all__ = [
     "causal_lm_loss",
     "chunk_size",
     "next_labels",
-    "product_dtype",
     "sum_gradients",
     "summed_cross_entropy",
 ]
@@ -79,12 +78,6 @@ def chunk_size(device: torch.device, numbers: int) -> int:
     """How many tokens to take at a time where each has so many logits: those with 2^25 logits together on a CPU and 2^27
     elsewhere, at least 256."""
     return max(CHUNK_NUMBERS["cpu" if device.type == "cpu" else "other"] // numbers, SMALLEST_CHUNK)
-
-
-def product_dtype(hidden_TD: Tensor) -> torch.dtype:
-    """The dtype of the products of hidden states and the output layer's weight: autocast's, or that of the hidden states."""
-    device = hidden_TD.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_TD.dtype
 
 
 def sum_gradients(

@@ -32,6 +32,7 @@ from ..layers.shared_input import (
 from ..layers.wrapped import is_bare
 from ..ops.context_parallel.group import ContextParallel
 from ..ops.framework.sequences import check_cu_seqlens
+from ..ops.joined_product import product_dtype
 from ..ops.linear_rows import Product, linear_rows
 from ..ops.silu_product import silu_product, silu_product_of_halves
 from .cache import CACHE_NAMES, FastWeightsCache, check_cache, given_cache, named_cache
@@ -319,9 +320,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
     def _run_adding_later(self, x_BTD: Tensor, blocks: Any, cu_seqlens: Tensor | None) -> Tensor:
         """The stream after the blocks. The branch of the first is zero, and needs a gradient as the others do, so that one graph
         serves all that are compiled."""
-        device = x_BTD.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_BTD.dtype
-        branch_BTD = torch.zeros_like(x_BTD, dtype=dtype).requires_grad_()
+        branch_BTD = torch.zeros_like(x_BTD, dtype=product_dtype(x_BTD)).requires_grad_()
         for block in blocks:
             x_BTD, branch_BTD = block(x_BTD, cu_seqlens=cu_seqlens, branch_BTD=branch_BTD)
         return x_BTD + branch_BTD

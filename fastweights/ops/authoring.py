@@ -70,6 +70,7 @@ from .gated_writes import gated_writes as gated_writes
 from .gated_writes import importance_writes as importance_writes
 from .joined_product import add_product_ as add_product_
 from .joined_product import joined_product as joined_product
+from .joined_product import product_dtype as product_dtype
 from .l2_normalize import l2_normalize as l2_normalize
 from .layer_norm import layer_norm as layer_norm
 from .linear_attention import forms as _linear_attention

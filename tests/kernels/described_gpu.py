@@ -10,6 +10,16 @@ from unittest import mock
 from tests.ops.kernel_launches import plans_anew
 
 
+@contextmanager
+def on_hopper_in(module: str) -> Iterator[None]:
+    """Tensors of the CPU take the kernels of a module of fastweights.kernels as those of a Hopper GPU do."""
+    with (
+        mock.patch(f"fastweights.kernels.{module}.runs_gluon", lambda device: True),
+        mock.patch("fastweights.kernels.availability.INTERPRETED", True),
+    ):
+        yield
+
+
 class DriverLaunch(NamedTuple):
     """What the driver is given for one launch, without the hooks of profilers."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ import torch
 from fastweights.ops.shared.inverse_gram import apply_inverse_gram
 from tests.ops.kernel_launches import Compilation, recorded
 
+from .described_gpu import on_hopper_in
 from .scoreboards import early_reads
 
 SUMMED, REFRESHED = (
@@ -29,11 +29,7 @@ PLAIN = {
 
 @pytest.fixture
 def on_hopper() -> Iterator[None]:
-    """Tensors of the CPU take the kernels as those of a Hopper GPU do."""
-    with (
-        mock.patch("fastweights.kernels.inverse_gram.rule.runs_gluon", lambda device: True),
-        mock.patch("fastweights.kernels.availability.INTERPRETED", True),
-    ):
+    with on_hopper_in("inverse_gram.rule"):
         yield
 
 

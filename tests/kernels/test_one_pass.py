@@ -18,6 +18,7 @@ from fastweights.kernels.chunk.one_pass.launches import MOST_LOST, segments_kept
 from fastweights.ops import delta_rule, linear_attention, preconditioned_delta_rule
 from tests.ops.kernel_launches import Compilation, recorded
 
+from .described_gpu import on_hopper_in
 from .scoreboards import early_reads
 
 SCALE = 0.3
@@ -342,11 +343,7 @@ def test_the_algebra_of_the_backward(time: int, rule: str) -> None:
 
 @pytest.fixture
 def on_hopper() -> Iterator[None]:
-    """Tensors of the CPU take the kernels as those of a Hopper GPU do."""
-    with (
-        mock.patch("fastweights.kernels.chunk.one_pass.launches.runs_gluon", lambda device: True),
-        mock.patch("fastweights.kernels.availability.INTERPRETED", True),
-    ):
+    with on_hopper_in("chunk.one_pass.launches"):
         yield
 
 

@@ -16,6 +16,7 @@ from fastweights.ops import gated_kalmanet
 from tests.ops.kernel_launches import Compilation, recorded
 
 from .cases import DEVICE
+from .described_gpu import on_hopper_in
 from .scoreboards import early_reads
 
 
@@ -61,11 +62,7 @@ def test_the_systems_of_a_chunk(decay: float) -> None:
 
 @pytest.fixture
 def on_hopper() -> Iterator[None]:
-    """Tensors of the CPU take the kernels as those of a Hopper GPU do."""
-    with (
-        mock.patch("fastweights.kernels.ridge.rule.runs_gluon", lambda device: True),
-        mock.patch("fastweights.kernels.availability.INTERPRETED", True),
-    ):
+    with on_hopper_in("ridge.rule"):
         yield
 
 

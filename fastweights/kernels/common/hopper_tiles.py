@@ -12,6 +12,13 @@ def product_layout(warps, columns, depth=16):
 
 
 @gluon.constexpr_function
+def token_layout(columns, warps):
+    """Of the result [64, columns] of a product; each warpgroup has a part of the columns."""
+    groups = warps // 4
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, groups], instr_shape=[16, columns // groups, 16])
+
+
+@gluon.constexpr_function
 def row_layout(warps, width, numbers=8):
     """Of rows of `width` numbers, 16 bytes per thread, which are so many numbers: 8 of 16 bits, 4 of 32."""
     return gl.BlockedLayout([1, numbers], [32 * numbers // width, width // numbers], [warps, 1], [1, 0])
@@ -68,6 +75,13 @@ def row_places(STRIDE: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, 
     row = gl.convert_layout(row.reshape([HEIGHT]), gl.SliceLayout(1, LAYOUT))
     at = gl.convert_layout(at.reshape([HEIGHT, WIDTH]), LAYOUT)
     return row, gl.max_contiguous(gl.multiple_of(at, [NUMBERS, NUMBERS]), [1, NUMBERS])
+
+
+@gluon.jit
+def load_chunk_rows(x, first, count, head, HV: gl.constexpr, HEADS: gl.constexpr, K: gl.constexpr):
+    """A chunk's rows [64, K] of x [BT, HV // HEADS, K], 0 from `count` on."""
+    row, at = row_places(HV // HEADS * K, 64, K)
+    return gl.load(x + (first * (HV // HEADS) + head // HEADS) * K + at, (row < count)[:, None], 0.0)
 
 
 @gluon.jit

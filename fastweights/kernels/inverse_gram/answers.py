@@ -4,7 +4,7 @@ Numbers of float32 are sums of bfloat16 ones: of three where results must be exa
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import add, product_layout, row_places
+from ..common.hopper_tiles import add, load_chunk_rows, product_layout, token_layout
 from ..common.math import is_bad, zero_where
 from ..common.packing import program_chunk
 from ..runtime.gluon import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
@@ -38,9 +38,7 @@ def answer_tokens(
     WHOLE: gl.constexpr = product_layout(WARPS, K, 16)
     TALL: gl.constexpr = product_layout(WARPS, 64, 16)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, TALL, 2)
-    SQUARE: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, WARPS // 4], instr_shape=[16, 256 // WARPS, 16]
-    )
+    SQUARE: gl.constexpr = token_layout(64, WARPS)
     EARLIER: gl.constexpr = gl.SliceLayout(0, SQUARE)
     TOKEN: gl.constexpr = gl.SliceLayout(0, TALL)
     BY_TOKEN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
@@ -49,12 +47,9 @@ def answer_tokens(
     r = gl.arange(0, K, gl.SliceLayout(1, WHOLE))[:, None]
     c = gl.arange(0, K, gl.SliceLayout(0, WHOLE))[None, :]
     inverse = gl.load(A + number * (K * K) + r * K + c)
-    row, at = row_places(HV // HEADS_B * K, 64, K)
-    given = gl.load(b + (first * (HV // HEADS_B) + head // HEADS_B) * K + at, (row < count)[:, None], 0.0)
-    row, at = row_places(HV * K, 64, K)
-    rows = gl.load(R + (first * HV + head) * K + at, (row < count)[:, None], 0.0)
-    row, at = row_places(HV // HEADS * K, 64, K)
-    keys = gl.load(u + (first * (HV // HEADS) + head // HEADS) * K + at, (row < count)[:, None], 0.0)
+    given = load_chunk_rows(b, first, count, head, HV, HEADS_B, K)
+    rows = load_chunk_rows(R, first, count, head, HV, 1, K)
+    keys = load_chunk_rows(u, first, count, head, HV, HEADS, K)
     s = gl.arange(0, 64, EARLIER)
     t = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
     weight = 1.0 / gl.load(D + first * HV + head + s * HV, s < count, 1.0)

@@ -3,19 +3,11 @@ rounding would be too much, an operand is the sum of two numbers. See the head o
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import add, product_layout, row_places
+from ..common.hopper_tiles import add, load_chunk_rows, product_layout, token_layout
 from ..common.packing import program_chunk
 from ..runtime.gluon import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
 TYPE = gl.constexpr(gl.bfloat16)
-
-
-@gluon.constexpr_function
-def halves_layout(warps, columns):
-    """Of the result [64, columns] of a product of four or eight warps."""
-    return gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, warps // 4], instr_shape=[16, 4 * columns // warps, 16]
-    )
 
 
 @gluon.jit
@@ -35,15 +27,8 @@ def store_two(tiles, x):
 
 
 @gluon.jit
-def load_tile_rows(x, first, count, head, HV: gl.constexpr, HEADS: gl.constexpr, K: gl.constexpr):
-    """A chunk's rows [64, K] of x [BT, HV // HEADS, K]."""
-    row, at = row_places(HV // HEADS * K, 64, K)
-    return gl.load(x + (first * (HV // HEADS) + head // HEADS) * K + at, (row < count)[:, None], 0.0)
-
-
-@gluon.jit
 def show_to_products():
-    """What was stored in shared memory."""
+    """Let products read what was stored in shared memory so far: a fence and a barrier."""
     fence_async_shared()
     gl.thread_barrier()
 
@@ -51,7 +36,7 @@ def show_to_products():
 @gluon.jit
 def load_lifted(T, root):
     """L^-1 [64, 64] from T of the chunk; root [64]: by rows of a square."""
-    SQUARE: gl.constexpr = halves_layout(gl.num_warps(), 64)
+    SQUARE: gl.constexpr = token_layout(64, gl.num_warps())
     i = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))[:, None]
     j = gl.arange(0, 64, gl.SliceLayout(0, SQUARE))[None, :]
     return root[:, None] * gl.load(T + i * 64 + j)
@@ -71,7 +56,7 @@ def store_change(lifted):
 def through_factor_on_chip(dZ, Z, U, change, T, root):
     """dW [64, K], and in shared memory C [64, 64], as `through_factor` has it. Z, U, change: tiles in shared memory."""
     K: gl.constexpr = dZ.shape[1]
-    SQUARE: gl.constexpr = halves_layout(gl.num_warps(), 64)
+    SQUARE: gl.constexpr = token_layout(64, gl.num_warps())
     none = gl.zeros([64, 64], gl.float32, SQUARE)
     i = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))[:, None]
     j = gl.arange(0, 64, gl.SliceLayout(0, SQUARE))[None, :]
@@ -123,14 +108,14 @@ def adjoint_of_chunk(
     if count == 0:
         return
     WARPS: gl.constexpr = gl.num_warps()
-    WIDE: gl.constexpr = halves_layout(WARPS, K)
-    SQUARE: gl.constexpr = halves_layout(WARPS, 64)
+    WIDE: gl.constexpr = token_layout(K, WARPS)
+    SQUARE: gl.constexpr = token_layout(64, WARPS)
     WHOLE: gl.constexpr = product_layout(WARPS, K, 16)
     number = m.to(gl.int64) * HV + head
-    given = load_tile_rows(dy, first, count, head, HV, 1, K).to(gl.float32)
-    rows = load_tile_rows(R, first, count, head, HV, 1, K)
-    answers = load_tile_rows(b, first, count, head, HV, HEADS_B, K)
-    tokens = load_tile_rows(u, first, count, head, HV, HEADS, K)
+    given = load_chunk_rows(dy, first, count, head, HV, 1, K).to(gl.float32)
+    rows = load_chunk_rows(R, first, count, head, HV, 1, K)
+    answers = load_chunk_rows(b, first, count, head, HV, HEADS_B, K)
+    tokens = load_chunk_rows(u, first, count, head, HV, HEADS, K)
     down = new_tile(2, 64, K)
     store_two(down, given)
     Z, B, U = new_tile(1, 64, K).index(0), new_tile(1, 64, K).index(0), new_tile(1, 64, K).index(0)
@@ -214,15 +199,15 @@ def gradients_of_chunk(
     if count == 0:
         return
     WARPS: gl.constexpr = gl.num_warps()
-    WIDE: gl.constexpr = halves_layout(WARPS, K)
-    SQUARE: gl.constexpr = halves_layout(WARPS, 64)
+    WIDE: gl.constexpr = token_layout(K, WARPS)
+    SQUARE: gl.constexpr = token_layout(64, WARPS)
     BY_TOKEN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     number = m.to(gl.int64) * HV + head
     t = gl.arange(0, 64, BY_TOKEN)
     added = gl.load(refresh + first + t, t < count, 0.0)
     before = gl.convert_layout(gl.associative_scan(added, 0, add) - added, gl.SliceLayout(1, WIDE))[:, None]
-    rows = load_tile_rows(R, first, count, head, HV, 1, K)
-    tokens = load_tile_rows(u, first, count, head, HV, HEADS, K)
+    rows = load_chunk_rows(R, first, count, head, HV, 1, K)
+    tokens = load_chunk_rows(u, first, count, head, HV, HEADS, K)
     t = gl.arange(0, 64, gl.SliceLayout(1, WIDE))
     c = gl.arange(0, K, gl.SliceLayout(0, WIDE))
     at, live = (first * HV + head) * K + t[:, None] * (HV * K) + c[None, :], (t < count)[:, None]

@@ -6,7 +6,7 @@ one lane. Where L or p of a block of rows g are no longer needed, above the diag
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import add, as_left, copy_rows, product_layout, row_layout, store_in_order
+from ..common.hopper_tiles import add, as_left, copy_rows, product_layout, row_layout, store_in_order, token_layout
 from ..common.math import is_bad, zero_where
 from ..common.packing import pieces_of_sequence, program_segment, tokens_of_sequence
 from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
@@ -196,9 +196,7 @@ def solve_in_turn(
     WHOLE: gl.constexpr = product_layout(WARPS, K, 8)
     TALL: gl.constexpr = product_layout(WARPS, 64, 16)
     TALL_FLOATS: gl.constexpr = product_layout(WARPS, 64, 8)
-    SQUARE: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, WARPS // 4], instr_shape=[16, 256 // WARPS, 16]
-    )
+    SQUARE: gl.constexpr = token_layout(64, WARPS)
     READ: gl.constexpr = row_layout(WARPS, K)
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     BY_TOKEN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])

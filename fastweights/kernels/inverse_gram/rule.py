@@ -214,9 +214,7 @@ class Refreshed(GramCall):
         x = self.x
         (y, end), saved = self.shapes(final)
         self.record_table(saved)
-        if (
-            self.solves_in_turn and self.PK > 64
-        ):  # with 64 channels the elimination takes longer than Newton's iteration
+        if self.solves_in_turn and self.PK > 64:  # with 64 channels Newton's iteration is faster than the elimination
             self.record_turns(self.N, saved, x.cu_seqlens, start=x.A, end=end)
         else:
             self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)

@@ -18,9 +18,9 @@ from ...layers import LayerCache, MemoryLayer, SoftmaxAttention
 from ...layers.choice import split_entry
 from ...layers.projections import QKVProjection
 from ...layers.registry import mixer_spec
+from ...ops.authoring import product_dtype
 from ...private_huggingface import with_attention
 from ..cache import given_cache
-from ..loss import product_dtype
 from ..rows import Rows
 
 __all__ = ["KEYS", "MemoryAttention", "TakesQKV", "build_memory", "check_takes_qkv"]

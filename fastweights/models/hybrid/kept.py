@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from ...layers.attention import Logits, attend_documents
+from ...ops.authoring import product_dtype
 from ...private_huggingface import with_attention
-from ..loss import product_dtype
 from ..rows import Rows
 
 __all__ = ["KeptAttention", "keep_attention", "leave_out_mask"]

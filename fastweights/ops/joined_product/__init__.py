@@ -12,7 +12,13 @@ from torch.autograd.function import once_differentiable
 
 from ..framework.node import define_op
 
-__all__ = ["add_product_", "joined_product", "product_in"]
+__all__ = ["add_product_", "joined_product", "product_dtype", "product_in"]
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of the products of x with weights: autocast's where it is on, else that of x."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def writes_float32(dtype: torch.dtype, a: Tensor) -> bool:
@@ -68,8 +74,7 @@ def joined_product(x: Tensor, *weights: Tensor, multiple: int = 1) -> Tensor:
     Returns:
         y [..., E_1 + E_2 + ... + the zeros].
     """
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    dtype = product_dtype(x)
     zeros = -sum(map(len, weights)) % multiple
     return _JoinedProduct.apply(x.to(dtype), dtype, zeros, *weights)
 

@@ -3,10 +3,10 @@ head of this folder."""
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import copy_rows, product_layout, row_places, unknown_zero
+from ...common.hopper_tiles import copy_rows, product_layout, row_places, token_layout, unknown_zero
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .back import end_of_segment, place_segment
-from .gradients_back import anew, own_sums, row_sums, token_layout
+from .gradients_back import anew, own_sums, row_sums
 from .passes import T_PLACE, copy_factors, program_place, state_addresses
 from .write_keys import approximate
 

@@ -6,17 +6,10 @@ registers would come from the L2 cache, as shared memory leaves little of L1."""
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import copy_rows, product_layout, row_places, unknown_zero
+from ...common.hopper_tiles import copy_rows, product_layout, row_places, token_layout, unknown_zero
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .back import end_of_segment, place_segment
 from .passes import T_PLACE, add, copy_factors, program_place, state_addresses
-
-
-@gluon.constexpr_function
-def token_layout(columns, warps=8):
-    """Of the result [64, columns] of a product; each of two warpgroups has half of the columns."""
-    groups = warps // 4
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, groups], instr_shape=[16, columns // groups, 16])
 
 
 @gluon.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...common.hopper_tiles import add, copy_rows, product_layout, row_places, uniform, unknown_zero
+from ...common.math import infinite_to_nan
 from ...common.packing import pieces_of_sequence, segment_in_turn, segment_place
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
@@ -55,11 +56,6 @@ def spoil(x, first):
     """NaN from the first bad token on."""
     i = gl.arange(0, 64, gl.SliceLayout(0, x.type.layout))
     return gl.where(i[None, :] >= first[:, None], float("nan"), x)
-
-
-@gluon.jit
-def infinite_to_nan(x):
-    return gl.where(gl.abs(x) < float("inf"), x, float("nan"))
 
 
 @gluon.jit

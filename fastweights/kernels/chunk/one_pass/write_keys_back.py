@@ -6,11 +6,11 @@ scan over the chunks.
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import copy_rows, row_places
+from ...common.hopper_tiles import copy_rows, row_places, token_layout
 from ...common.math import LN2
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .gradients_back import load_sums, row_sums, token_layout
+from .gradients_back import load_sums, row_sums
 from .passes import add
 from .write_keys import LARGEST, approximate, load_gates, pair_decays
 
@@ -85,7 +85,7 @@ def write_key_grads(
     if count == 0:
         return
     TYPE: gl.constexpr = k.dtype.element_ty
-    SQUARE: gl.constexpr = token_layout(64)
+    SQUARE: gl.constexpr = token_layout(64, gl.num_warps())
     ROW: gl.constexpr = gl.SliceLayout(1, SQUARE)
     COLUMN: gl.constexpr = gl.SliceLayout(0, SQUARE)
     LINE: gl.constexpr = gl.BlockedLayout([2], [32], [8], [0])
