@@ -13,7 +13,7 @@ from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
 from ..runtime.workspace import TensorSpec
-from .tokens import BLOCK, key_overlaps, pass_gradients, write_tokens
+from .tokens import BLOCK, block_systems, key_overlaps, pass_gradients, write_tokens
 
 PART = 8  # tokens of a block that are unrolled: the time to compile grows with the third power
 
@@ -89,9 +89,16 @@ class OutputNormalizedTTT(DeltaRule):
 
         dz, dv, dgamma = self.token_tensor(HV, V), self.token_tensor(HV, V), self.gate_gradient(x.gamma)
         dh, dS = self.empty(self.M, HV, K, V), self.state(self.N) if state_grads else None
+        blocks = self.M * (CHUNK // BLOCK.value)
+        through, turned = (self.floats(blocks, HV, BLOCK.value, BLOCK.value) for _ in range(2))
+        systems = self.floats(blocks, HV, 2 * BLOCK.value, 2 * BLOCK.value)
         self.launch(
-            pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, saved.overlaps, do, dS_end, saved.answers, saved.factors, du,
-            dz, dv, dgamma, dh, dS, self.scratch(), x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
+            block_systems, (blocks, HV), x.v, x.gamma, saved.overlaps, saved.answers, saved.factors, through, turned, systems,
+            saved.chunk_table, self.T, HV, num_warps=1,
+        )  # fmt: skip
+        self.launch(
+            pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, do, dS_end, saved.answers, saved.factors, du, through, turned,
+            systems, dz, dv, dgamma, dh, dS, x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
 
         dq, dk = self.token_tensor(HV, K), self.token_tensor(HV, K)

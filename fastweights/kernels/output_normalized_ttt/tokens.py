@@ -181,108 +181,111 @@ def write_tokens(
 
 
 @triton.jit
-def load_token_back(
-    v, gamma, overlaps, answers, kept, du, first_du, t, begin, i: tl.constexpr, stop, head, channel, HV,
-    V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
-    """Of the token whose turn is i in a part of the block from t on: the two parts of du that are known, answer, value, gamma,
-    the four numbers that the forward kept, and the products of its key with those after it."""
-    place = BLOCK - 1 - begin - i
-    t += place
-    here = (t < stop) & (place >= 0)
-    inside = (channel < V) & here
-    at = t * HV + head
-    return (
-        tl.load(first_du + place * V + channel, inside, 0.0),
-        tl.load(du + at * V + channel, inside, 0.0),
-        tl.load(answers + at * V + channel, inside, 0.0),
-        tl.load(v + at * V + channel, inside, 0.0),
-        tl.load(gamma + t * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0),
-        tl.load(kept + at * 4, here, 0.0),
-        tl.load(kept + at * 4 + 1, here, 0.0),
-        tl.load(kept + at * 4 + 2, here, 0.0),
-        tl.load(kept + at * 4 + 3, here, 0.0),
-        load_overlaps(overlaps, t, here, head, HV, begin, i, PART, True, HEADS_K),
-    )
+def load_columns(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr):
+    """[PV, 16] in float32 of a tensor [BT, HV, V] from token t on: tokens are columns."""
+    i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
+    inside = (t + i < stop)[None, :] & (j < V)[:, None]
+    return tl.load(x + (t * HV + head) * V + i[None, :] * (HV * V) + j[:, None], inside, 0.0).to(tl.float32)
 
 
 @triton.jit
-def differentiate_answer(raw, du):
-    """dz, dv and dgamma of a token."""
-    z, value, gain = raw[2], raw[3].to(tl.float32), to_float_or_nan(raw[4])
-    r, p, cubed, turn = raw[5], raw[6], raw[7], raw[8]
-    answer_dot, value_dot = sum_over_channels(z * du), sum_over_channels(value * du)
-    scaled = gain * du
-    across = gain * cubed * answer_dot
-    turned = gain * (turn * answer_dot - cubed * value_dot)
-    return turned * z - across * value - p * scaled, r * scaled - across * z, r * value_dot - p * answer_dot
+def load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA: tl.constexpr):
+    """Of the tokens of a block [16]: gamma, r and p, gamma times what dz takes of z for z.du and for v.du, and gamma r^3."""
+    i = tl.arange(0, BLOCK)
+    here = t + i < stop
+    gain = to_float_or_nan(tl.load(gamma + (t + i) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0))
+    numbers = kept + ((t + i) * HV + head) * 4
+    r, p = tl.load(numbers, here, 0.0), tl.load(numbers + 1, here, 0.0)
+    cubed, turn = tl.load(numbers + 2, here, 0.0), tl.load(numbers + 3, here, 0.0)
+    return gain, r, p, gain * turn, -gain * cubed, gain * cubed
+
+
+@triton.jit
+def add_powers(L, SIZE: tl.constexpr):
+    """(I - L)^-1 for L [SIZE, SIZE] whose 16th power is 0."""
+    i = tl.arange(0, SIZE)
+    total = L + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+    for _ in tl.static_range(3):
+        L = tl.dot(L, L, input_precision="tf32x3")
+        total = tl.dot(total, L, total, input_precision="tf32x3")
+    return total
+
+
+@triton.jit(do_not_specialize=["time"])
+def block_systems(
+    v, gamma, overlaps, answers, kept, through, turned, systems, chunks, time, HV,
+    V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
+):  # fmt: skip
+    """By blocks of 16 tokens [4 M, HV, ..]: through and turned [16, 16] and systems [32, 32], as in the derivation."""
+    m, block, head = tl.program_id(0) // 4, tl.program_id(0) % 4, tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    t, stop = first + block * BLOCK, first + count
+    i = tl.arange(0, BLOCK)
+    row = overlaps + ((t + i) * (HV // HEADS_K) + head // HEADS_K) * BLOCK
+    later = (i[:, None] < i[None, :]) & (t + i < stop)[None, :] & (t + i < stop)[:, None]
+    A = tl.load(row[:, None] + i[None, :], later, 0.0)
+    gain, r, p, along, across, aside = load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA)
+    M = add_powers(-A * (gain * p)[None, :], BLOCK)
+    N = tl.dot(M, A, input_precision="tf32x3")
+    Z, values = load_columns(answers, t, stop, head, HV, V, PV), load_columns(v, t, stop, head, HV, V, PV)
+    ZZ = N * tl.dot(tl.trans(Z), Z, input_precision="tf32x3")
+    ZV = N * tl.dot(tl.trans(Z), values, input_precision="tf32x3")
+    VZ = N * tl.dot(tl.trans(values), Z, input_precision="tf32x3")
+    VV = N * tl.dot(tl.trans(values), values, input_precision="tf32x3")
+    of_z = tl.join(ZZ * along[None, :] - ZV * aside[None, :], ZZ * across[None, :])
+    of_v = tl.join(VZ * along[None, :] - VV * aside[None, :], VZ * across[None, :])
+    L = tl.reshape(tl.permute(tl.join(of_z, of_v), (0, 3, 1, 2)), (32, 32))
+    at = tl.program_id(0).to(tl.int64) * HV + head
+    j = tl.arange(0, 32)
+    tl.store(through + at * 256 + i[:, None] * BLOCK + i[None, :], M)
+    tl.store(turned + at * 256 + i[:, None] * BLOCK + i[None, :], N)
+    tl.store(systems + at * 1024 + j[:, None] * 32 + j[None, :], add_powers(L, 32))
 
 
 @triton.jit(do_not_specialize=["T"])
 def pass_gradients(
-    q, k, v, gamma, overlaps, do, d_end, answers, kept, du, dz, dv, dgamma, states, d_start, scratch, cu_seqlens, T, HV,
+    q, k, v, gamma, do, d_end, answers, kept, du, through, turned, systems, dz, dv, dgamma, states, d_start, cu_seqlens, T, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-    LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """du [BT, HV, V]: P^T dO of every chunk of 64 tokens. dz [BT, HV, V] comes out negated. states [M, HV, K, V]: the gradient
-    of the state at the end of every chunk. scratch [N, HV, 16, V]."""
+    of the state at the end of every chunk."""
     n, head = tl.program_id(0), tl.program_id(1)
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     stop = first + count
     m, chunks = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
-    channel, copy = lay_out_channels(LANES, COPIES, EACH)
-    stored = (channel < V) & (copy == 0)
     at = n.to(tl.int64) * HV + head
-    scratch += at * BLOCK * V
-    i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
+    i, j, both = tl.arange(0, BLOCK), tl.arange(0, PV), tl.arange(0, 32)
     L = tl.zeros((PV, PK), tl.float32) if d_end is None else load_transposed(d_end + at * K * V, K, PK, V, PV)
     blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
-    keys = load_keys(k, first + (blocks - 1) * BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
     for step in range(0, blocks):
         block = blocks - 1 - step
         t = first + block * BLOCK
         if (step == 0) | (block % 4 == 3):
             store_transposed(states + ((m + block // 4).to(tl.int64) * HV + head) * K * V, L, K, V)
-        D = tl.dot(L.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
-        tl.store(scratch + i[None, :] * V + j[:, None], D, (j < V)[:, None])
-        tl.debug_barrier()
-        next_keys = load_keys(k, t - BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
-        ahead, later_dz = (), ()
-        for turn in tl.static_range(AHEAD):
-            ahead += (
-                load_token_back(
-                    v, gamma, overlaps, answers, kept, du, scratch, t, 0, turn, stop, head, channel, HV, V, HEADS_K,
-                    HEADS_GAMMA, PART,
-                ),
-            )  # fmt: skip
-        for _ in tl.static_range(BLOCK - PART):
-            later_dz += (tl.zeros((LANES, COPIES, EACH), tl.float32),)
-        for begin in range(0, BLOCK, PART):
-            for turn in tl.static_range(PART):
-                token = ahead[0]
-                ahead = ahead[1:] + (
-                    load_token_back(
-                        v, gamma, overlaps, answers, kept, du, scratch, t, begin, turn + AHEAD, stop, head, channel, HV, V,
-                        HEADS_K, HEADS_GAMMA, PART,
-                    ),
-                )  # fmt: skip
-                d_write, row = token[0] + token[1], token[9]
-                for later in tl.static_range(BLOCK - PART + turn):
-                    d_write += row[later] * later_dz[later]
-                d_answer, d_value, d_gain = differentiate_answer(token, d_write)
-                later_dz += (d_answer,)
-                here = t + (BLOCK - 1 - begin - turn)
-                place = here * HV + head
-                inside = stored & (here < stop)
-                tl.store(dz + place * V + channel, (-d_answer).to(dz.dtype.element_ty), inside)
-                tl.store(dv + place * V + channel, d_value.to(dv.dtype.element_ty), inside)
-                d_gain = (d_gain + 0 * d_value).to(dgamma.dtype.element_ty)
-                tl.store(dgamma + place + 0 * channel, d_gain, inside & (channel == 0))
-            later_dz = later_dz[PART:]
-        tl.debug_barrier()
-        D = load_values(dz, t, stop, head, HV, V, PV, BLOCK)
-        L = tl.dot(tl.trans(-D), keys, L, input_precision=PRECISION)
-        keys = next_keys
+        keys = load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK)
+        system = ((m.to(tl.int64) * 4 + block) * HV) + head
+        square = system * 256 + i[None, :] * BLOCK + i[:, None]  # turned
+        M, N = tl.load(through + square), tl.load(turned + square)
+        solution = tl.load(systems + system * 1024 + both[:, None] * 32 + both[None, :])
+        Z, values = load_columns(answers, t, stop, head, HV, V, PV), load_columns(v, t, stop, head, HV, V, PV)
+        gain, r, p, along, across, aside = load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA)
+        D = load_columns(du, t, stop, head, HV, V, PV)
+        D = tl.dot(L.to(keys.dtype), tl.trans(keys), D, input_precision=PRECISION)
+        D = tl.dot(D, M, input_precision="tf32x3")
+        dots = tl.reshape(tl.join(tl.sum(Z * D, 0), tl.sum(values * D, 0)), (32,))
+        answer_dot, value_dot = tl.split(tl.reshape(tl.sum(solution * dots[None, :], 1), (BLOCK, 2)))
+        X = Z * (along * answer_dot + across * value_dot)[None, :] - values * (aside * answer_dot)[None, :]
+        D = tl.dot(X, N, D, input_precision="tf32x3")
+        d_answer = X - D * (gain * p)[None, :]
+        d_value = D * (gain * r)[None, :] - Z * (aside * answer_dot)[None, :]
+        here = (t + i < stop)[None, :] & (j < V)[:, None]
+        places = (t * HV + head) * V + i[None, :] * (HV * V) + j[:, None]
+        tl.store(dz + places, (-d_answer).to(dz.dtype.element_ty), here)
+        tl.store(dv + places, d_value.to(dv.dtype.element_ty), here)
+        d_gain = r * value_dot - p * answer_dot
+        tl.store(dgamma + (t + i) * HV + head, d_gain.to(dgamma.dtype.element_ty), t + i < stop)
+        L = tl.dot(d_answer.to(keys.dtype), keys, L, input_precision=PRECISION)
         if block % 4 == 0:
             queries = load_keys(q, t, tl.minimum(t + 64, stop), head, HV, K, PK, HEADS_K, 64)
             grad_o = load_values(do, t, tl.minimum(t + 64, stop), head, HV, V, PV, 64)
