@@ -1,5 +1,5 @@
-"""What the tokens of a sequence write, and backwards their gradients, from the last token to the first. One program per sequence
-and head goes through blocks of 16 tokens. See the derivation in __init__.py.
+"""What the tokens of a sequence write, token after token, and backwards their gradients, block after block. One program per
+sequence and head goes through blocks of 16 tokens. See the derivation in __init__.py.
 """
 
 from __future__ import annotations
@@ -59,18 +59,15 @@ def load_values(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr, ROWS: t
 
 
 @triton.jit
-def load_overlaps(
-    overlaps, t, here, head, HV, begin, i: tl.constexpr, PART: tl.constexpr, BACK: tl.constexpr, HEADS_K: tl.constexpr
-):
-    """The products of key t with the keys whose turn in the block comes before its own, the last BLOCK - PART before its part
-    and those of the part; 0 where the block has no such turn. Its own turn is i in the part that begins at turn `begin`, or
-    beyond, in the next part. BACK: turns count from the block's last token."""
+def load_overlaps(overlaps, t, here, head, HV, begin, i: tl.constexpr, PART: tl.constexpr, HEADS_K: tl.constexpr):
+    """The products of key t with the keys before it in the block, the last BLOCK - PART before its part and those of the part; 0
+    where the block has no such token. Its own number is i in the part that begins at token `begin` of the block, or beyond, in
+    the next part."""
     row = overlaps + (t * (HV // HEADS_K) + head // HEADS_K) * BLOCK
     found = ()
     for j in tl.static_range(BLOCK - PART + i % PART):
         first_of_part = begin + (i // PART + 1 + j // PART) * PART - BLOCK
-        turn = first_of_part + j % PART
-        found += (tl.load(row + (BLOCK - 1 - turn if BACK else turn), here & (first_of_part >= 0), 0.0),)
+        found += (tl.load(row + first_of_part + j % PART, here & (first_of_part >= 0), 0.0),)
     return found
 
 
@@ -116,7 +113,7 @@ def load_token(
         tl.load(first_answers + place * V + channel, inside, 0.0),
         tl.load(v + (t * HV + head) * V + channel, inside, 0.0),
         tl.load(gamma + t * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0),
-        load_overlaps(overlaps, t, here, head, HV, begin, i, PART, False, HEADS_K),
+        load_overlaps(overlaps, t, here, head, HV, begin, i, PART, HEADS_K),
     )
 
 
