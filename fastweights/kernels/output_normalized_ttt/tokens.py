@@ -12,7 +12,6 @@ from ..common.packing import chunk_place, pieces_of_sequence, tokens_of_sequence
 from ..common.tiles import tile_address
 
 BLOCK = tl.constexpr(16)
-AHEAD = tl.constexpr(2)  # tokens whose vectors are loaded before they are used
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -29,20 +28,6 @@ def key_overlaps(k, overlaps, chunks, time, H, K: tl.constexpr, BK: tl.constexpr
 
 
 @triton.jit
-def lay_out_channels(LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr):
-    """The channel of every number of a vector [LANES, COPIES, EACH], and the copy. Every warp holds all channels, so that a sum
-    over them waits for no other warp."""
-    lane, copy, each = tl.arange(0, LANES)[:, None, None], tl.arange(0, COPIES)[None, :, None], tl.arange(0, EACH)
-    channel = lane * EACH + each[None, None, :]
-    return channel + 0 * copy, copy + 0 * channel
-
-
-@triton.jit
-def sum_over_channels(x):
-    return tl.sum(tl.sum(x, 2, keep_dims=True), 0, keep_dims=True)
-
-
-@triton.jit
 def load_keys(k, t, stop, head, HV, K: tl.constexpr, PK: tl.constexpr, HEADS_K: tl.constexpr, ROWS: tl.constexpr):
     """[ROWS, PK] of keys or queries from token t on."""
     i, c = tl.arange(0, ROWS), tl.arange(0, PK)
@@ -56,19 +41,6 @@ def load_values(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr, ROWS: t
     i, j = tl.arange(0, ROWS), tl.arange(0, PV)
     inside = (t + i < stop)[:, None] & (j < V)[None, :]
     return tl.load(x + (t * HV + head) * V + i[:, None] * (HV * V) + j[None, :], inside, 0.0)
-
-
-@triton.jit
-def load_overlaps(overlaps, t, here, head, HV, begin, i: tl.constexpr, PART: tl.constexpr, HEADS_K: tl.constexpr):
-    """The products of key t with the keys before it in the block, the last BLOCK - PART before its part and those of the part; 0
-    where the block has no such token. Its own number is i in the part that begins at token `begin` of the block, or beyond, in
-    the next part."""
-    row = overlaps + (t * (HV // HEADS_K) + head // HEADS_K) * BLOCK
-    found = ()
-    for j in tl.static_range(BLOCK - PART + i % PART):
-        first_of_part = begin + (i // PART + 1 + j // PART) * PART - BLOCK
-        found += (tl.load(row + first_of_part + j % PART, here & (first_of_part >= 0), 0.0),)
-    return found
 
 
 @triton.jit
@@ -99,90 +71,155 @@ def find_factors(square, along):
 
 
 @triton.jit
-def load_token(
-    v, gamma, overlaps, first_answers, t, begin, i: tl.constexpr, stop, head, channel, HV,
-    V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
-    """What token i of a part of the block from t on takes: its answer by the memory at the block's start, value, gamma,
-    and the products of its key with those before it."""
-    place = begin + i
-    here = (t + place < stop) & (place < BLOCK)
-    t += place
-    inside = (channel < V) & here
-    return (
-        tl.load(first_answers + place * V + channel, inside, 0.0),
-        tl.load(v + (t * HV + head) * V + channel, inside, 0.0),
-        tl.load(gamma + t * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0),
-        load_overlaps(overlaps, t, here, head, HV, begin, i, PART, HEADS_K),
-    )
-
-
-@triton.jit(do_not_specialize=["T"])
-def write_tokens(
-    k, v, gamma, overlaps, start, answers, kept, u, scratch, cu_seqlens, T, HV,
-    K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-    LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V]. scratch [N, HV, 16, V]."""
-    n, head = tl.program_id(0), tl.program_id(1)
-    first, count = tokens_of_sequence(cu_seqlens, n, T)
-    stop = first + count
-    channel, copy = lay_out_channels(LANES, COPIES, EACH)
-    at = n.to(tl.int64) * HV + head
-    scratch += at * BLOCK * V
-    i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
-    S = tl.zeros((PV, PK), tl.float32) if start is None else load_transposed(start + at * K * V, K, PK, V, PV)
-    keys = load_keys(k, first, stop, head, HV, K, PK, HEADS_K, BLOCK)
-    blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
-    for block in range(0, blocks):
-        t = first + block * BLOCK
-        Z = tl.dot(S.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
-        tl.store(scratch + i[None, :] * V + j[:, None], Z, (j < V)[:, None])
-        tl.debug_barrier()
-        next_keys = load_keys(k, t + BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
-        ahead, before = (), ()
-        for now in tl.static_range(AHEAD):
-            ahead += (
-                load_token(
-                    v, gamma, overlaps, scratch, t, 0, now, stop, head, channel, HV, V, HEADS_K, HEADS_GAMMA, PART
-                ),
-            )
-        for _ in tl.static_range(BLOCK - PART):
-            before += (tl.zeros((LANES, COPIES, EACH), tl.float32),)
-        for begin in range(0, BLOCK, PART):
-            for now in tl.static_range(PART):
-                z, value, gain, row = ahead[0]
-                ahead = ahead[1:] + (
-                    load_token(
-                        v, gamma, overlaps, scratch, t, begin, now + AHEAD, stop, head, channel, HV, V, HEADS_K, HEADS_GAMMA, PART
-                    ),
-                )  # fmt: skip
-                value = value.to(tl.float32)
-                for earlier in tl.static_range(BLOCK - PART + now):
-                    z += row[earlier] * before[earlier]
-                square, along = sum_over_channels(z * z), sum_over_channels(z * value)
-                r, p, cubed, turn = find_factors(square, along)
-                write = gain.to(tl.float32) * (r * value - p * z)
-                before += (write,)
-                place = (t + begin + now) * HV + head
-                here = (copy == 0) & (t + begin + now < stop)
-                tl.store(answers + place * V + channel, z, here & (channel < V))
-                tl.store(u + place * V + channel, write.to(u.dtype.element_ty), here & (channel < V))
-                numbers = tl.where(channel < 2, tl.where(channel == 0, r, p), tl.where(channel == 2, cubed, turn))
-                tl.store(kept + place * 4 + channel, numbers, here & (channel < 4))
-            before = before[PART:]
-        tl.debug_barrier()
-        U = load_values(u, t, stop, head, HV, V, PV, BLOCK)
-        S = tl.dot(tl.trans(U), keys, S, input_precision=PRECISION)
-        keys = next_keys
-
-
-@triton.jit
 def load_columns(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr):
     """[PV, 16] in float32 of a tensor [BT, HV, V] from token t on: tokens are columns."""
     i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
     inside = (t + i < stop)[None, :] & (j < V)[:, None]
     return tl.load(x + (t * HV + head) * V + i[None, :] * (HV * V) + j[:, None], inside, 0.0).to(tl.float32)
+
+
+@triton.jit
+def split_columns(x, COUNT: tl.constexpr):
+    """The columns of x [R, COUNT], each [R]; COUNT is a power of two."""
+    columns = (x,)
+    for level in tl.static_range(COUNT.bit_length() - 1):
+        evens, odds = (), ()
+        for i in tl.static_range(2**level):
+            even, odd = tl.split(tl.reshape(columns[i], (x.shape[0], COUNT // 2 ** (level + 1), 2)))
+            evens += (even,)
+            odds += (odd,)
+        columns = evens + odds
+    found = ()
+    for i in tl.static_range(COUNT):
+        found += (tl.reshape(columns[i], (x.shape[0],)),)
+    return found
+
+
+@triton.jit
+def join_columns(columns, COUNT: tl.constexpr):
+    """[R, COUNT] of columns [R]."""
+    for level in tl.static_range(COUNT.bit_length() - 1):
+        joined = ()
+        for i in tl.static_range(COUNT // 2 ** (level + 1)):
+            pair = tl.join(columns[i], columns[i + COUNT // 2 ** (level + 1)])
+            joined += (tl.reshape(pair, (pair.shape[0], 2 ** (level + 1))),)
+        columns = joined
+    return columns[0]
+
+
+@triton.jit
+def take_lane(x, lane: tl.constexpr):
+    """x[lane] in every place of a vector [32]."""
+    return tl.gather(x, tl.full((32,), lane, tl.int32), 0)
+
+
+@triton.jit
+def place_columns(row, stride):
+    """Offsets [R, 16] of columns `stride` apart. They are called contiguous along a column alone, one number at a time, so that
+    Triton gives every row a lane, where columns are split and joined without an exchange."""
+    i = tl.arange(0, BLOCK)
+    return tl.multiple_of(tl.max_contiguous(row[:, None] + i[None, :] * stride, [32, 1]), [1, 1])
+
+
+@triton.jit
+def load_block(
+    k, v, gamma, overlaps, t, stop, head, HV,
+    K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
+):  # fmt: skip
+    """What the tokens of a block take: keys [16, PK], values [PV, 16], gamma in the lanes of the tokens [32], and the products of
+    every key with later ones [32, 16], that with key i in row 2 i, 0 in odd rows."""
+    i, lane, j = tl.arange(0, BLOCK), tl.arange(0, 32), tl.arange(0, PV)
+    here = t + i < stop
+    keys = load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK)
+    values = place_columns(j, HV * V)
+    gain = gamma + (t + lane) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA
+    products = place_columns(lane // 2, HV // HEADS_K * BLOCK)
+    later = here[None, :] & (lane[:, None] // 2 > i[None, :]) & (lane % 2 == 0)[:, None]
+    return (
+        keys,
+        tl.load(v + (t * HV + head) * V + values, here[None, :] & (j < V)[:, None], 0.0),
+        tl.load(gain, (lane < BLOCK) & (t + lane < stop), 0.0),
+        tl.load(overlaps + (t * (HV // HEADS_K) + head // HEADS_K) * BLOCK + products, later, 0.0),
+    )
+
+
+@triton.jit
+def store_columns(to, columns, t, stop, head, HV, V: tl.constexpr):
+    """16 vectors [PV] into a tensor [BT, HV, V] from token t on."""
+    x = join_columns(columns, 16)
+    i, j = tl.arange(0, BLOCK), tl.arange(0, x.shape[0])
+    inside = (t + i < stop)[None, :] & (j < V)[:, None]
+    at = place_columns(j, HV * V)
+    tl.store(to + (t * HV + head) * V + at, x.to(to.dtype.element_ty), inside)
+    return x
+
+
+@triton.jit(do_not_specialize=["T"])
+def write_tokens(
+    k, v, gamma, overlaps, start, answers, kept, u, cu_seqlens, T, HV,
+    K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
+    GRAM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V]. GRAM: inner products of answers follow
+    from those at the block's start; else they are sums over the channels."""
+    n, head = tl.program_id(0), tl.program_id(1)
+    first, count = tokens_of_sequence(cu_seqlens, n, T)
+    stop = first + count
+    at = n.to(tl.int64) * HV + head
+    lane = tl.arange(0, 32)
+    S = tl.zeros((PV, PK), tl.float32) if start is None else load_transposed(start + at * K * V, K, PK, V, PV)
+    following = load_block(k, v, gamma, overlaps, first, stop, head, HV, K, PK, V, PV, HEADS_K, HEADS_GAMMA)
+    blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
+    for block in range(0, blocks):
+        t = first + block * BLOCK
+        keys, values, gain, products = following
+        following = load_block(k, v, gamma, overlaps, t + BLOCK, stop, head, HV, K, PK, V, PV, HEADS_K, HEADS_GAMMA)
+        Z = tl.dot(S.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
+        z, value, with_later = split_columns(Z, 16), split_columns(values, 16), split_columns(products, 16)
+        if GRAM:
+            values = values.to(tl.float32)
+            pairs = tl.trans(tl.reshape(tl.join(Z, values), (PV, 32)))  # z in even rows, v in odd ones
+            by_z = split_columns(tl.dot(pairs, Z, input_precision=PRECISION), 16)
+            by_v = split_columns(tl.dot(pairs, values, input_precision=PRECISION), 16)
+        squares, alongs = tl.zeros((32,), tl.float32), tl.zeros((32,), tl.float32)
+        answered, written = (), ()
+        for now in tl.static_range(BLOCK):
+            answered += (z[0],)
+            answer, wanted = tl.reshape(z[0], (PV // 32, 32)), tl.reshape(value[now].to(tl.float32), (PV // 32, 32))
+            if GRAM:
+                square, along = take_lane(by_z[0], 2 * now), take_lane(by_v[0], 2 * now)
+            else:
+                square, along = tl.sum(answer * answer), tl.sum(answer * wanted)
+            squares, alongs = tl.where(lane == now, square, squares), tl.where(lane == now, along, alongs)
+            r, p, _, _ = find_factors(square, along)
+            rate = take_lane(gain, now).to(tl.float32)
+            a, b = rate * r, rate * p
+            write = a[None, :] * wanted - b[None, :] * answer
+            written += (tl.reshape(write, (PV,)),)
+            rest = ()
+            for i in tl.static_range(1, BLOCK - now):
+                product = take_lane(with_later[now], 2 * (now + i))
+                rest += (z[i] + tl.reshape(product[None, :] * write, (PV,)),)
+            z = rest
+            if GRAM:
+                by_u = a * by_v[0] - b * by_z[0]
+                length = a * take_lane(by_u, 2 * now + 1) - b * take_lane(by_u, 2 * now)
+                after = by_u + with_later[now] * length
+                rest_z, rest_v = (), ()
+                for i in tl.static_range(1, BLOCK - now):
+                    product = take_lane(with_later[now], 2 * (now + i))
+                    rest_z += (by_z[i] + with_later[now] * take_lane(by_u, 2 * (now + i)) + product * after,)
+                    rest_v += (by_v[i] + with_later[now] * take_lane(by_u, 2 * (now + i) + 1),)
+                by_z, by_v = rest_z, rest_v
+        store_columns(answers, answered, t, stop, head, HV, V)
+        U = store_columns(u, written, t, stop, head, HV, V)
+        r, p, cubed, turn = find_factors(squares, alongs)
+        numbers, inside = kept + ((t + lane) * HV + head) * 4, (lane < BLOCK) & (t + lane < stop)
+        tl.store(numbers, r, inside)
+        tl.store(numbers + 1, p, inside)
+        tl.store(numbers + 2, cubed, inside)
+        tl.store(numbers + 3, turn, inside)
+        S = tl.dot(U.to(keys.dtype), keys, S, input_precision=PRECISION)
 
 
 @triton.jit
