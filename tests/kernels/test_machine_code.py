@@ -33,7 +33,7 @@ SPILLED = {
     "read_chunk": 216,
     "differentiate_chunk": 648,  # at 128 channels; at 64 channels 40
     "block_systems": 1624,  # at 128 channels, outside of any loop; at 64 channels 16
-    "pass_gradients": 24,  # at 128 channels
+    "pass_gradients": 40,  # at 128 channels
     "write_tokens": 824,  # at 128 channels: parts of the state, once per 16 tokens
     "pass_tokens_back": 224,
     "decode_tokens": 304,  # on sm_80; on sm_90 40

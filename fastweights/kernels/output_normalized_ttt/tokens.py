@@ -72,10 +72,10 @@ def find_factors(square, along):
 
 @triton.jit
 def load_columns(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr):
-    """[PV, 16] in float32 of a tensor [BT, HV, V] from token t on: tokens are columns."""
+    """[PV, 16] of a tensor [BT, HV, V] from token t on: tokens are columns."""
     i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
     inside = (t + i < stop)[None, :] & (j < V)[:, None]
-    return tl.load(x + (t * HV + head) * V + i[None, :] * (HV * V) + j[:, None], inside, 0.0).to(tl.float32)
+    return tl.load(x + (t * HV + head) * V + i[None, :] * (HV * V) + j[:, None], inside, 0.0)
 
 
 @triton.jit
@@ -261,7 +261,8 @@ def block_systems(
     gain, r, p, along, across, aside = load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA)
     M = add_powers(-A * (gain * p)[None, :], BLOCK)
     N = tl.dot(M, A, input_precision="tf32x3")
-    Z, values = load_columns(answers, t, stop, head, HV, V, PV), load_columns(v, t, stop, head, HV, V, PV)
+    Z = load_columns(answers, t, stop, head, HV, V, PV)
+    values = load_columns(v, t, stop, head, HV, V, PV).to(tl.float32)
     ZZ = N * tl.dot(tl.trans(Z), Z, input_precision="tf32x3")
     ZV = N * tl.dot(tl.trans(Z), values, input_precision="tf32x3")
     VZ = N * tl.dot(tl.trans(values), Z, input_precision="tf32x3")
@@ -274,6 +275,27 @@ def block_systems(
     tl.store(through + at * 256 + i[:, None] * BLOCK + i[None, :], M)
     tl.store(turned + at * 256 + i[:, None] * BLOCK + i[None, :], N)
     tl.store(systems + at * 1024 + j[:, None] * 32 + j[None, :], add_powers(L, 32))
+
+
+@triton.jit
+def load_block_back(
+    k, v, gamma, answers, kept, du, through, turned, systems, t, stop, system, head, HV,
+    K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
+):  # fmt: skip
+    """What the gradients of a block take: keys [16, PK]; z, v and du [PV, 16]; factors [16]; M and N transposed, and what its
+    32 inner products are solved with."""
+    i, both, here = tl.arange(0, BLOCK), tl.arange(0, 32), t < stop
+    transposed = system * 256 + i[None, :] * BLOCK + i[:, None]
+    return (
+        load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK),
+        load_columns(answers, t, stop, head, HV, V, PV),
+        load_columns(v, t, stop, head, HV, V, PV),
+        load_columns(du, t, stop, head, HV, V, PV),
+        load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA),
+        tl.load(through + transposed, here, 0.0),
+        tl.load(turned + transposed, here, 0.0),
+        tl.load(systems + system * 1024 + both[:, None] * 32 + both[None, :], here, 0.0),
+    )
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -289,22 +311,27 @@ def pass_gradients(
     stop = first + count
     m, chunks = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
     at = n.to(tl.int64) * HV + head
-    i, j, both = tl.arange(0, BLOCK), tl.arange(0, PV), tl.arange(0, 32)
+    i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
     L = tl.zeros((PV, PK), tl.float32) if d_end is None else load_transposed(d_end + at * K * V, K, PK, V, PV)
     blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
+    last, first_system = tl.maximum(blocks - 1, 0), m.to(tl.int64) * 4 * HV + head
+    following = load_block_back(
+        k, v, gamma, answers, kept, du, through, turned, systems, first + last * BLOCK, stop, first_system + last * HV, head, HV,
+        K, PK, V, PV, HEADS_K, HEADS_GAMMA,
+    )  # fmt: skip
     for step in range(0, blocks):
         block = blocks - 1 - step
         t = first + block * BLOCK
         if (step == 0) | (block % 4 == 3):
             store_transposed(states + ((m + block // 4).to(tl.int64) * HV + head) * K * V, L, K, V)
-        keys = load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK)
-        system = ((m.to(tl.int64) * 4 + block) * HV) + head
-        square = system * 256 + i[None, :] * BLOCK + i[:, None]  # turned
-        M, N = tl.load(through + square), tl.load(turned + square)
-        solution = tl.load(systems + system * 1024 + both[:, None] * 32 + both[None, :])
-        Z, values = load_columns(answers, t, stop, head, HV, V, PV), load_columns(v, t, stop, head, HV, V, PV)
-        gain, r, p, along, across, aside = load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA)
-        D = load_columns(du, t, stop, head, HV, V, PV)
+        keys, Z, values, D, factors, M, N, solution = following
+        gain, r, p, along, across, aside = factors
+        earlier = tl.maximum(block - 1, 0)
+        following = load_block_back(
+            k, v, gamma, answers, kept, du, through, turned, systems, first + earlier * BLOCK, stop, first_system + earlier * HV,
+            head, HV, K, PK, V, PV, HEADS_K, HEADS_GAMMA,
+        )  # fmt: skip
+        values = values.to(tl.float32)
         D = tl.dot(L.to(keys.dtype), tl.trans(keys), D, input_precision=PRECISION)
         D = tl.dot(D, M, input_precision="tf32x3")
         dots = tl.reshape(tl.join(tl.sum(Z * D, 0), tl.sum(values * D, 0)), (32,))
