@@ -24,15 +24,13 @@ Backward, with L the gradient in the state after token t, that of its output inc
     dz = -p dh + (3 p r^2 (z.dh) - r^3 (v.dh)) z - r^3 (z.dh) v      dv = r dh - r^3 (z.dh) z
     dgamma = h.du                                                    L <- L + k dz^T
 
-Backward nothing has to go token by token: z, r and p are known, so dz is linear in du. With the tokens of a block as rows, A the
-products k_j.k_t for t > j, D what du has from later blocks and P^T dO of the chunk, and a = z.du, b = v.du of every token:
+Backward z, r and p are known, so dz is linear in du, and of its channels a token needs a = z.du and b = v.du alone:
 
-    x = gamma (3 p r^2 a - r^3 b)      y = gamma r^3 a      dz = x z - y v - gamma p du      du = D + A dz
-    du = M D + N (diag(x) Z - diag(y) V),          M = (I + A diag(gamma p))^-1,      N = M A
-    (I - L) [a, b] = [Z.(M D), V.(M D)],           L from N * Z Z^T, N * Z V^T and N * V V^T by the formulas of x and y
+    x = gamma (3 p r^2 a - r^3 b)      y = gamma r^3 a      dz = x z - y v - gamma p du
+    du_j = D_j + sum_{t > j in the block} (k_j.k_t) dz_t
 
-`block_systems` finds M, N and (I - L)^-1 of all blocks in parallel. A and L are strictly triangular in tokens, so their 16th
-powers are 0 and the inverses are products: (I - L)^-1 = (I + L)(I + L^2)(I + L^4)(I + L^8). `pass_gradients` goes through the
-blocks from the last with a few products for each. With the dz known, the gradients of q and k are those of the delta rule, whose
-launch computes them: -dz takes the place of its z.
+with D what du has from later blocks and P^T dO of the chunk. `answer_products` finds the inner products of all z and v of every
+block in parallel. `pass_gradients` goes through the blocks from the last. It begins with the inner products of every z and v
+with D, one matrix product. Token t then adds (k_j.k_t) dz_t to the earlier du_j, and so to their inner products. With the dz
+known, the gradients of q and k are those of the delta rule, whose launch computes them: -dz takes the place of its z.
 """

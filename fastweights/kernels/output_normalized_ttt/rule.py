@@ -12,7 +12,7 @@ from ..common.call import Specs, make_rule, padded
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
-from .tokens import BLOCK, block_systems, key_overlaps, pass_gradients, write_tokens
+from .tokens import BLOCK, answer_products, key_overlaps, pass_gradients, write_tokens
 
 
 class TTTInputs(namedtuple("TTTInputs", "q k v gamma S cu_seqlens", defaults=(None, None))):
@@ -89,15 +89,13 @@ class OutputNormalizedTTT(DeltaRule):
         dz, dv, dgamma = self.token_tensor(HV, V), self.token_tensor(HV, V), self.gate_gradient(x.gamma)
         dh, dS = self.empty(self.M, HV, K, V), self.state(self.N) if state_grads else None
         blocks = self.M * (CHUNK // BLOCK.value)
-        through, turned = (self.floats(blocks, HV, BLOCK.value, BLOCK.value) for _ in range(2))
-        systems = self.floats(blocks, HV, 2 * BLOCK.value, 2 * BLOCK.value)
+        products = self.floats(blocks, HV, 2 * BLOCK.value, 2 * BLOCK.value)
         self.launch(
-            block_systems, (blocks, HV), x.v, x.gamma, saved.overlaps, saved.answers, saved.factors, through, turned, systems,
-            saved.chunk_table, self.T, HV, num_warps=1,
+            answer_products, (blocks, HV), x.v, saved.answers, products, saved.chunk_table, self.T, HV, num_warps=1,
         )  # fmt: skip
         self.launch(
-            pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, do, dS_end, saved.answers, saved.factors, du, through, turned,
-            systems, dz, dv, dgamma, dh, dS, x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
+            pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, saved.overlaps, do, dS_end, saved.answers, saved.factors, du,
+            products, dz, dv, dgamma, dh, dS, x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
 
         dq, dk = self.token_tensor(HV, K), self.token_tensor(HV, K)

@@ -114,11 +114,28 @@ def take_lane(x, lane: tl.constexpr):
 
 
 @triton.jit
-def place_columns(row, stride):
-    """Offsets [R, 16] of columns `stride` apart. They are called contiguous along a column alone, one number at a time, so that
-    Triton gives every row a lane, where columns are split and joined without an exchange."""
-    i = tl.arange(0, BLOCK)
-    return tl.multiple_of(tl.max_contiguous(row[:, None] + i[None, :] * stride, [32, 1]), [1, 1])
+def place_columns(row, COUNT: tl.constexpr, stride):
+    """Offsets [R, COUNT] of columns `stride` apart. They are called contiguous along a column alone, one number at a time, so
+    that Triton gives every row a lane, where columns are split and joined without an exchange."""
+    column = tl.arange(0, COUNT)
+    return tl.multiple_of(tl.max_contiguous(row[:, None] + column[None, :] * stride, [32, 1]), [1, 1])
+
+
+@triton.jit
+def load_products(overlaps, t, stop, head, HV, HEADS_K: tl.constexpr):
+    """[32, 16]: of every key of a block the products with later ones, that with key i in row 2 i, 0 in odd rows."""
+    i, lane = tl.arange(0, BLOCK), tl.arange(0, 32)
+    at = place_columns(lane // 2, 16, HV // HEADS_K * BLOCK)
+    later = (lane[:, None] // 2 > i[None, :]) & (t + lane // 2 < stop)[:, None] & (lane % 2 == 0)[:, None]
+    return tl.load(overlaps + (t * (HV // HEADS_K) + head // HEADS_K) * BLOCK + at, later, 0.0)
+
+
+@triton.jit
+def load_spread_columns(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr):
+    """As `load_columns`, every row in a lane."""
+    i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
+    inside = (t + i < stop)[None, :] & (j < V)[:, None]
+    return tl.load(x + (t * HV + head) * V + place_columns(j, 16, HV * V), inside, 0.0)
 
 
 @triton.jit
@@ -126,32 +143,23 @@ def load_block(
     k, v, gamma, overlaps, t, stop, head, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
 ):  # fmt: skip
-    """What the tokens of a block take: keys [16, PK], values [PV, 16], gamma in the lanes of the tokens [32], and the products of
-    every key with later ones [32, 16], that with key i in row 2 i, 0 in odd rows."""
-    i, lane, j = tl.arange(0, BLOCK), tl.arange(0, 32), tl.arange(0, PV)
-    here = t + i < stop
-    keys = load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK)
-    values = place_columns(j, HV * V)
+    """What the tokens of a block take: keys [16, PK], values [PV, 16], gamma in the tokens' lanes [32], products of keys."""
+    lane = tl.arange(0, 32)
     gain = gamma + (t + lane) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA
-    products = place_columns(lane // 2, HV // HEADS_K * BLOCK)
-    later = here[None, :] & (lane[:, None] // 2 > i[None, :]) & (lane % 2 == 0)[:, None]
     return (
-        keys,
-        tl.load(v + (t * HV + head) * V + values, here[None, :] & (j < V)[:, None], 0.0),
+        load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK),
+        load_spread_columns(v, t, stop, head, HV, V, PV),
         tl.load(gain, (lane < BLOCK) & (t + lane < stop), 0.0),
-        tl.load(overlaps + (t * (HV // HEADS_K) + head // HEADS_K) * BLOCK + products, later, 0.0),
+        load_products(overlaps, t, stop, head, HV, HEADS_K),
     )
 
 
 @triton.jit
-def store_columns(to, columns, t, stop, head, HV, V: tl.constexpr):
-    """16 vectors [PV] into a tensor [BT, HV, V] from token t on."""
-    x = join_columns(columns, 16)
+def store_spread_columns(to, x, t, stop, head, HV, V: tl.constexpr):
+    """x [PV, 16], every row in a lane, into a tensor [BT, HV, V] from token t on."""
     i, j = tl.arange(0, BLOCK), tl.arange(0, x.shape[0])
     inside = (t + i < stop)[None, :] & (j < V)[:, None]
-    at = place_columns(j, HV * V)
-    tl.store(to + (t * HV + head) * V + at, x.to(to.dtype.element_ty), inside)
-    return x
+    tl.store(to + (t * HV + head) * V + place_columns(j, 16, HV * V), x.to(to.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -211,8 +219,9 @@ def write_tokens(
                     rest_z += (by_z[i] + with_later[now] * take_lane(by_u, 2 * (now + i)) + product * after,)
                     rest_v += (by_v[i] + with_later[now] * take_lane(by_u, 2 * (now + i) + 1),)
                 by_z, by_v = rest_z, rest_v
-        store_columns(answers, answered, t, stop, head, HV, V)
-        U = store_columns(u, written, t, stop, head, HV, V)
+        U = join_columns(written, 16)
+        store_spread_columns(answers, join_columns(answered, 16), t, stop, head, HV, V)
+        store_spread_columns(u, U, t, stop, head, HV, V)
         r, p, cubed, turn = find_factors(squares, alongs)
         numbers, inside = kept + ((t + lane) * HV + head) * 4, (lane < BLOCK) & (t + lane < stop)
         tl.store(numbers, r, inside)
@@ -222,85 +231,33 @@ def write_tokens(
         S = tl.dot(U.to(keys.dtype), keys, S, input_precision=PRECISION)
 
 
-@triton.jit
-def load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA: tl.constexpr):
-    """Of the tokens of a block [16]: gamma, r and p, gamma times what dz takes of z for z.du and for v.du, and gamma r^3."""
-    i = tl.arange(0, BLOCK)
-    here = t + i < stop
-    gain = to_float_or_nan(tl.load(gamma + (t + i) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0))
-    numbers = kept + ((t + i) * HV + head) * 4
-    r, p = tl.load(numbers, here, 0.0), tl.load(numbers + 1, here, 0.0)
-    cubed, turn = tl.load(numbers + 2, here, 0.0), tl.load(numbers + 3, here, 0.0)
-    return gain, r, p, gain * turn, -gain * cubed, gain * cubed
-
-
-@triton.jit
-def add_powers(L, SIZE: tl.constexpr):
-    """(I - L)^-1 for L [SIZE, SIZE] whose 16th power is 0."""
-    i = tl.arange(0, SIZE)
-    total = L + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    for _ in tl.static_range(3):
-        L = tl.dot(L, L, input_precision="tf32x3")
-        total = tl.dot(total, L, total, input_precision="tf32x3")
-    return total
-
-
 @triton.jit(do_not_specialize=["time"])
-def block_systems(
-    v, gamma, overlaps, answers, kept, through, turned, systems, chunks, time, HV,
-    V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-):  # fmt: skip
-    """By blocks of 16 tokens [4 M, HV, ..]: through and turned [16, 16] and systems [32, 32], as in the derivation."""
+def answer_products(v, answers, products, chunks, time, HV, V: tl.constexpr, PV: tl.constexpr, PRECISION: tl.constexpr):
+    """products [4 M, HV, 32, 32]: of the answers z_i and values of every block of 16 tokens, z_i in row 2 i, v_i after it."""
     m, block, head = tl.program_id(0) // 4, tl.program_id(0) % 4, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
-    t, stop = first + block * BLOCK, first + count
-    i = tl.arange(0, BLOCK)
-    row = overlaps + ((t + i) * (HV // HEADS_K) + head // HEADS_K) * BLOCK
-    later = (i[:, None] < i[None, :]) & (t + i < stop)[None, :] & (t + i < stop)[:, None]
-    A = tl.load(row[:, None] + i[None, :], later, 0.0)
-    gain, r, p, along, across, aside = load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA)
-    M = add_powers(-A * (gain * p)[None, :], BLOCK)
-    N = tl.dot(M, A, input_precision="tf32x3")
-    Z = load_columns(answers, t, stop, head, HV, V, PV)
-    values = load_columns(v, t, stop, head, HV, V, PV).to(tl.float32)
-    ZZ = N * tl.dot(tl.trans(Z), Z, input_precision="tf32x3")
-    ZV = N * tl.dot(tl.trans(Z), values, input_precision="tf32x3")
-    VZ = N * tl.dot(tl.trans(values), Z, input_precision="tf32x3")
-    VV = N * tl.dot(tl.trans(values), values, input_precision="tf32x3")
-    of_z = tl.join(ZZ * along[None, :] - ZV * aside[None, :], ZZ * across[None, :])
-    of_v = tl.join(VZ * along[None, :] - VV * aside[None, :], VZ * across[None, :])
-    L = tl.reshape(tl.permute(tl.join(of_z, of_v), (0, 3, 1, 2)), (32, 32))
-    at = tl.program_id(0).to(tl.int64) * HV + head
-    j = tl.arange(0, 32)
-    tl.store(through + at * 256 + i[:, None] * BLOCK + i[None, :], M)
-    tl.store(turned + at * 256 + i[:, None] * BLOCK + i[None, :], N)
-    tl.store(systems + at * 1024 + j[:, None] * 32 + j[None, :], add_powers(L, 32))
+    t, stop, i = first + block * BLOCK, first + count, tl.arange(0, 32)
+    Z, values = load_columns(answers, t, stop, head, HV, V, PV), load_columns(v, t, stop, head, HV, V, PV)
+    both = tl.reshape(tl.join(Z, values.to(tl.float32)), (PV, 32))
+    found = tl.dot(tl.trans(both), both, input_precision=PRECISION)
+    tl.store(products + (tl.program_id(0).to(tl.int64) * HV + head) * 1024 + i[:, None] * 32 + i[None, :], found)
 
 
 @triton.jit
-def load_block_back(
-    k, v, gamma, answers, kept, du, through, turned, systems, t, stop, system, head, HV,
-    K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-):  # fmt: skip
-    """What the gradients of a block take: keys [16, PK]; z, v and du [PV, 16]; factors [16]; M and N transposed, and what its
-    32 inner products are solved with."""
-    i, both, here = tl.arange(0, BLOCK), tl.arange(0, 32), t < stop
-    transposed = system * 256 + i[None, :] * BLOCK + i[:, None]
-    return (
-        load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK),
-        load_columns(answers, t, stop, head, HV, V, PV),
-        load_columns(v, t, stop, head, HV, V, PV),
-        load_columns(du, t, stop, head, HV, V, PV),
-        load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA),
-        tl.load(through + transposed, here, 0.0),
-        tl.load(turned + transposed, here, 0.0),
-        tl.load(systems + system * 1024 + both[:, None] * 32 + both[None, :], here, 0.0),
-    )
+def load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA: tl.constexpr):
+    """In the lanes of the tokens [32]: r and p; gamma times what dz takes of z for z.du, times r^3, times p and times r."""
+    lane = tl.arange(0, 32)
+    here = (lane < BLOCK) & (t + lane < stop)
+    gain = to_float_or_nan(tl.load(gamma + (t + lane) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0))
+    numbers = kept + ((t + lane) * HV + head) * 4
+    r, p = tl.load(numbers, here, 0.0), tl.load(numbers + 1, here, 0.0)
+    cubed, turn = tl.load(numbers + 2, here, 0.0), tl.load(numbers + 3, here, 0.0)
+    return r, p, gain * turn, gain * cubed, gain * p, gain * r
 
 
 @triton.jit(do_not_specialize=["T"])
 def pass_gradients(
-    q, k, v, gamma, do, d_end, answers, kept, du, through, turned, systems, dz, dv, dgamma, states, d_start, cu_seqlens, T, HV,
+    q, k, v, gamma, overlaps, do, d_end, answers, kept, du, products, dz, dv, dgamma, states, d_start, cu_seqlens, T, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -311,42 +268,53 @@ def pass_gradients(
     stop = first + count
     m, chunks = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
     at = n.to(tl.int64) * HV + head
-    i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
+    lane = tl.arange(0, 32)
     L = tl.zeros((PV, PK), tl.float32) if d_end is None else load_transposed(d_end + at * K * V, K, PK, V, PV)
     blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
-    last, first_system = tl.maximum(blocks - 1, 0), m.to(tl.int64) * 4 * HV + head
-    following = load_block_back(
-        k, v, gamma, answers, kept, du, through, turned, systems, first + last * BLOCK, stop, first_system + last * HV, head, HV,
-        K, PK, V, PV, HEADS_K, HEADS_GAMMA,
-    )  # fmt: skip
     for step in range(0, blocks):
         block = blocks - 1 - step
         t = first + block * BLOCK
         if (step == 0) | (block % 4 == 3):
             store_transposed(states + ((m + block // 4).to(tl.int64) * HV + head) * K * V, L, K, V)
-        keys, Z, values, D, factors, M, N, solution = following
-        gain, r, p, along, across, aside = factors
-        earlier = tl.maximum(block - 1, 0)
-        following = load_block_back(
-            k, v, gamma, answers, kept, du, through, turned, systems, first + earlier * BLOCK, stop, first_system + earlier * HV,
-            head, HV, K, PK, V, PV, HEADS_K, HEADS_GAMMA,
-        )  # fmt: skip
-        values = values.to(tl.float32)
+        keys = load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK)
+        D = load_columns(du, t, stop, head, HV, V, PV)
+        Z = load_spread_columns(answers, t, stop, head, HV, V, PV)
+        values = load_spread_columns(v, t, stop, head, HV, V, PV)
+        here = products + ((m.to(tl.int64) * 4 + block) * HV + head) * 1024
+        with_both = split_columns(tl.load(here + place_columns(lane, 32, 32)), 32)
+        with_later = split_columns(load_products(overlaps, t, stop, head, HV, HEADS_K), 16)
+        r, p, along, aside, less, more = load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA)
         D = tl.dot(L.to(keys.dtype), tl.trans(keys), D, input_precision=PRECISION)
-        D = tl.dot(D, M, input_precision="tf32x3")
-        dots = tl.reshape(tl.join(tl.sum(Z * D, 0), tl.sum(values * D, 0)), (32,))
-        answer_dot, value_dot = tl.split(tl.reshape(tl.sum(solution * dots[None, :], 1), (BLOCK, 2)))
-        X = Z * (along * answer_dot + across * value_dot)[None, :] - values * (aside * answer_dot)[None, :]
-        D = tl.dot(X, N, D, input_precision="tf32x3")
-        d_answer = X - D * (gain * p)[None, :]
-        d_value = D * (gain * r)[None, :] - Z * (aside * answer_dot)[None, :]
-        here = (t + i < stop)[None, :] & (j < V)[:, None]
-        places = (t * HV + head) * V + i[None, :] * (HV * V) + j[:, None]
-        tl.store(dz + places, (-d_answer).to(dz.dtype.element_ty), here)
-        tl.store(dv + places, d_value.to(dv.dtype.element_ty), here)
-        d_gain = r * value_dot - p * answer_dot
-        tl.store(dgamma + (t + i) * HV + head, d_gain.to(dgamma.dtype.element_ty), t + i < stop)
-        L = tl.dot(d_answer.to(keys.dtype), keys, L, input_precision=PRECISION)
+        z, value, grad = split_columns(Z, 16), split_columns(values, 16), split_columns(D, 16)
+        pairs = tl.trans(tl.reshape(tl.join(Z, values.to(tl.float32)), (PV, 32)))
+        by_grad = split_columns(tl.dot(pairs, D, input_precision=PRECISION), 16)
+        answer_dots, value_dots = tl.zeros((32,), tl.float32), tl.zeros((32,), tl.float32)
+        d_answers, d_values = (), ()
+        for back in tl.static_range(BLOCK):
+            a, b = take_lane(by_grad[15 - back], 30 - 2 * back), take_lane(by_grad[15 - back], 31 - 2 * back)
+            answer_dots = tl.where(lane == 15 - back, a, answer_dots)
+            value_dots = tl.where(lane == 15 - back, b, value_dots)
+            y = take_lane(aside, 15 - back)
+            x, y = take_lane(along, 15 - back) * a - y * b, y * a
+            loss = take_lane(less, 15 - back)
+            by_answer = x * with_both[30 - 2 * back] - y * with_both[31 - 2 * back] - loss * by_grad[15 - back]
+            answer, d_write = tl.reshape(z[15 - back], (PV // 32, 32)), tl.reshape(grad[15 - back], (PV // 32, 32))
+            wanted = tl.reshape(value[15 - back].to(tl.float32), (PV // 32, 32))
+            negated = y[None, :] * wanted + loss[None, :] * d_write - x[None, :] * answer
+            d_value = take_lane(more, 15 - back)[None, :] * d_write - y[None, :] * answer
+            d_answers, d_values = (tl.reshape(negated, (PV,)),) + d_answers, (tl.reshape(d_value, (PV,)),) + d_values
+            rest, rest_by = (), ()
+            for i in tl.static_range(15 - back):
+                product = take_lane(with_later[i], 30 - 2 * back)
+                rest_by += (by_grad[i] + product * by_answer,)
+                rest += (grad[i] - tl.reshape(product[None, :] * negated, (PV,)),)
+            grad, by_grad = rest, rest_by
+        d_gain = (r * value_dots - p * answer_dots).to(dgamma.dtype.element_ty)
+        tl.store(dgamma + (t + lane) * HV + head, d_gain, (lane < BLOCK) & (t + lane < stop))
+        store_spread_columns(dv, join_columns(d_values, 16), t, stop, head, HV, V)
+        negated = join_columns(d_answers, 16).to(dz.dtype.element_ty)
+        store_spread_columns(dz, negated, t, stop, head, HV, V)
+        L = tl.dot(negated, -keys, L, input_precision=PRECISION)
         if block % 4 == 0:
             queries = load_keys(q, t, tl.minimum(t + 64, stop), head, HV, K, PK, HEADS_K, 64)
             grad_o = load_values(do, t, tl.minimum(t + 64, stop), head, HV, V, PV, 64)
