@@ -74,7 +74,7 @@ class OutputNormalizedTTT(DeltaRule):
         )  # fmt: skip
         self.launch(
             write_tokens, (self.N, self.HV), x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors, saved.u,
-            x.cu_seqlens, self.T, self.HV, num_warps=4 if self.constants["GRAM"] else self.warps, num_stages=1,
+            x.cu_seqlens, self.T, self.HV, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
         self.record_outputs(chunks, kept, 1.0, o, S_end)
         return (o, S_end), saved

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.math import to_float_or_nan
+from ..common.math import prefetch_rows, to_float_or_nan
 from ..common.packing import chunk_place, pieces_of_sequence, tokens_of_sequence
 from ..common.tiles import tile_address
 
@@ -96,18 +96,6 @@ def split_columns(x, COUNT: tl.constexpr):
 
 
 @triton.jit
-def join_columns(columns, COUNT: tl.constexpr):
-    """[R, COUNT] of columns [R]."""
-    for level in tl.static_range(COUNT.bit_length() - 1):
-        joined = ()
-        for i in tl.static_range(COUNT // 2 ** (level + 1)):
-            pair = tl.join(columns[i], columns[i + COUNT // 2 ** (level + 1)])
-            joined += (tl.reshape(pair, (pair.shape[0], 2 ** (level + 1))),)
-        columns = joined
-    return columns[0]
-
-
-@triton.jit
 def take_lane(x, lane: tl.constexpr):
     """x[lane] in every place of a vector [32]."""
     return tl.gather(x, tl.full((32,), lane, tl.int32), 0)
@@ -139,27 +127,9 @@ def load_spread_columns(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr)
 
 
 @triton.jit
-def load_block(
-    k, v, gamma, overlaps, t, stop, head, HV,
-    K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-):  # fmt: skip
-    """What the tokens of a block take: keys [16, PK], values [PV, 16], gamma in the tokens' lanes [32], products of keys."""
-    lane = tl.arange(0, 32)
-    gain = gamma + (t + lane) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA
-    return (
-        load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK),
-        load_spread_columns(v, t, stop, head, HV, V, PV),
-        tl.load(gain, (lane < BLOCK) & (t + lane < stop), 0.0),
-        load_products(overlaps, t, stop, head, HV, HEADS_K),
-    )
-
-
-@triton.jit
-def store_spread_columns(to, x, t, stop, head, HV, V: tl.constexpr):
-    """x [PV, 16], every row in a lane, into a tensor [BT, HV, V] from token t on."""
-    i, j = tl.arange(0, BLOCK), tl.arange(0, x.shape[0])
-    inside = (t + i < stop)[None, :] & (j < V)[:, None]
-    tl.store(to + (t * HV + head) * V + place_columns(j, 16, HV * V), x.to(to.dtype.element_ty), inside)
+def fetch_tokens(x, t, count, head, HV, WIDTH: tl.constexpr, HEADS: tl.constexpr):
+    """Fetch `count` tokens of a tensor [BT, HV / HEADS, WIDTH], at most 16, into the L1 cache."""
+    prefetch_rows(x, t * (HV // HEADS) + head // HEADS, count, HV // HEADS, WIDTH, BLOCK)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -175,13 +145,23 @@ def write_tokens(
     stop = first + count
     at = n.to(tl.int64) * HV + head
     lane = tl.arange(0, 32)
+    channel = tl.arange(0, PV // 32)[:, None] * 32 + lane[None, :]
     S = tl.zeros((PV, PK), tl.float32) if start is None else load_transposed(start + at * K * V, K, PK, V, PV)
-    following = load_block(k, v, gamma, overlaps, first, stop, head, HV, K, PK, V, PV, HEADS_K, HEADS_GAMMA)
     blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
     for block in range(0, blocks):
         t = first + block * BLOCK
-        keys, values, gain, products = following
-        following = load_block(k, v, gamma, overlaps, t + BLOCK, stop, head, HV, K, PK, V, PV, HEADS_K, HEADS_GAMMA)
+        keys = load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK)
+        values = load_spread_columns(v, t, stop, head, HV, V, PV)
+        gain = gamma + (t + lane) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA
+        gain = tl.load(gain, (lane < BLOCK) & (t + lane < stop), 0.0)
+        products = load_products(overlaps, t, stop, head, HV, HEADS_K)
+        if PRECISION == "tf32":  # float32, which the interpreter runs too, does without
+            after = tl.minimum(t + BLOCK, stop - 1)
+            ahead = tl.minimum(stop - after, BLOCK)
+            fetch_tokens(k, after, ahead, head, HV, K, HEADS_K)
+            fetch_tokens(v, after, ahead, head, HV, V, 1)
+            fetch_tokens(gamma, after, ahead, head, HV, 1, HEADS_GAMMA)
+            fetch_tokens(overlaps, after, ahead, head, HV, 16, HEADS_K)
         Z = tl.dot(S.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
         z, value, with_later = split_columns(Z, 16), split_columns(values, 16), split_columns(products, 16)
         if GRAM:
@@ -190,9 +170,7 @@ def write_tokens(
             by_z = split_columns(tl.dot(pairs, Z, input_precision=PRECISION), 16)
             by_v = split_columns(tl.dot(pairs, values, input_precision=PRECISION), 16)
         squares, alongs = tl.zeros((32,), tl.float32), tl.zeros((32,), tl.float32)
-        answered, written = (), ()
         for now in tl.static_range(BLOCK):
-            answered += (z[0],)
             answer, wanted = tl.reshape(z[0], (PV // 32, 32)), tl.reshape(value[now].to(tl.float32), (PV // 32, 32))
             if GRAM:
                 square, along = take_lane(by_z[0], 2 * now), take_lane(by_v[0], 2 * now)
@@ -203,7 +181,9 @@ def write_tokens(
             rate = take_lane(gain, now).to(tl.float32)
             a, b = rate * r, rate * p
             write = a[None, :] * wanted - b[None, :] * answer
-            written += (tl.reshape(write, (PV,)),)
+            place, inside = ((t + now) * HV + head) * V + channel, (channel < V) & (t + now < stop)
+            tl.store(answers + place, answer, inside)
+            tl.store(u + place, write.to(u.dtype.element_ty), inside)
             rest = ()
             for i in tl.static_range(1, BLOCK - now):
                 product = take_lane(with_later[now], 2 * (now + i))
@@ -219,16 +199,15 @@ def write_tokens(
                     rest_z += (by_z[i] + with_later[now] * take_lane(by_u, 2 * (now + i)) + product * after,)
                     rest_v += (by_v[i] + with_later[now] * take_lane(by_u, 2 * (now + i) + 1),)
                 by_z, by_v = rest_z, rest_v
-        U = join_columns(written, 16)
-        store_spread_columns(answers, join_columns(answered, 16), t, stop, head, HV, V)
-        store_spread_columns(u, U, t, stop, head, HV, V)
         r, p, cubed, turn = find_factors(squares, alongs)
         numbers, inside = kept + ((t + lane) * HV + head) * 4, (lane < BLOCK) & (t + lane < stop)
         tl.store(numbers, r, inside)
         tl.store(numbers + 1, p, inside)
         tl.store(numbers + 2, cubed, inside)
         tl.store(numbers + 3, turn, inside)
-        S = tl.dot(U.to(keys.dtype), keys, S, input_precision=PRECISION)
+        tl.debug_barrier()
+        U = load_values(u, t, stop, head, HV, V, PV, BLOCK)
+        S = tl.dot(tl.trans(U), keys, S, input_precision=PRECISION)
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -269,6 +248,7 @@ def pass_gradients(
     m, chunks = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
     at = n.to(tl.int64) * HV + head
     lane = tl.arange(0, 32)
+    channel = tl.arange(0, PV // 32)[:, None] * 32 + lane[None, :]
     L = tl.zeros((PV, PK), tl.float32) if d_end is None else load_transposed(d_end + at * K * V, K, PK, V, PV)
     blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
     for step in range(0, blocks):
@@ -284,12 +264,22 @@ def pass_gradients(
         with_both = split_columns(tl.load(here + place_columns(lane, 32, 32)), 32)
         with_later = split_columns(load_products(overlaps, t, stop, head, HV, HEADS_K), 16)
         r, p, along, aside, less, more = load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA)
+        if PRECISION == "tf32":
+            before = tl.maximum(t - BLOCK, first)
+            ahead = tl.minimum(stop - before, BLOCK)
+            fetch_tokens(k, before, ahead, head, HV, K, HEADS_K)
+            fetch_tokens(v, before, ahead, head, HV, V, 1)
+            fetch_tokens(answers, before, ahead, head, HV, V, 1)
+            fetch_tokens(du, before, ahead, head, HV, V, 1)
+            fetch_tokens(gamma, before, ahead, head, HV, 1, HEADS_GAMMA)
+            fetch_tokens(kept, before, ahead, head, HV, 4, 1)
+            fetch_tokens(overlaps, before, ahead, head, HV, 16, HEADS_K)
+            prefetch_rows(products, (m.to(tl.int64) * 4 + tl.maximum(block - 1, 0)) * HV + head, 1, 0, 1024, 1)
         D = tl.dot(L.to(keys.dtype), tl.trans(keys), D, input_precision=PRECISION)
         z, value, grad = split_columns(Z, 16), split_columns(values, 16), split_columns(D, 16)
         pairs = tl.trans(tl.reshape(tl.join(Z, values.to(tl.float32)), (PV, 32)))
         by_grad = split_columns(tl.dot(pairs, D, input_precision=PRECISION), 16)
         answer_dots, value_dots = tl.zeros((32,), tl.float32), tl.zeros((32,), tl.float32)
-        d_answers, d_values = (), ()
         for back in tl.static_range(BLOCK):
             a, b = take_lane(by_grad[15 - back], 30 - 2 * back), take_lane(by_grad[15 - back], 31 - 2 * back)
             answer_dots = tl.where(lane == 15 - back, a, answer_dots)
@@ -302,7 +292,9 @@ def pass_gradients(
             wanted = tl.reshape(value[15 - back].to(tl.float32), (PV // 32, 32))
             negated = y[None, :] * wanted + loss[None, :] * d_write - x[None, :] * answer
             d_value = take_lane(more, 15 - back)[None, :] * d_write - y[None, :] * answer
-            d_answers, d_values = (tl.reshape(negated, (PV,)),) + d_answers, (tl.reshape(d_value, (PV,)),) + d_values
+            place, inside = ((t + 15 - back) * HV + head) * V + channel, (channel < V) & (t + 15 - back < stop)
+            tl.store(dz + place, negated.to(dz.dtype.element_ty), inside)
+            tl.store(dv + place, d_value.to(dv.dtype.element_ty), inside)
             rest, rest_by = (), ()
             for i in tl.static_range(15 - back):
                 product = take_lane(with_later[i], 30 - 2 * back)
@@ -311,10 +303,9 @@ def pass_gradients(
             grad, by_grad = rest, rest_by
         d_gain = (r * value_dots - p * answer_dots).to(dgamma.dtype.element_ty)
         tl.store(dgamma + (t + lane) * HV + head, d_gain, (lane < BLOCK) & (t + lane < stop))
-        store_spread_columns(dv, join_columns(d_values, 16), t, stop, head, HV, V)
-        negated = join_columns(d_answers, 16).to(dz.dtype.element_ty)
-        store_spread_columns(dz, negated, t, stop, head, HV, V)
-        L = tl.dot(negated, -keys, L, input_precision=PRECISION)
+        tl.debug_barrier()
+        negated = load_values(dz, t, stop, head, HV, V, PV, BLOCK)
+        L = tl.dot(tl.trans(negated), -keys, L, input_precision=PRECISION)
         if block % 4 == 0:
             queries = load_keys(q, t, tl.minimum(t + 64, stop), head, HV, K, PK, HEADS_K, 64)
             grad_o = load_values(do, t, tl.minimum(t + 64, stop), head, HV, V, PV, 64)
