@@ -43,7 +43,7 @@ class OutputNormalizedTTT(DeltaRule):
         super().set_up()
         x = self.x
         PV = max(32, padded(self.V))
-        self.warps = 8 if padded(self.K) * PV > 8192 else 4
+        self.warps = 8 if PV > 64 else 4
         self.constants |= {
             "PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma), "GRAM": knows_inner_products(x.v.dtype),
         }  # fmt: skip
