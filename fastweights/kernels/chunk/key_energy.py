@@ -192,7 +192,7 @@ def record_key_energy(call: DeltaRule, saved: SavedForBackward, end: Any) -> Non
     x, totals = call.memory, call.floats(call.M, call.HV)
     call.launch(
         key_energy_sums, (call.M, call.HV), x.k, x.precond_g, x.precond_beta, saved.key_energy, totals, saved.chunk_table,
-        call.T, call.H, call.HV, **gate_groups(call), num_warps=4,
+        call.T, call.H, call.HV, **gate_groups(call), num_warps=2,
     )  # fmt: skip
     record_scan(call, saved.key_energy, totals, x.A, end, back=False)
 

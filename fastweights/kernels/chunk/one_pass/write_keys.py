@@ -19,15 +19,6 @@ def approximate(x, FUNCTION: gl.constexpr):
 
 
 @gluon.jit
-def near_reciprocal(x):
-    """1 / x of positive numbers, to 2^-12: a guess from the bits, 5% off, and what is left of its error to the third power. The
-    special unit, which gives a quarter as many numbers, is kept for logarithms and powers."""
-    guess = (0x7EF127EA - x.to(gl.int32, bitcast=True)).to(gl.float32, bitcast=True)
-    error = 1.0 - x * guess
-    return guess + guess * (error + error * error)
-
-
-@gluon.jit
 def widen(x):
     """bfloat16 as float32, by one instruction per number."""
     return gl.inline_asm_elementwise(
@@ -104,7 +95,7 @@ def precondition_keys(ws, ks, lines, left, gram, begin, middle, power, eps):
             begin = load_begin(gram, part + 1)
         A, left = warpgroup_mma_wait(0, deps=[A, left])
         r = approximate(square + A, "lg2") * LN2 - middle
-        r *= near_reciprocal(1.0 + gl.abs(r))
+        r *= approximate(1.0 + gl.abs(r), "rcp")
         ws.slice(part * 64, 64, dim=1).store((approximate(-power * r, "ex2") * keys).to(TYPE))
     fence_async_shared()
     gl.thread_barrier()
