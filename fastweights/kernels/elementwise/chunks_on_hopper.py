@@ -8,9 +8,10 @@ the state stays in registers, as the sum of a product: each warp has 16 columns 
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import copy_rows, row_places
+from ..common.hopper_tiles import copy_rows, row_layout, row_places
 from ..common.math import infinite_to_nan, is_bad, reciprocal, to_float_or_nan
 from ..common.packing import chunk_place, program_part
+from ..common.tiles import token_address
 from ..runtime.gluon import async_copy, gl, gluon, mma_v2
 from .blocks import (
     SHORTEST,
@@ -25,6 +26,7 @@ from .blocks import (
     write_results,
 )
 
+PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 WIDE = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))  # of rows of 128 bytes or more in shared memory
 MIDDLE = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 4, [1, 0]))  # of 64 bytes
 NARROW = gl.constexpr(gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))  # of 32 bytes
@@ -81,24 +83,44 @@ def load_four_rows(places, stride, b, count, there):
 
 
 @gluon.jit
-def block_vectors(raw, raw_beta, of_keys, PRECISION: gl.constexpr):
-    """Of the rows of a block, those of keys and those of values: k or v; L; 1 / L or 0; least and e, of values; k or u; the
-    products of their factors."""
-    inputs, squares = (), ()
+def write_lengths(to, k, first, count, head, HV, K: gl.constexpr, HEADS_K: gl.constexpr, C: gl.constexpr):
+    """L of a chunk's tokens, by blocks [16, 4]."""
+    LAYOUT: gl.constexpr = row_layout(gl.num_warps(), C)
+    token, channel = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)), gl.arange(0, C, gl.SliceLayout(0, LAYOUT))
+    places = token_address(k, first, head, HV, HEADS_K, K) + token[:, None] * (HV // HEADS_K * K) + channel[None, :]
+    keys = to_float_or_nan(gl.load(places, (token < count)[:, None] & (channel < K)[None, :], 0.0))
+    to.store(gl.sum(keys * keys, 1).reshape([16, 4]))
+
+
+@gluon.jit
+def block_lengths(lengths, b, ROWS: gl.constexpr, VECTOR: gl.constexpr):
+    """L of block b's tokens, each for every row."""
+    FOUR: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [gl.num_warps(), 1], [1, 0])
+    own = lengths._reinterpret(gl.float32, [16, 1, 4], PLAIN).index(b).load(FOUR)
+    same = gl.zeros([ROWS, 4], gl.float32, FOUR) + own
+    even, odd = gl.split(same.reshape([ROWS, 2, 2]))
+    zeroth, second = gl.split(even)
+    first, third = gl.split(odd)
+    numbers, out = (zeroth, first, second, third), ()
     for r in gl.static_range(4):
-        x = to_float_or_nan(raw[r])
-        inputs, squares = inputs + (x,), squares + (gl.where(of_keys, x * x, 0.0),)
-    lengths = gl.reduce(squares, 0, add_four)
-    inverse, least, e, written, factors = (), (), (), (), ()
+        out = out + (gl.convert_layout(numbers[r], VECTOR, assert_trivial=True),)
+    return out
+
+
+@gluon.jit
+def block_vectors(raw, raw_beta, lengths, of_keys, PRECISION: gl.constexpr):
+    """Of the rows of a block, those of keys and those of values: k or v; 1 / L or 0; least and e, of values; k or u; the products
+    of their factors."""
+    inputs, inverse, least, e, written, factors = (), (), (), (), (), ()
     for r in gl.static_range(4):
+        x, gain = to_float_or_nan(raw[r]), to_float_or_nan(raw_beta[r])
         by = gl.where(lengths[r] < SHORTEST, 0.0, reciprocal(lengths[r], PRECISION))
-        gain = to_float_or_nan(raw_beta[r])
         kept = reciprocal(1 + gain * lengths[r], PRECISION)
         rate = gain * kept
-        inverse, least, e = inverse + (by,), least + (kept,), e + (rate,)
-        written = written + (gl.where(of_keys, inputs[r], rate * inputs[r]),)
-        factors = factors + (gl.where(of_keys, -squares[r] * by, rate * lengths[r]),)
-    return inputs, lengths, inverse, least, e, written, subset_products(factors)
+        inputs, inverse, least, e = inputs + (x,), inverse + (by,), least + (kept,), e + (rate,)
+        written = written + (gl.where(of_keys, x, rate * x),)
+        factors = factors + (gl.where(of_keys, -(x * x) * by, rate * lengths[r]),)
+    return inputs, inverse, least, e, written, subset_products(factors)
 
 
 @gluon.jit
@@ -209,6 +231,7 @@ def summarize_tile(
     if count <= 0:
         return
     dtype: gl.constexpr = k.dtype.element_ty
+    block_L = gl.allocate_shared_memory(gl.float32, [16, 4], PLAIN)
     factors = gl.allocate_shared_memory(dtype, [2 * C, 16], NARROW)
     if BACK:
         terms = gl.allocate_shared_memory(dtype, [2 * C, 32], MIDDLE)
@@ -218,6 +241,7 @@ def summarize_tile(
         q, k, v, beta, do, first, tile, head, HV, K, C, V, HEADS_K, HEADS_BETA, VECTOR
     )
     wanted = of_keys if BACK else of_keys | of_values
+    write_lengths(block_L, k, first, count, head, HV, K, HEADS_K, C)
     blocks = gl.cdiv(count, 4)
     S = gl.zeros([C, C], gl.float32, SUMS)
     product = gl.full([C, C], 1.0, gl.float32, SUMS)
@@ -226,9 +250,10 @@ def summarize_tile(
     raw_beta = load_four_rows(beta_from, beta_stride, b, count, of_values)
     raw_read = load_four_rows(read_from, stride, b, count, of_keys | of_values) if BACK else raw
     for i in range(0, blocks):
-        b = gl.maximum(blocks - 2 - i, 0) if BACK else gl.minimum(i + 1, blocks - 1)
-        vectors = block_vectors(raw, raw_beta, of_keys, PRECISION)
-        written, products = vectors[5], vectors[6]
+        lengths = block_lengths(block_L, b, 2 * C, VECTOR)
+        b = gl.maximum(b - 1, 0) if BACK else gl.minimum(b + 1, blocks - 1)
+        vectors = block_vectors(raw, raw_beta, lengths, of_keys, PRECISION)
+        written, products = vectors[4], vectors[5]
         raw = load_four_rows(written_from, stride, b, count, wanted)
         raw_beta = load_four_rows(beta_from, beta_stride, b, count, of_values)
         factors.store(stack(without_empty(products), 16, dtype))
@@ -263,6 +288,7 @@ def read_tile(
     if count <= 0:
         return
     dtype: gl.constexpr = k.dtype.element_ty
+    block_L = gl.allocate_shared_memory(gl.float32, [16, 4], PLAIN)
     reads = gl.allocate_shared_memory(dtype, [2 * C, 32], MIDDLE)
     writes = gl.allocate_shared_memory(dtype, [2 * C, 16], NARROW)
     factors = gl.allocate_shared_memory(dtype, [2 * C, 16], NARROW)
@@ -273,6 +299,7 @@ def read_tile(
     )
     there = of_keys | of_values
     o_to = o + (first * (HV * V) + head * V + tile * C + place)
+    write_lengths(block_L, k, first, count, head, HV, K, HEADS_K, C)
     blocks = gl.cdiv(count, 4)
     S = gl.load(starts + state_places((m.to(gl.int64) * HV + head) * TILES + tile, C, SUMS)).to(gl.float32)
     raw = load_four_rows(written_from, stride, 0, count, there)
@@ -280,8 +307,8 @@ def read_tile(
     raw_beta = load_four_rows(beta_from, beta_stride, 0, count, of_values)
     for b in range(0, blocks):
         later = gl.minimum(b + 1, blocks - 1)
-        vectors = block_vectors(raw, raw_beta, of_keys, PRECISION)
-        written, products = vectors[5], vectors[6]
+        vectors = block_vectors(raw, raw_beta, block_lengths(block_L, b, 2 * C, VECTOR), of_keys, PRECISION)
+        written, products = vectors[4], vectors[5]
         raw = load_four_rows(written_from, stride, later, count, there)
         raw_beta = load_four_rows(beta_from, beta_stride, later, count, of_values)
         read = read_vectors(raw_read, of_keys, scale)
@@ -319,6 +346,7 @@ def differentiate_tile(
     dtype: gl.constexpr = k.dtype.element_ty
     SUMS: gl.constexpr = sum_layout(gl.num_warps())
     VECTOR: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    block_L = gl.allocate_shared_memory(gl.float32, [16, 4], PLAIN)
     before = gl.allocate_shared_memory(dtype, [2, C, C], WIDE)
     after = gl.allocate_shared_memory(dtype, [C, C], WIDE)
     reads = gl.allocate_shared_memory(dtype, [2 * C, 32], MIDDLE)
@@ -346,12 +374,13 @@ def differentiate_tile(
         key_to = (tile.to(gl.int64) * tokens + first) * (HV * K) + head * K + place
         at = state_places((m.to(gl.int64) * HV + head) * TILES + tile, C, SUMS)
         if count > 0:
+            write_lengths(block_L, k, first, count, head, HV, K, HEADS_K, C)
             S = gl.load(starts + at).to(gl.float32)
             raw = load_four_rows(written_from, stride, 0, count, there)
             raw_beta = load_four_rows(beta_from, beta_stride, 0, count, of_values)
             for b in range(0, blocks):
-                vectors = block_vectors(raw, raw_beta, of_keys, PRECISION)
-                written, products = vectors[5], vectors[6]
+                vectors = block_vectors(raw, raw_beta, block_lengths(block_L, b, 2 * C, VECTOR), of_keys, PRECISION)
+                written, products = vectors[4], vectors[5]
                 later = gl.minimum(b + 1, blocks - 1)
                 raw = load_four_rows(written_from, stride, later, count, there)
                 raw_beta = load_four_rows(beta_from, beta_stride, later, count, of_values)
@@ -374,7 +403,8 @@ def differentiate_tile(
                 state = before.index(i & 1)
                 async_copy.wait_group(0)
                 after.store(dS.to(dtype))
-                inputs, lengths, inverse, least, e, written, products = block_vectors(raw, raw_beta, of_keys, PRECISION)
+                lengths = block_lengths(block_L, b, 2 * C, VECTOR)
+                inputs, inverse, least, e, written, products = block_vectors(raw, raw_beta, lengths, of_keys, PRECISION)
                 raw = load_four_rows(written_from, stride, earlier, count, there)
                 raw_beta = load_four_rows(beta_from, beta_stride, earlier, count, of_values)
                 read = read_vectors(raw_read, of_keys, scale)
