@@ -159,8 +159,9 @@ def decay_less_one(factors, LAYOUT: gl.constexpr):
 @gluon.jit
 def add_product(S, terms):
     """The state plus a product of the rows of values and those of keys."""
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, S.type.layout, 2)
-    RIGHT: gl.constexpr = gl.DotOperandLayout(1, S.type.layout, 2)
+    SUMS: gl.constexpr = sum_layout(gl.num_warps())
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
     return mma_v2(side(terms, 1).load(LEFT), side(terms, 0).permute((1, 0)).load(RIGHT), S)
 
 
@@ -249,7 +250,7 @@ def summarize_tile(
     raw = load_four_rows(written_from, stride, b, count, wanted)
     raw_beta = load_four_rows(beta_from, beta_stride, b, count, of_values)
     raw_read = load_four_rows(read_from, stride, b, count, of_keys | of_values) if BACK else raw
-    for i in range(0, blocks):
+    for _ in range(0, blocks):
         lengths = block_lengths(block_L, b, 2 * C, VECTOR)
         b = gl.maximum(b - 1, 0) if BACK else gl.minimum(b + 1, blocks - 1)
         vectors = block_vectors(raw, raw_beta, lengths, of_keys, PRECISION)
@@ -387,7 +388,7 @@ def differentiate_tile(
                 after.store(S.to(dtype))
                 writes.store(stack(write_products(written, products), 16, dtype))
                 factors.store(stack(without_empty(products), 16, dtype))
-                gl.store(scratch + b * (C * C) + in_state, after.load(in_state.type.layout))
+                gl.store(scratch + b * (C * C) + in_state, after.load(row_layout(gl.num_warps(), C)))
                 S = add_product(S + S * decay_less_one(factors, SUMS), writes)
 
             gl.thread_barrier()

@@ -260,15 +260,14 @@ class Elementwise(Call):
         """The state that every chunk starts from (back: the gradient of that at its end), and the one after all."""
         x, PK = self.x, padded(self.K)
         added, kept = self.matrices(self.M), self.matrices(self.M)
-        kernel, programs = summarize_elements, 2 * self.tiles * self.M
+        operands = (x.q, x.k, x.v, x.beta, do, added, kept, chunks, self.T, *self.options, self.HV)
+        options = {"BACK": back, "num_warps": self.product_warps, "num_stages": 1}
         if self.on_hopper:
             from .chunks_on_hopper import summarize_tile  # needs Gluon
 
-            kernel, programs = summarize_tile, self.tiles * self.M
-        self.launch(
-            kernel, (programs, self.HV), x.q, x.k, x.v, x.beta, do, added, kept, chunks, self.T, *self.options, self.HV,
-            BACK=back, num_warps=self.product_warps, num_stages=1,
-        )  # fmt: skip
+            self.launch(summarize_tile, (self.tiles * self.M, self.HV), *operands, **options)
+        else:
+            self.launch(summarize_elements, (2 * self.tiles * self.M, self.HV), *operands, **options)
         block = min(PK, max(16, JOINED // self.columns))
         self.launch(
             join_elements, (PK // block * self.tiles * self.N, self.HV), begin, added, kept, starts, end, x.cu_seqlens, self.T,
@@ -286,15 +285,14 @@ class Elementwise(Call):
             places = self.empty(self.M, 5, dtype=torch.int32)
             record_tables(self.recorder, x.cu_seqlens, chunks, places, self.T, CHUNK)
         self.join(x.S, None, starts, outputs[1], chunks, back=False)
-        kernel = read_chunk
+        operands = (x.q, x.k, x.v, x.beta, starts, outputs[0], chunks, self.T, *self.options, self.HV)
+        grid, options = (self.tiles * self.M, self.HV), {"num_warps": self.product_warps, "num_stages": 1}
         if self.on_hopper:
             from .chunks_on_hopper import read_tile  # needs Gluon
 
-            kernel = read_tile
-        self.launch(
-            kernel, (self.tiles * self.M, self.HV), x.q, x.k, x.v, x.beta, starts, outputs[0], chunks, self.T,
-            *self.options, self.HV, num_warps=self.product_warps, num_stages=1,
-        )  # fmt: skip
+            self.launch(read_tile, grid, *operands, **options)
+        else:
+            self.launch(read_chunk, grid, *operands, **options)
         return outputs, saved
 
     def backward(self, saved: Specs, output_grads: Sequence[Any], state_grads: bool) -> ElementwiseInputs:
@@ -316,17 +314,18 @@ class Elementwise(Call):
         ends = self.matrices(self.M, self.dtype)
         self.join(d_end, do, ends, d_start, chunks, back=True)
         items = self.tiles * self.M * self.HV
-        kernel, kept = differentiate_chunk, CHUNK // 2
+        programs = min(items, max(1, WARPS // self.product_warps))
+        kept = CHUNK // 4 if self.on_hopper else CHUNK // 2
+        scratch = self.empty(programs, kept, self.columns, padded(self.K))
+        operands = (x.q, x.k, x.v, x.beta, starts, ends, do, scratch, *grads, chunks, self.T)
+        operands += (self.B * self.T, items, *self.options, self.HV)
+        options = {"num_warps": self.product_warps, "num_stages": 1}
         if self.on_hopper:
             from .chunks_on_hopper import differentiate_tile  # needs Gluon
 
-            kernel, kept = differentiate_tile, CHUNK // 4
-        programs = min(items, max(1, WARPS // self.product_warps))
-        scratch = self.empty(programs, kept, self.columns, padded(self.K))
-        self.launch(
-            kernel, (programs,), x.q, x.k, x.v, x.beta, starts, ends, do, scratch, *grads, chunks, self.T,
-            self.B * self.T, items, *self.options, self.HV, num_warps=self.product_warps, num_stages=1,
-        )  # fmt: skip
+            self.launch(differentiate_tile, (programs,), *operands, **options)
+        else:
+            self.launch(differentiate_chunk, (programs,), *operands, **options)
 
     def token_gradients(self, saved: Specs, do: Any, d_end: Any, grads: Sequence[Any], d_start: Any) -> None:
         x = self.x
