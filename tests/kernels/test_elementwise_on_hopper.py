@@ -7,7 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fastweights.kernels.elementwise.chunks_on_hopper import differentiate_tile, read_tile, summarize_tile
+from fastweights.kernels.elementwise.chunks_on_hopper import (
+    differentiate_square_tile,
+    read_square_tile,
+    summarize_square_tile,
+)
 from fastweights.ops import elementwise_longhorn
 from tests.ops.kernel_launches import Compilation, recorded
 
@@ -16,7 +20,7 @@ from .gluon_by_tensors import Programs
 from .scoreboards import early_reads
 
 GLUON, PLAIN = (
-    {"summarize_tile", "read_tile", "differentiate_tile"},
+    {"summarize_square_tile", "read_square_tile", "differentiate_square_tile"},
     {"summarize_elements", "read_chunk", "differentiate_chunk"},
 )
 C = 64  # of a tile
@@ -44,10 +48,10 @@ class Case:
         return out.view(2, C, self.tiles, C).permute(0, 2, 3, 1).contiguous()
 
     def states_after(self, state: torch.Tensor, back: bool) -> torch.Tensor:
-        """What `summarize_tile` makes of a state, as programs hold it."""
+        """What `summarize_square_tile` makes of a state, as programs hold it."""
         added, kept = torch.full((2, 2, self.tiles, C, C), torch.nan)
         self.programs.run(
-            summarize_tile, (self.tiles, 2), *self.inputs, self.do if back else None, added, kept, None, self.time, self.scale, 2,
+            summarize_square_tile, (self.tiles, 2), *self.inputs, self.do if back else None, added, kept, None, self.time, self.scale, 2,
             *self.sizes, back, "ieee",
         )  # fmt: skip
         return added + kept * self.as_tiles(state)
@@ -55,7 +59,7 @@ class Case:
     def outputs(self) -> torch.Tensor:
         o = torch.full(self.do.shape, torch.nan)
         self.programs.run(
-            read_tile, (self.tiles, 2), *self.inputs, self.as_tiles(self.begin), o, None, self.time, self.scale, 2, *self.sizes,
+            read_square_tile, (self.tiles, 2), *self.inputs, self.as_tiles(self.begin), o, None, self.time, self.scale, 2, *self.sizes,
             "ieee",
         )  # fmt: skip
         return o
@@ -66,7 +70,7 @@ class Case:
         grads = [torch.full((self.time, 2, value), torch.nan) for _ in range(2)]
         scratch = torch.full((16, C, C), torch.nan)
         self.programs.run(
-            differentiate_tile, (1, 1), *self.inputs, self.as_tiles(self.begin), self.as_tiles(self.d_end), self.do, scratch,
+            differentiate_square_tile, (1, 1), *self.inputs, self.as_tiles(self.begin), self.as_tiles(self.d_end), self.do, scratch,
             *parts, *grads, None, self.time, self.time, 2 * self.tiles, self.scale, 2, *self.sizes, "ieee",
         )  # fmt: skip
         return [x.sum((0, 2))[None, :, None] for x in parts] + [x[None] for x in grads]
@@ -149,6 +153,6 @@ def test_machine_code(on_hopper: None, width: int) -> None:
         name = one.kernel.__name__
         if name in GLUON:
             compiled = one.compile(90)
-            fitting = 1 if name == "differentiate_tile" and width == 128 else 2
+            fitting = 1 if name == "differentiate_square_tile" and width == 128 else 2
             assert compiled.shared <= 227 * 1024 // fitting - 1024 and compiled.stack <= 64
             assert not early_reads(compiled.sass)

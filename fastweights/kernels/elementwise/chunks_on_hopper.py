@@ -218,7 +218,7 @@ def row_vectors(buffer, VECTOR: gl.constexpr):
 
 
 @gluon.jit(do_not_specialize=["T"])
-def summarize_tile(
+def summarize_square_tile(
     q, k, v, beta, do, added, kept, chunks, T, scale, HV,
     K: gl.constexpr, PK: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     HEADS_K: gl.constexpr, HEADS_BETA: gl.constexpr, BACK: gl.constexpr, PRECISION: gl.constexpr,
@@ -273,7 +273,7 @@ def summarize_tile(
 
 
 @gluon.jit(do_not_specialize=["T"])
-def read_tile(
+def read_square_tile(
     q, k, v, beta, starts, o, chunks, T, scale, HV,
     K: gl.constexpr, PK: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     HEADS_K: gl.constexpr, HEADS_BETA: gl.constexpr, PRECISION: gl.constexpr,
@@ -335,7 +335,7 @@ def read_tile(
 
 
 @gluon.jit(do_not_specialize=["T", "tokens", "items"])
-def differentiate_tile(
+def differentiate_square_tile(
     q, k, v, beta, starts, ends, do, scratch, dq, dk, dv, dbeta, chunks, T, tokens, items, scale, HV,
     K: gl.constexpr, PK: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     HEADS_K: gl.constexpr, HEADS_BETA: gl.constexpr, PRECISION: gl.constexpr,

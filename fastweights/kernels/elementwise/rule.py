@@ -263,9 +263,9 @@ class Elementwise(Call):
         operands = (x.q, x.k, x.v, x.beta, do, added, kept, chunks, self.T, *self.options, self.HV)
         options = {"BACK": back, "num_warps": self.product_warps, "num_stages": 1}
         if self.on_hopper:
-            from .chunks_on_hopper import summarize_tile  # needs Gluon
+            from .chunks_on_hopper import summarize_square_tile  # needs Gluon
 
-            self.launch(summarize_tile, (self.tiles * self.M, self.HV), *operands, **options)
+            self.launch(summarize_square_tile, (self.tiles * self.M, self.HV), *operands, **options)
         else:
             self.launch(summarize_elements, (2 * self.tiles * self.M, self.HV), *operands, **options)
         block = min(PK, max(16, JOINED // self.columns))
@@ -288,9 +288,9 @@ class Elementwise(Call):
         operands = (x.q, x.k, x.v, x.beta, starts, outputs[0], chunks, self.T, *self.options, self.HV)
         grid, options = (self.tiles * self.M, self.HV), {"num_warps": self.product_warps, "num_stages": 1}
         if self.on_hopper:
-            from .chunks_on_hopper import read_tile  # needs Gluon
+            from .chunks_on_hopper import read_square_tile  # needs Gluon
 
-            self.launch(read_tile, grid, *operands, **options)
+            self.launch(read_square_tile, grid, *operands, **options)
         else:
             self.launch(read_chunk, grid, *operands, **options)
         return outputs, saved
@@ -321,9 +321,9 @@ class Elementwise(Call):
         operands += (self.B * self.T, items, *self.options, self.HV)
         options = {"num_warps": self.product_warps, "num_stages": 1}
         if self.on_hopper:
-            from .chunks_on_hopper import differentiate_tile  # needs Gluon
+            from .chunks_on_hopper import differentiate_square_tile  # needs Gluon
 
-            self.launch(differentiate_tile, (programs,), *operands, **options)
+            self.launch(differentiate_square_tile, (programs,), *operands, **options)
         else:
             self.launch(differentiate_chunk, (programs,), *operands, **options)
 
