@@ -51,17 +51,37 @@ class Case:
         """What `summarize_square_tile` makes of a state, as programs hold it."""
         added, kept = torch.full((2, 2, self.tiles, C, C), torch.nan)
         self.programs.run(
-            summarize_square_tile, (self.tiles, 2), *self.inputs, self.do if back else None, added, kept, None, self.time, self.scale, 2,
-            *self.sizes, back, "ieee",
-        )  # fmt: skip
+            summarize_square_tile,
+            (self.tiles, 2),
+            *self.inputs,
+            self.do if back else None,
+            added,
+            kept,
+            None,
+            self.time,
+            self.scale,
+            2,
+            *self.sizes,
+            back,
+            "ieee",
+        )
         return added + kept * self.as_tiles(state)
 
     def outputs(self) -> torch.Tensor:
         o = torch.full(self.do.shape, torch.nan)
         self.programs.run(
-            read_square_tile, (self.tiles, 2), *self.inputs, self.as_tiles(self.begin), o, None, self.time, self.scale, 2, *self.sizes,
+            read_square_tile,
+            (self.tiles, 2),
+            *self.inputs,
+            self.as_tiles(self.begin),
+            o,
+            None,
+            self.time,
+            self.scale,
+            2,
+            *self.sizes,
             "ieee",
-        )  # fmt: skip
+        )
         return o
 
     def gradients(self) -> list[torch.Tensor]:
@@ -70,9 +90,24 @@ class Case:
         grads = [torch.full((self.time, 2, value), torch.nan) for _ in range(2)]
         scratch = torch.full((16, C, C), torch.nan)
         self.programs.run(
-            differentiate_square_tile, (1, 1), *self.inputs, self.as_tiles(self.begin), self.as_tiles(self.d_end), self.do, scratch,
-            *parts, *grads, None, self.time, self.time, 2 * self.tiles, self.scale, 2, *self.sizes, "ieee",
-        )  # fmt: skip
+            differentiate_square_tile,
+            (1, 1),
+            *self.inputs,
+            self.as_tiles(self.begin),
+            self.as_tiles(self.d_end),
+            self.do,
+            scratch,
+            *parts,
+            *grads,
+            None,
+            self.time,
+            self.time,
+            2 * self.tiles,
+            self.scale,
+            2,
+            *self.sizes,
+            "ieee",
+        )
         return [x.sum((0, 2))[None, :, None] for x in parts] + [x[None] for x in grads]
 
 
