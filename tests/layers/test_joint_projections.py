@@ -51,6 +51,20 @@ def test_joint_projections_are_those_of_three_modules(monkeypatch, activation, n
     assert taken == [192]
 
 
+def test_joint_projections_without_convolutions(monkeypatch):
+    """Where a compiler writes the gradients side by side."""
+    torch.manual_seed(0)
+    heads = HeadSizes(key_heads=2, value_heads=4, key=16, value=32)
+    module = QKVProjection(24, heads, None, "silu", True)
+    x = torch.randn(2, 9, 24, requires_grad=True)
+    apart = gradients(module, x, None, None)
+    as_on_gpu(monkeypatch)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(projections, "project_together", None)  # three products
+    for got, wanted in zip(gradients(module, x, None, None), apart, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     "name, heads, columns, options",
