@@ -57,19 +57,8 @@ class GramCall(Call):
 
     @property
     def solves_in_turn(self) -> bool:
-        """Whether `solve_in_turn` in Gluon takes the place of the launches that find r, d and A of the chunks."""
+        """Whether kernels in Gluon find r, d and A of the chunks, and what follows from them."""
         return self.K in (64, 128) and self.dtype == torch.bfloat16 and runs_gluon(self.device)
-
-    def record_turns(
-        self, programs: int, saved: Saved, place: Any, start: Any = None, end: Any = None, y: Any = None
-    ) -> None:
-        from .chunks_in_turn import solve_in_turn  # needs Gluon
-
-        gain, refresh = (getattr(self.x, name, None) for name in ("gain", "refresh"))
-        self.launch(
-            solve_in_turn, (programs, self.HV), self.x.u, gain, refresh, start, saved.A, end, saved.R, saved.D, saved.T, y, place,
-            self.T, LENGTH=self.constants.get("LENGTH", 0), num_warps=self.warps,
-        )  # fmt: skip
 
     def vectors(self, dtype: torch.dtype = torch.float32) -> TensorSpec:
         return self.token_tensor(self.HV, self.K, dtype=dtype)
@@ -155,7 +144,9 @@ class InverseGram(GramCall):
         )  # fmt: skip
         answers = y if x.b is None else None
         if self.solves_in_turn:
-            self.record_turns(P, saved, saved.segment_table, y=answers)
+            from .chunks_in_turn import solve_in_turn  # needs Gluon
+
+            self.launch_segments(solve_in_turn, saved, x.u, x.gain, saved.A, saved.R, saved.D, answers)
         else:
             T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS * CHUNK + 512)
             self.launch_segments(solve_segment, saved, x.u, x.gain, saved.A, saved.R, saved.D, answers, T, scratch)
@@ -214,8 +205,14 @@ class Refreshed(GramCall):
         x = self.x
         (y, end), saved = self.shapes(final)
         self.record_table(saved)
-        if self.solves_in_turn and self.PK > 64:  # with 64 channels Newton's iteration is faster than the elimination
-            self.record_turns(self.N, saved, x.cu_seqlens, start=x.A, end=end)
+        if self.solves_in_turn:
+            from .inverse_in_turn import carry_in_turn, factor_tokens  # needs Gluon
+
+            self.launch(
+                carry_in_turn, (self.N, self.HV), x.u, x.refresh, x.A, saved.A, end, saved.R, saved.T, x.cu_seqlens, self.T,
+                num_warps=self.warps,
+            )  # fmt: skip
+            self.launch_chunks(factor_tokens, saved, saved.R, saved.D, saved.T, num_warps=4)
         else:
             self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)
             self.record_tokens(saved)
