@@ -52,6 +52,8 @@ class GramCall(Call):
         self.gradient_precision, self.precision = self.precision, "tf32x3"
         self.exact_tile = min(64 if self.dtype == torch.bfloat16 else 32, self.PK)  # with keys that need no tf32x3
         self.warps = 4 if self.PK <= 64 else 8  # of a program that holds a whole matrix
+        # In which products take what a backward finds. Numbers of float16 have too few exponents.
+        self.work = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
         heads = {"HEADS": self.group(self.x.u), "HEADS_GAIN": self.group(getattr(self.x, "gain", None))}
         self.constants |= {"PRECISION": self.precision, "HV": self.HV, **heads}
 
@@ -106,8 +108,6 @@ class InverseGram(GramCall):
         self.length = CHUNK * SEGMENT_CHUNKS[self.PK > 64]
         self.P = max_pieces(self.N, self.T, self.length, self.packed)
         self.constants["LENGTH"] = self.length
-        # In which products take what a backward finds. Numbers of float16 have too few exponents.
-        self.work = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
 
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
         y = self.vectors(self.dtype if self.x.b is None else torch.float32)
@@ -224,7 +224,9 @@ class Refreshed(GramCall):
         db = self.vectors(x.b.dtype)
         self.record_solve(saved, dy, db, precision)
         E = self.matrices(self.M, torch.float32 if self.dtype == torch.float32 else torch.bfloat16)  # E - I
-        N, adjoint, direct = self.matrices(self.M), self.matrices(self.M), self.vectors()
+        # What passes from chunk to chunk stays in float32.
+        N, adjoint = (self.matrices(self.M, self.work) for _ in range(2))
+        direct = self.vectors()
         of_tokens = x.u, x.b, dy, saved.R, saved.D, saved.T, E, N, direct
         if self.solves_in_turn:
             from .carried_on_hopper import adjoint_of_chunk  # needs Gluon
