@@ -6,7 +6,15 @@ one lane. Where L or p of a block of rows g are no longer needed, above the diag
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import as_left, copy_rows, product_layout, row_layout, store_in_order, token_layout
+from ..common.hopper_tiles import (
+    as_left,
+    copy_rows,
+    product_layout,
+    row_layout,
+    row_places,
+    store_in_order,
+    token_layout,
+)
 from ..common.math import is_bad, zero_where
 from ..common.packing import program_segment
 from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
@@ -294,4 +302,105 @@ def solve_in_turn(
         gl.thread_barrier()
         now -= times_floats(found, halves.index(1), halves.index(0), WHOLE)
         now += gl.where(spoils, float("nan"), 0.0)
+    async_copy.wait_group(0)
+
+
+@gluon.jit(do_not_specialize=["time"])
+def gradients_in_turn(
+    u, gain, x, y, D, H, dy, du, dgain, db, segments, time,
+    HV: gl.constexpr, K: gl.constexpr, LENGTH: gl.constexpr, HEADS: gl.constexpr, HEADS_GAIN: gl.constexpr,
+    SELF: gl.constexpr,
+):  # fmt: skip
+    """Arguments as of `segment_gradients`. H stays in registers: as a sum of two bfloat16 numbers per number the left operand
+    of a product with the keys, and what the tokens of a chunk add to it goes there as well."""
+    p, head, first, count, _ = program_segment(segments, time, LENGTH)
+    if count == 0:
+        return
+    WARPS: gl.constexpr = gl.num_warps()
+    TYPE: gl.constexpr = gl.bfloat16
+    WHOLE: gl.constexpr = product_layout(WARPS, K, 16)
+    TALL: gl.constexpr = product_layout(WARPS, 64, 16)
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, TALL, 2)
+    SQUARE: gl.constexpr = token_layout(64, WARPS)
+    COLUMN: gl.constexpr = gl.SliceLayout(0, TALL)
+    U_ROW: gl.constexpr = HV // HEADS * K
+    TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
+    tokens = gl.allocate_shared_memory(TYPE, [2, 64, K], TILE)
+    adjoints = gl.allocate_shared_memory(TYPE, [2, 64, K], TILE)
+    Y = gl.allocate_shared_memory(TYPE, [64, K], TILE)
+    scores = gl.allocate_shared_memory(TYPE, [2, 64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
+    chunks = (count + 63) // 64
+    start, left = first + (chunks - 1) * 64, count - (chunks - 1) * 64
+    u += (start * (HV // HEADS) + head // HEADS) * K
+    copy_rows(tokens.index(0), u, left, U_ROW, True)
+    copy_rows(adjoints.index(0), x + (start * HV + head) * K, left, HV * K, True)
+    async_copy.commit_group()
+    r = gl.arange(0, K, gl.SliceLayout(1, WHOLE))[:, None]
+    c = gl.arange(0, K, gl.SliceLayout(0, WHOLE))[None, :]
+    now = gl.load(H + (p.to(gl.int64) * HV + head) * (K * K) + r * K + c)
+    row, at = row_places(HV * K, 64, K)
+    IN_ROWS: gl.constexpr = gl.SliceLayout(1, at.type.layout)
+    t = gl.arange(0, 64, IN_ROWS)
+    given = gl.load(y + (start * HV + head) * K + at, (row < left)[:, None], 0.0)
+    if SELF:
+        down = gl.load(dy + (start * HV + head) * K + at, (row < left)[:, None], 0.0)
+        divisor = gl.load(D + start * HV + head + t * HV, t < left, 1.0)
+    i = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))[:, None]
+    j = gl.arange(0, 64, gl.SliceLayout(0, SQUARE))[None, :]
+    none = gl.zeros([64, 64], gl.float32, SQUARE)
+    for step in range(0, chunks):
+        U, X = tokens.index(step % 2), adjoints.index(step % 2)
+        if SELF:
+            own = gl.convert_layout(gl.sum(given * down.to(gl.float32), 1) / divisor, COLUMN)
+            Y.store((given * (1.0 / divisor)[:, None]).to(TYPE))
+        else:
+            Y.store(given.to(TYPE))
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
+        at_tokens = (start * HV + head) * K
+        ahead = gl.where(step + 1 < chunks, 64, 0)
+        u -= 64 * U_ROW
+        copy_rows(tokens.index((step + 1) % 2), u, ahead, U_ROW, True)
+        copy_rows(adjoints.index((step + 1) % 2), x + at_tokens - 64 * HV * K, ahead, HV * K, True)
+        async_copy.commit_group()
+        given = gl.load(y + at_tokens - 64 * HV * K + at, (row < ahead)[:, None], 0.0)
+        if SELF:
+            down = gl.load(dy + at_tokens - 64 * HV * K + at, (row < ahead)[:, None], 0.0)
+            divisor = gl.load(D + (start - 64) * HV + head + t * HV, t < ahead, 1.0)
+        high, rest = split_first_bits(now)
+        high, rest = gl.convert_layout(high, LEFT), gl.convert_layout(rest.to(TYPE), LEFT)
+        out = gl.zeros([K, 64], gl.float32, TALL)
+        along_x = warpgroup_mma(X, U.permute((1, 0)), none, use_acc=False, is_async=True)
+        along_y = warpgroup_mma(Y, U.permute((1, 0)), none, use_acc=False, is_async=True)
+        out = warpgroup_mma(rest, U.permute((1, 0)), out, use_acc=False, is_async=True)
+        out = warpgroup_mma(high, U.permute((1, 0)), out, is_async=True)
+        out, rest, high, along_x, along_y = warpgroup_mma_wait(0, deps=[out, rest, high, along_x, along_y])
+        now = warpgroup_mma(X.permute((1, 0)), Y, now, is_async=True)
+        now = warpgroup_mma(Y.permute((1, 0)), X, now, is_async=True)
+        scores.index(0).store(gl.where(i >= j, along_x, 0.0).to(TYPE))
+        scores.index(1).store(gl.where(i >= j, along_y, 0.0).to(TYPE))
+        fence_async_shared()
+        gl.thread_barrier()
+        out = warpgroup_mma(Y.permute((1, 0)), scores.index(0), out, is_async=True)
+        out = warpgroup_mma(X.permute((1, 0)), scores.index(1), out, is_async=True)
+        now, out = warpgroup_mma_wait(0, deps=[now, out])
+        out = -out
+        column = gl.arange(0, 64, COLUMN)
+        if gain is not None:
+            grad = 0.5 * gl.sum(U.permute((1, 0)).load(TALL).to(gl.float32) * out, 0)
+            if SELF:
+                grad += own
+            gl.store(dgain + start * HV + head + column * HV, grad, column < left)
+            gates = gain + start * (HV // HEADS_GAIN) + head // HEADS_GAIN
+            gate = gl.load(gates + column * (HV // HEADS_GAIN), column < left, 0.0)
+            out *= gate.to(gl.float32)[None, :]
+        if SELF:
+            out += X.permute((1, 0)).load(TALL).to(gl.float32)
+        elif db is not None:
+            store_columns(X.permute((1, 0)).load(TALL), db + at_tokens, left, HV * K)
+        store_columns(out, du + at_tokens, left, HV * K)
+        gl.thread_barrier()  # no warp reads this chunk's tiles any more
+        start -= 64
+        left = 64
     async_copy.wait_group(0)

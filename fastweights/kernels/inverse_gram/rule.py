@@ -165,10 +165,13 @@ class InverseGram(GramCall):
         dG = self.matrices(self.N, torch.float64) if state_grads else None
         H = self.record_states(saved, (adjoint, y, divisor, None), dG_end, dG, back=True)
         du, db, dgain = self.vectors(self.dtype), None if alone else self.vectors(x.b.dtype), self.gate_gradient(x.gain)
-        self.launch_segments(
-            segment_gradients, saved, x.u, x.gain, adjoint, y, saved.D, H, dy, du, dgain, db, PRECISION=precision,
-            SELF=alone,
-        )  # fmt: skip
+        of_tokens = x.u, x.gain, adjoint, y, saved.D, H, dy, du, dgain, db
+        if self.solves_in_turn:
+            from .chunks_in_turn import gradients_in_turn  # needs Gluon
+
+            self.launch_segments(gradients_in_turn, saved, *of_tokens, SELF=alone)
+        else:
+            self.launch_segments(segment_gradients, saved, *of_tokens, PRECISION=precision, SELF=alone)
         return GramInputs(du, db, dgain, dG)
 
 
