@@ -18,21 +18,11 @@ from ..common.hopper_tiles import (
 )
 from ..common.math import is_bad, zero_where
 from ..common.packing import pieces_of_sequence, program_chunk, tokens_of_sequence
-from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from ..runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .answers import split_into
+from .carried import COARSE, FAR, FINE, ROUNDING
+from .carried_on_hopper import show_to_products
 from .chunks_in_turn import FLOATS, LINE, PLAIN, eliminate_in_place, store_as_two, store_columns, times_floats
-
-COARSE = gl.constexpr(5e-3)  # these four as in `carried`
-FINE = gl.constexpr(3e-5)
-ROUNDING = gl.constexpr(2.0**-10)
-FAR = gl.constexpr(0.25)
-
-
-@gluon.jit
-def show_to_products():
-    """Let products read what was stored in shared memory so far: a fence and a barrier."""
-    fence_async_shared()
-    gl.thread_barrier()
 
 
 @gluon.jit
