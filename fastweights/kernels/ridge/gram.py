@@ -79,23 +79,6 @@ def gram_sums_back(
     tl.store(sums + at, -0.5 * found, inside)
 
 
-@triton.jit
-def load_chunks(
-    sums, gate, at, inside, step, chunks, low, first, stop, head, HV,
-    KK: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr,
-):  # fmt: skip
-    """What chunks `step` and so many after it add, and their decays."""
-    added, totals = (), ()
-    for later in tl.static_range(AHEAD):
-        here = step + later < chunks
-        m = (chunks - 1 - step - later) if BACK else (step + later)
-        R = sums + ((low + m).to(tl.int64) * HV + head) * KK + at
-        added += (tl.load(R, inside & here, 0.0),)  # type: ignore[assignment]
-        last = tl.minimum(first + m * 64 + 64, stop) - 1
-        totals += (tl.load(gate + last * HV + head, here, 0.0),)  # type: ignore[assignment]
-    return added, totals
-
-
 @triton.jit(do_not_specialize=["time"])
 def scan_states(
     begin, sums, states, squares, gate, end, cu_seqlens, time, HV,
@@ -115,12 +98,15 @@ def scan_states(
         S = tl.zeros((BLOCK,), tl.float32)
     else:
         S = 0.5 * (tl.load(begin + own + at, inside, 0.0) + tl.load(begin + own + (at % K) * K + at // K, inside, 0.0))
-    added, totals = load_chunks(sums, gate, at, inside, 0, chunks, low, first, stop, head, HV, K * K, AHEAD, BACK)
     for step in range(0, chunks, AHEAD):
-        # Loaded while these are added up and written.
-        upcoming, later_totals = load_chunks(
-            sums, gate, at, inside, step + AHEAD, chunks, low, first, stop, head, HV, K * K, AHEAD, BACK
-        )
+        added, totals = (), ()
+        for later in tl.static_range(AHEAD):
+            here = step + later < chunks
+            m = (chunks - 1 - step - later) if BACK else (step + later)
+            R = sums + ((low + m).to(tl.int64) * HV + head) * K * K + at
+            added += (tl.load(R, inside & here, 0.0),)  # type: ignore[assignment]
+            last = tl.minimum(first + m * 64 + 64, stop) - 1
+            totals += (tl.load(gate + last * HV + head, here, 0.0),)  # type: ignore[assignment]
         for later in tl.static_range(AHEAD):
             here = step + later < chunks
             m = (chunks - 1 - step - later) if BACK else (step + later)
@@ -131,6 +117,5 @@ def scan_states(
                 own_sums = tl.sum(tl.reshape(S * S, (8, BLOCK // 8)), 1)
                 tl.store(squares + part * 8 + tl.arange(0, 8), own_sums, here)
             S = tl.exp2(totals[later]) * S + added[later]
-        added, totals = upcoming, later_totals
     if end is not None:
         tl.store(end + own + at, infinite_to_nan(S), inside)

@@ -259,15 +259,11 @@ def prepare_systems(
     whole = scale_keys(whole, bad, unit, tl.float16)
     tl.store(keys + number * (64 * K) + i[:, None] * K + c[None, :], whole)
     energies = tl.zeros((64,), tl.float32)
-    H = tl.load(states + at_H)  # the next columns are asked for before these are used
-    for k0 in tl.static_range(0, K, BK):
-        H *= 1.0 / tl.where(outside == 0.0, 1.0, outside)
-        now = H.to(tl.float16)
-        if k0 + BK < K:
-            H = tl.load(states + at_H + (k0 + BK))
-        tl.store(units + at_H + k0, now)
+    for k0 in range(0, K, BK):
+        H = tl.load(states + at_H + k0) * (1.0 / tl.where(outside == 0.0, 1.0, outside))
+        tl.store(units + at_H + k0, H.to(tl.float16))
         some = scale_keys(load_rows(k, first, live, head, HV, k0 + tl.arange(0, BK), K, HEADS_K), bad, unit, tl.float16)
-        energies += tl.sum(tl.dot(whole, now, input_precision=PRECISION) * some.to(tl.float32), 1)
+        energies += tl.sum(tl.dot(whole, H.to(tl.float16), input_precision=PRECISION) * some.to(tl.float32), 1)
     decay, _ = decay_factors(gate, first, count, head, HV)
     weight, kept, norm = weigh_systems(whole, gain, energies, decay, outside, PRECISION)
     tl.store(outsides + number, outside)
