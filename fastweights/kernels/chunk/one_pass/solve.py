@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import as_left, copy_rows, product_layout, row_places
+from ...common.hopper_tiles import add, as_left, copy_rows, product_layout, row_places
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
 from .channel import decay_channels, either, load_halves
-from .passes import T_PLACE, add, factors_of, growth_of
+from .records import T_PLACE, factors_of, growth_of
 from .write_keys import load_begin, load_gates, precondition_keys, prepare_energy
 
 OLDER = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8]))  # [64, 16]

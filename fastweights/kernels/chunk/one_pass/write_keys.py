@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import product_layout
+from ...common.hopper_tiles import add, product_layout
 from ...common.math import LN2, clamp_decay
 from ...runtime.gluon import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .passes import add
 
 LARGEST = gl.constexpr(1e38)  # for a square
 

@@ -6,12 +6,11 @@ scan over the chunks.
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import copy_rows, row_places, token_layout
+from ...common.hopper_tiles import add, copy_rows, row_places, token_layout
 from ...common.math import LN2
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .gradients_back import load_sums, row_sums
-from .passes import add
 from .write_keys import LARGEST, approximate, keep_gates, load_gates, pair_decays, widen
 
 # 1 + |r| times A, whose reciprocal serves both, stays within float32 where r is counted in steps. Gradients of r and A are then
