@@ -1,4 +1,4 @@
-"""All chunks of a segment or a sequence, one after the other, in Gluon for Hopper GPUs: see the head of this package.
+"""All chunks of a segment, one after the other, in Gluon for Hopper GPUs: see the head of this package.
 
 A stays in registers, as a sum of three bfloat16 numbers per number the left operand of a product with the keys. The tokens'
 products [64, 64] are eliminated in place, 16 columns at a time: a warp holds the rows of the block, and every row besides in
@@ -7,7 +7,6 @@ one lane. Where L or p of a block of rows g are no longer needed, above the diag
 from __future__ import annotations
 
 from ..common.hopper_tiles import (
-    add,
     as_left,
     copy_rows,
     product_layout,
@@ -17,7 +16,7 @@ from ..common.hopper_tiles import (
     token_layout,
 )
 from ..common.math import is_bad, zero_where
-from ..common.packing import pieces_of_sequence, program_segment, tokens_of_sequence
+from ..common.packing import program_segment
 from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
 from .sums import round_to_tf32, split_first_bits
 
@@ -194,13 +193,10 @@ def store_as_two(highs, rests, x):
 
 @gluon.jit(do_not_specialize=["time"])
 def solve_in_turn(
-    u, gain, refresh, start, A, end, R, D, T, y, place, time,
+    u, gain, A, R, D, y, segments, time,
     HV: gl.constexpr, K: gl.constexpr, LENGTH: gl.constexpr, HEADS: gl.constexpr, HEADS_GAIN: gl.constexpr,
 ):  # fmt: skip
-    """R [BT, HV, K], D [BT, HV] and in y [BT, HV, K] or None gain_t A_t u_t. Without `refresh` a program has a segment of the
-    table `place`: A [M, HV, K, K] has the inverse at its first chunk, and takes that of the others. refresh [BT]: a program has
-    a sequence, from `start` [N, HV, K, K], `end` takes A after its last token, T [M, HV, 64, 64] that of its chunks, and `place`
-    is cu_seqlens."""
+    """Arguments as of `solve_segment`."""
     WARPS: gl.constexpr = gl.num_warps()
     WHOLE: gl.constexpr = product_layout(WARPS, K, 8)
     TALL: gl.constexpr = product_layout(WARPS, 64, 16)
@@ -211,32 +207,21 @@ def solve_in_turn(
     BY_TOKEN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     COLUMN: gl.constexpr = gl.SliceLayout(0, TALL_FLOATS)
     U_ROW: gl.constexpr = HV // HEADS * K
-    if refresh is None:
-        p, head, first, count, chunk = program_segment(place, time, LENGTH)
-        chunk = gl.where(count > 0, chunk, 0)  # of a number that no segment has it may be any
-        from_matrix = A + (chunk * HV + head) * (K * K)
-    else:
-        n, head = gl.program_id(0), gl.program_id(1)
-        first, count = tokens_of_sequence(place, n, time)
-        low, chunks = pieces_of_sequence(place, n, time, 64, 0)
-        chunk = low.to(gl.int64)
-        from_matrix = start + (n.to(gl.int64) * HV + head) * (K * K)
+    p, head, first, count, chunk = program_segment(segments, time, LENGTH)
+    chunk = gl.where(count > 0, chunk, 0)  # of a number that no segment has it may be any
     tokens = gl.allocate_shared_memory(
         gl.bfloat16, [2, 64, K], gl.NVMMASharedLayout.get_default_for([64, K], gl.bfloat16)
     )
     square = gl.allocate_shared_memory(gl.float32, [64, 64], PLAIN)
-    lines = gl.allocate_shared_memory(gl.float32, [4 * 64], LINE)
-    gains, divisors = lines.slice(0, 64), lines.slice(64, 64)
-    weights, before = lines.slice(128, 64), lines.slice(192, 64)
+    lines = gl.allocate_shared_memory(gl.float32, [4 * 64], LINE)  # a power of two
+    gains, divisors, weights = lines.slice(0, 64), lines.slice(64, 64), lines.slice(128, 64)
     u += (first * (HV // HEADS) + head // HEADS) * K
     copy_rows(tokens.index(0), u, count, U_ROW, True)
     async_copy.commit_group()
     r = gl.arange(0, K, gl.SliceLayout(1, WHOLE))[:, None]
     c = gl.arange(0, K, gl.SliceLayout(0, WHOLE))[None, :]
     at = r * K + c
-    now = gl.load(from_matrix + at)
-    if refresh is not None:
-        now += gl.where(gl.max(gl.max(is_bad(now).to(gl.int32), 1), 0) > 0, float("nan"), 0.0)
+    now = gl.load(A + (chunk * HV + head) * (K * K) + at)
     t = gl.arange(0, 64, BY_TOKEN)
     steps = (count + 63) // 64
     for step in range(0, steps):
@@ -271,11 +256,6 @@ def solve_in_turn(
             fence_async_shared()
             gl.thread_barrier()
 
-        if refresh is not None:
-            added = gl.load(refresh + token + t, t < left, 0.0)
-            total = gl.sum(added, 0)
-            before.store(gl.associative_scan(added, 0, add) - added)
-
         rows = times_tokens(now, U.permute((1, 0)), TALL)
         parts = gl.allocate_shared_memory(
             gl.bfloat16, [3, K, 64], gl.NVMMASharedLayout.get_default_for([K, 64], gl.bfloat16)
@@ -292,15 +272,7 @@ def solve_in_turn(
         products = warpgroup_mma(U, parts.index(2), nothing, use_acc=False, is_async=True)
         products = warpgroup_mma(U, parts.index(1), products, is_async=True)
         products = warpgroup_mma(U, parts.index(0), products, is_async=True)
-        if refresh is not None:
-            overlaps = warpgroup_mma(U, U.permute((1, 0)), nothing, use_acc=False, is_async=True)
-            products, overlaps = warpgroup_mma_wait(0, deps=[products, overlaps])
-            of_row, of_column = before.load(gl.SliceLayout(1, SQUARE)), before.load(gl.SliceLayout(0, SQUARE))
-            products += gl.minimum(of_row[:, None], of_column[None, :]) * overlaps
-            u_turned = U.permute((1, 0)).load(TALL).to(gl.float32)
-            rows += before.load(gl.SliceLayout(0, TALL))[None, :] * u_turned
-        else:
-            products = warpgroup_mma_wait(0, deps=[products])
+        products = warpgroup_mma_wait(0, deps=[products])
         square.store(products)
 
         eliminate_in_place(square, gains if gain is not None else None, divisors, weights)
@@ -310,8 +282,6 @@ def solve_in_turn(
         lower = gl.where(i >= j, square.load(LINES), 0.0)
         factors = gl.allocate_shared_memory(gl.float32, [2, 64, 64], FLOATS)
         store_as_two(factors.index(0), factors.index(1), lower)
-        if T is not None:
-            gl.store(T + number * 4096 + i * 64 + j, lower)
         gl.store(D + token * HV + head + t * HV, divisors.load(BY_TOKEN), t < left)
         fence_async_shared()
         gl.thread_barrier()
@@ -331,11 +301,7 @@ def solve_in_turn(
         fence_async_shared()
         gl.thread_barrier()
         now -= times_floats(found, halves.index(1), halves.index(0), WHOLE)
-        if refresh is not None:
-            now += gl.where(r == c, total, 0.0)
         now += gl.where(spoils, float("nan"), 0.0)
-    if end is not None:
-        gl.store(end + (n.to(gl.int64) * HV + head) * (K * K) + at, now)
     async_copy.wait_group(0)
 
 
