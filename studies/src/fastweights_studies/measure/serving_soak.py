@@ -217,10 +217,15 @@ def save_small_model(folder: Path, mixer: Any) -> FastWeightsForCausalLM:
     config = FastWeightsConfig(vocab_size=256, hidden_size=64, num_heads=2, initializer_range=0.3, **layers)
     model = FastWeightsForCausalLM(config).eval()
     model.save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({str(token): token for token in range(256)}, unk_token="0"))
+    save_tokenizer(folder, 256)
+    return model
+
+
+def save_tokenizer(folder: Path, vocabulary: int) -> None:
+    """One whose words are numbers."""
+    words = Tokenizer(models.WordLevel({str(token): token for token in range(vocabulary)}, unk_token="0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="0").save_pretrained(folder)
-    return model
 
 
 def main() -> None:
@@ -234,11 +239,14 @@ def main() -> None:
     parser.add_argument(
         "--mixer", type=json.loads, default='["gdn", {"name": "softmax", "window": 7}, "lattice", "softmax"]'
     )
+    parser.add_argument("--max-num-seqs", type=int, default=6, help="sequences that a step of the server reads")
+    parser.add_argument("--graphs", action="store_true", help="CUDA graphs and torch.compile, on a GPU")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
-    options = ["--max-model-len", "256", "--memory", str(asked.memory), "--enforce-eager"]
-    options += ["--max-num-seqs", "6", "--max-num-batched-tokens", "64", "--block-size", "32"]
+    options = ["--max-model-len", "256", "--memory", str(asked.memory)]
+    options += [] if asked.graphs else ["--enforce-eager"]
+    options += ["--max-num-seqs", str(asked.max_num_seqs), "--max-num-batched-tokens", "64", "--block-size", "32"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "model")
         model = save_small_model(folder, asked.mixer)
