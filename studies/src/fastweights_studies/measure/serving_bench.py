@@ -110,7 +110,7 @@ def main() -> None:
     device = find_gpu()
     path, origin = name_file(asked.results, "serving-bench", device), describe(device)
     options = ["--max-model-len", str(max(asked.lengths) + asked.tokens + 16), "--memory", str(asked.memory)]
-    options += ["--no-enable-prefix-caching", *asked.options.split()]
+    options += ["--no-enable-prefix-caching", "--gpu-memory-utilization", "0.4", *asked.options.split()]
     with tempfile.TemporaryDirectory() as name, ExitStack() as servers:
         folders: dict[str, Path] = {mixer: Path(name, mixer) for mixer in asked.mixers.split(",")}
         for mixer, folder in folders.items():

@@ -219,7 +219,8 @@ def main() -> None:
     path, origin = name_file(asked.results, "serving-vllm", device), describe(device)
     batches = [int(batch) for batch in asked.batches.split(",")]
     length = max(FIRST, asked.prompt) + FEW + asked.tokens
-    settings = {"gpu_memory_utilization": asked.memory}
+    settings: dict[str, Any] = {"gpu_memory_utilization": asked.memory}
+    settings |= {"kv_cache_memory_bytes": int(asked.pool * 2**30)} if asked.pool else {}
     settings |= {"attention_backend": asked.backend} if asked.backend else {}
     compilation: dict[str, Any] = dict(LAUNCHED) if asked.launched else {}
     if asked.graphs:
