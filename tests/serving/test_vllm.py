@@ -113,6 +113,26 @@ def test_sequences_give_way_and_come_back(tmp_path):
     assert [list(output.token_ids) for output in outputs] == generated(own, asked, 16)
 
 
+@pytest.mark.parametrize(
+    "mixer", ["gdn", pytest.param(["gdn", WINDOW], marks=pytest.mark.slow)], ids=["memory", "hybrid"]
+)
+def test_running_memories_ask_for_no_blocks(mixer, tmp_path, monkeypatch):
+    own = model(mixer)
+    own.save_pretrained(tmp_path)
+    asked = prompts()
+    with engine(tmp_path, max_num_batched_tokens=10) as llm:  # prompts are read in pieces
+        coordinator = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.coordinator
+        allocate, calls = coordinator.allocate_new_blocks, []
+
+        def counted(request: str, *given: Any, **named: Any) -> Any:
+            calls.append(request)
+            return allocate(request, *given, **named)
+
+        monkeypatch.setattr(coordinator, "allocate_new_blocks", counted)
+        check_same(own, llm, asked)
+    assert (len(calls) == len(asked)) == (mixer == "gdn")
+
+
 def test_blocks_are_used_again(tmp_path):
     """More requests than the pool has room for, one after another: nothing of an earlier sequence is left in a block."""
     own = model("lattice")
