@@ -44,12 +44,11 @@ main(parser.parse_args())
 """
 # What is kept of the report of `vllm bench serve`, by its names there.
 KEPT = {
-    "requests_per_second": "request_throughput",
     "tokens_per_second": "total_token_throughput",
-    "written_per_second": "output_throughput",
+    "written_tokens_per_second": "output_throughput",
     "first_token_ms": "median_ttft_ms",
     "step_ms": "median_tpot_ms",
-    "seconds": "duration",
+    "bench_s": "duration",
 }
 
 
