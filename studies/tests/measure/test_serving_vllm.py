@@ -67,7 +67,7 @@ def test_a_trace_says_how_long_the_gpu_waits() -> None:
         kernels = [("product", 0, 30), ("product", 40, 30), ("ArgMaxOps", 80, 10)]
         events += [{"cat": "kernel", "name": name, "ts": 1000 + 100 * step + at, "dur": us} for name, at, us in kernels]
     first, *kernels = serving_vllm.describe_trace(events, 2).splitlines()
-    assert first.split() == "95.0 us per step, 70.0 of them in 3.0 kernels".split()
+    assert first.strip() == "95.0 us per step, 70.0 of them in 3.0 kernels"
     assert [line.split() for line in kernels] == [
         ["60.0", "us", "2.0", "x", "product"],
         ["10.0", "us", "1.0", "x", "ArgMaxOps"],
