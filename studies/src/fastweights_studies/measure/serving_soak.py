@@ -240,13 +240,15 @@ def main() -> None:
         "--mixer", type=json.loads, default='["gdn", {"name": "softmax", "window": 7}, "lattice", "softmax"]'
     )
     parser.add_argument("--max-num-seqs", type=int, default=6, help="sequences that a step of the server reads")
-    parser.add_argument("--graphs", action="store_true", help="CUDA graphs and torch.compile, on a GPU")
+    parser.add_argument("--graphs", action="store_true", help="CUDA graphs on a GPU, instead of eager steps")
+    parser.add_argument("--options", default="", help="more of vllm serve, parted by spaces")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
     options = ["--max-model-len", "256", "--memory", str(asked.memory)]
     options += [] if asked.graphs else ["--enforce-eager"]
     options += ["--max-num-seqs", str(asked.max_num_seqs), "--max-num-batched-tokens", "64", "--block-size", "32"]
+    options += asked.options.split()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "model")
         model = save_small_model(folder, asked.mixer)
