@@ -206,6 +206,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--backend", help="of softmax layers, a name of vLLM's")
     parser.add_argument("--memory", type=float, default=0.8, help="share of the GPU's memory that vLLM may take")
+    parser.add_argument("--pool", type=float, help="GiB of the pool; what --memory leaves when left out")
     parser.add_argument(
         "--launched", action="store_true", help="no torch.compile: kernels as we launch them, in graphs"
     )
