@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +32,6 @@ from fastweights_studies.places import RESULTS
 from fastweights_studies.record import Origin, Row
 
 TASK = "serving_bench"
-# `vllm bench serve`; the command itself does not start in the package for CPUs.
-BENCH = """
-import argparse
-from vllm.benchmarks.serve import add_cli_args, main
-parser = argparse.ArgumentParser()
-add_cli_args(parser)
-main(parser.parse_args())
-"""
 # What is kept of the report of `vllm bench serve`, by its names there.
 KEPT = {
     "tokens_per_second": "total_token_throughput",
@@ -62,15 +52,17 @@ def save_preset(folder: Path, name: str, mixer: str) -> None:
 
 def bench(port: int, folder: Path, length: int, tokens: int, requests: int) -> dict[str, Any]:
     """The report of `vllm bench serve` for so many prompts of this length."""
-    with tempfile.TemporaryDirectory() as results:
-        command = [sys.executable, "-c", BENCH]
-        command += ["--backend", "openai", "--host", "127.0.0.1", "--port", str(port), "--endpoint", "/v1/completions"]
-        command += ["--model", str(folder), "--served-model-name", NAME, "--tokenizer", str(folder)]
-        command += ["--dataset-name", "random", "--random-input-len", str(length), "--random-output-len", str(tokens)]
-        command += ["--num-prompts", str(requests), "--ignore-eos", "--temperature", "0", "--disable-tqdm"]
-        command += ["--save-result", "--result-dir", results, "--result-filename", "report.json"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return json.loads(Path(results, "report.json").read_text())
+    from vllm.benchmarks.serve import add_cli_args
+    from vllm.benchmarks.serve import main as run
+
+    options = ["--backend", "openai", "--host", "127.0.0.1", "--port", str(port), "--endpoint", "/v1/completions"]
+    options += ["--model", str(folder), "--served-model-name", NAME, "--tokenizer", str(folder)]
+    options += ["--dataset-name", "random", "--random-input-len", str(length), "--random-output-len", str(tokens)]
+    options += ["--num-prompts", str(requests), "--ignore-eos", "--temperature", "0", "--disable-tqdm"]
+    parser = argparse.ArgumentParser()
+    add_cli_args(parser)
+    with redirect_stdout(StringIO()):
+        return run(parser.parse_args(options))
 
 
 def make_bench_rows(
