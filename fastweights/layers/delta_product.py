@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..checks import check_flag
 from ..ops import delta_product
@@ -74,9 +75,12 @@ class DeltaProduct(MemoryLayer):
         self.gain = SigmoidGain(self.hidden_size, options.householders * heads, largest=largest)
         self.decay = HeadDecay(self.hidden_size, heads, options.long_memory) if options.decay == "head" else None
 
+    def gates(self) -> Sequence[nn.Module | None]:
+        return (self.gain, self.decay)
+
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         """Channels come head by head, within a head step by step: R stands for the steps."""
-        beta, g_BTG = compute_gates(x_BTD, self.gain, self.decay)
+        beta, g_BTG = compute_gates(x_BTD, *self.gates(), products=run.products)
         k_BTHRK, v_BTGRV, beta_BTGR = (y.unflatten(2, (-1, self.options.steps)) for y in (k_BTHK, v_BTGV, beta))
         self.probe(k=k_BTHRK, v=v_BTGRV, beta=beta_BTGR, g=g_BTG)
         return run(self.op, q_BTHK, k_BTHRK, v_BTGRV, beta_BTGR, g_BTG)

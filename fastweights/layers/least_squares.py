@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,8 +99,11 @@ class MesaNet(MemoryLayer):
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if options.gain else None
         self.ridge = LearnedRidge(heads.value_heads, heads.key, options.ridge, options.smallest_ridge)
 
+    def gates(self) -> Sequence[nn.Module | None]:
+        return (self.decay, self.gain)
+
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
-        g_BTG, beta_BTG = compute_gates(x_BTD, self.decay, self.gain)
+        g_BTG, beta_BTG = compute_gates(x_BTD, *self.gates(), products=run.products)
         ridge_GK = self.ridge()
         self.probe(g=g_BTG, beta=beta_BTG, ridge=ridge_GK)
         g_BTG = torch.zeros_like(v_BTGV[..., 0]) if g_BTG is None else g_BTG
@@ -211,8 +215,11 @@ class GatedKalmaNet(MemoryLayer):
             self.sketch = Sketch(heads.key_heads, heads.key, options.sketch, options.sketch_basis == "learned")
         self.decodes_in_pool = self.sketch is None  # a sketch reads U in two forms
 
+    def gates(self) -> Sequence[nn.Module | None]:
+        return (self.gain, self.decay, self.mix)
+
     def rule(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, run: RuleCall) -> Answer:
-        beta_BTG, g_BTG, mix_BTG = compute_gates(x_BTD, self.gain, self.decay, self.mix)
+        beta_BTG, g_BTG, mix_BTG = compute_gates(x_BTD, *self.gates(), products=run.products)
         if beta_BTG is not None:  # one gain per value head: q/k heads that serve several are repeated
             q, k = (expand_heads(y, v.shape[2]) for y in (q, k))
             backend = choose_layer_backend(self.options.backend)
@@ -300,9 +307,12 @@ class RecursiveLeastSquares(MemoryLayer):
         self.decay = HeadDecay(width, heads, ramp) if options.decay == "head" else None
         self.gain = SigmoidGain(width, heads) if options.gain else None
 
+    def gates(self) -> Sequence[nn.Module | None]:
+        return (self.gain, self.decay)
+
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         dtype = v_BTGV.dtype
-        beta_BTG, g_BTG = compute_gates(x_BTD, self.gain, self.decay)
+        beta_BTG, g_BTG = compute_gates(x_BTD, *self.gates(), products=run.products)
         self.probe(g=g_BTG, beta=beta_BTG, write_key=lambda: self._write_keys(x_BTD, k_BTHK, run))
         if g_BTG is not None:  # P winds up: between two calls float32 would lose its small entries
             q_BTHK, k_BTHK, v_BTGV = q_BTHK.double(), k_BTHK.double(), v_BTGV.double()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,10 @@ class LinearAttention(MemoryLayer):
         """The preconditioner of keys, None without one. By the option: an adapter may wrap the module."""
         return self.preconditioner if "key" in SIDES[self.options.preconditioner] else None
 
+    def gates(self) -> Sequence[nn.Module | None]:
+        gates = find_gates(self.preconditioner, self.options)
+        return (self.decay, self.gain, *(() if gates is None else gates.own))
+
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         backend = choose_layer_backend(self.options.backend)
         if self.options.feature_map == "elu" and takes_positive_keys(q_BTHK, k_BTHK, backend=backend):
@@ -120,8 +124,7 @@ class LinearAttention(MemoryLayer):
         if self.normalizes_features:
             q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
         gates, sides = find_gates(self.preconditioner, self.options), SIDES[self.options.preconditioner]
-        own_gates = () if gates is None else gates.own
-        g, beta_BTG, *own = compute_gates(x_BTD, self.decay, self.gain, *own_gates)
+        g, beta_BTG, *own = compute_gates(x_BTD, *self.gates(), products=run.products)
         energy: dict[str, Tensor | None] = {}
         if beta_BTG is not None:
             v_BTGV, _ = gated_writes(v_BTGV, beta_BTG, backend=backend)

@@ -210,7 +210,8 @@ class MemoryLayer(OpLayer):
         return {**products, gate: None} if products and gate is not None else products
 
     def _low_rank_gate(self) -> nn.Module | None:
-        return self.output.low_rank_part() if isinstance(self.output, OutputProjection) else None
+        output = getattr(self, "output", None)  # a layer may read out by modules of its own
+        return output.low_rank_part() if isinstance(output, OutputProjection) else None
 
     def mix_projected(
         self, x_BTD: Tensor, flat: list[Tensor], cache: LayerCache | None = None, cu_seqlens: Tensor | None = None

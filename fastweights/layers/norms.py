@@ -36,14 +36,17 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
-def normalize_sum(norm: RMSNorm | LayerNorm, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The residual stream x plus a branch (x itself without one), and the norm of this sum. Under autocast the norm has
-    autocast's dtype, so that it is cast once and not by every projection."""
+def normalize_sum(
+    norm: RMSNorm | LayerNorm, x: Tensor, branch: Tensor | None, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """The residual stream x plus a branch (x itself without one), and the norm of this sum, in the dtype where one is given. Else
+    the norm has autocast's dtype where it is on, so that it is cast once and not by every projection."""
     if not is_bare(norm, RMSNorm):
         s = x if branch is None else x + branch
         return s, norm(s)
     device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    if dtype is None and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
     return residual_norm(x, branch, norm.weight, eps=norm.eps, dtype=dtype)
 
 

@@ -199,8 +199,11 @@ class PalimpsaD(PosteriorLayer, MemoryLayer):
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if options.gain else None
         self.build_importance()
 
+    def gates(self) -> Sequence[nn.Module | None]:
+        return (self.gain, self.decay)
+
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
-        s_BTG, g_BTG = compute_gates(x_BTD, self.gain, self.decay)
+        s_BTG, g_BTG = compute_gates(x_BTD, *self.gates(), products=run.products)
         gate_BTG = torch.ones_like(v_BTGV[..., 0], dtype=torch.float32) if s_BTG is None else s_BTG
         self.probe(step_size=s_BTG, g=g_BTG)
         scale = self.heads.key**-0.5

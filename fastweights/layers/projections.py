@@ -238,8 +238,22 @@ class QKVProjection(nn.Module):
                 for one, y in zip(beside, rest[..., : sum(sizes)].split(sizes, -1)):
                     products[one] = y
             return *self._split_heads(flat), {}
-        flat = project_together(x_BTD, *self.projections, backend=self.backend)
+        if self._projects_jointly(x_BTD, cache):
+            joint = project_jointly(x_BTD, *self.projections)
+            flat = [*joint.split([len(cast(Tensor, one.weight)) for one in self.projections], -1)]
+        else:
+            flat = project_together(x_BTD, *self.projections, backend=self.backend)
         return self.finish(flat, cache, cu_seqlens, cp_group)
+
+    def _projects_jointly(self, x_BTD: Tensor, cache: LayerCache | None) -> bool:
+        """Whether one product makes q, k and v of a layer without convolutions in training: where a compiler writes most of
+        their gradients side by side, which copies would undo."""
+        return (
+            cache is None
+            and not self.has_convolution
+            and torch.compiler.is_compiling()
+            and trains_jointly(x_BTD, *self.projections)
+        )
 
     def _convolves_jointly(self, x_BTD: Tensor) -> bool:
         """Whether one product and one op, which have one gradient, make q, k and v in training."""

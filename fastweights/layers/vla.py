@@ -32,7 +32,7 @@ from .options import LONGEST_CONVOLUTION, MemoryOptions, ProjectionOptions, at_l
 from .probe import read_states
 from .projections import ACTIVATIONS, choose_layer_backend
 from .registry import ADDITIVE, DELTA, EXACT, register_mixer
-from .shared_input import InputProducts, is_plain, joins, multiply
+from .shared_input import InputProducts, is_plain, joins, multiply, project_trained
 from .softmax_attention import SoftmaxAttention
 from .wrapped import is_bare
 
@@ -174,7 +174,7 @@ class VariationalLinearAttention(MemoryLayer):
         return state if run.rows is None else InPlace(state, run.rows)
 
     def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor, **for_gate: Tensor) -> Tensor:
-        return self.o_proj(self.norm(o_BTGV.flatten(2)))
+        return project_trained(self.norm(o_BTGV.flatten(2)), self.o_proj)
 
     @classmethod
     def states(cls, options: Any) -> Mapping[str, State]:

@@ -285,17 +285,18 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             x_BTD = self.embed_tokens(rows.pack(tokens))
 
         hidden_states: tuple[Tensor, ...] = ()
-        first_values = None
+        first_values = branch_BTD = None
         alone = past_key_values is None and cp is None and not output_hidden_states
         if alone and x_BTD.shape[1] and trains_on_gpu(x_BTD) and all(map(self._adds_later, blocks)):
-            x_BTD, blocks, caches = self._run_adding_later(x_BTD, blocks, rows.cu_seqlens), blocks[:0], []
+            x_BTD, branch_BTD = self._run_adding_later(x_BTD, blocks, rows.cu_seqlens)
+            blocks, caches = blocks[:0], []
         for block, layer_cache in zip(blocks, caches, strict=True):
             hidden_states += (x_BTD,) if output_hidden_states else ()
             if x_BTD.shape[1] or not rows.time:  # a block of a padded prompt may be padding alone
                 given = {"past_key_values": layer_cache, "cu_seqlens": rows.cu_seqlens}
                 first_values = self.find_values(block, x_BTD, first_values, given)
                 x_BTD = block(x_BTD, first_values=first_values, **given)
-        x_BTD = self.norm(x_BTD)
+        x_BTD = self.norm(x_BTD) if branch_BTD is None else normalize_sum(self.norm, x_BTD, branch_BTD, x_BTD.dtype)[1]
         if past_key_values is not None:
             past_key_values.advance(rows.time, rows.first_position, rows.lengths)
         hidden_states += (x_BTD,) if output_hidden_states else ()
@@ -317,13 +318,13 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             or not is_bare(block, FastWeightsBlock)
         )
 
-    def _run_adding_later(self, x_BTD: Tensor, blocks: Any, cu_seqlens: Tensor | None) -> Tensor:
-        """The stream after the blocks. The branch of the first is zero, and needs a gradient as the others do, so that one graph
-        serves all that are compiled."""
+    def _run_adding_later(self, x_BTD: Tensor, blocks: Any, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The stream after the blocks without the last branch, and this branch. That of the first is zero, and needs a gradient
+        as the others do, so that one graph serves all that are compiled."""
         branch_BTD = torch.zeros_like(x_BTD, dtype=product_dtype(x_BTD)).requires_grad_()
         for block in blocks:
             x_BTD, branch_BTD = block(x_BTD, cu_seqlens=cu_seqlens, branch_BTD=branch_BTD)
-        return x_BTD + branch_BTD
+        return x_BTD, branch_BTD
 
     def find_values(
         self, block: Any, x_BTD: Tensor, first_values: Tensor | None, given: dict[str, Any]

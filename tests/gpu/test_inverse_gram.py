@@ -103,3 +103,13 @@ def test_a_bad_number_reaches_later_tokens_only(form: str, name: str, width: int
     o, wanted = (case(inputs, backend="triton")[0] for inputs in (replace(clean, tokens=tokens), clean))
     assert torch.equal(o[:, :bad], wanted[:, :bad]) and torch.equal(o[:, :, 0], wanted[:, :, 0])
     assert o[:, bad:, 1].isnan().all()
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_penalties_far_beyond_the_prior(width: int, dtype: torch.dtype) -> None:
+    """A factor of such a chunk's products is nothing but rounding, and pivots below 0 make A grow."""
+    u = 300 * keys(500, width, 1e-4, dtype)
+    P = directions(u, u, "triton", every=20)[1].double()
+    wanted = directions(u.double(), u.double(), "torch", every=20)[1]
+    assert float((P - wanted).norm() / wanted.norm()) < 2e-2

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastweights.layers import MIXERS, build_mixer, shared_input
+from fastweights.layers import MIXERS, build_mixer, memory_layer, shared_input
 
 # Columns of that product with two heads of 8 channels; 0 where there is none, with fewer than two gates of this kind.
 COLUMNS = {
@@ -27,7 +27,8 @@ def answers(mixer: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 def products(monkeypatch):
     """The number of columns of each joined product."""
     found = []
-    monkeypatch.setattr(shared_input, "trains_on_gpu", lambda x: True)
+    for module in (memory_layer, shared_input):
+        monkeypatch.setattr(module, "trains_on_gpu", lambda x: True)
     monkeypatch.setattr(shared_input, "sums_gradients", lambda x: False)
     monkeypatch.setattr(shared_input, "F", SimpleNamespace(linear=lambda x, W: found.append(len(W)) or F.linear(x, W)))
     return found

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastweights.layers import memory_layer, projections, shared_input
-from fastweights.layers.delta_net import DeltaNet
+from fastweights.layers import build_mixer, memory_layer, projections, shared_input
 from fastweights.layers.heads import HeadSizes
 from fastweights.layers.projections import QKVProjection
 from fastweights.ops.short_convolution.joint import convolve_joint
@@ -52,15 +51,38 @@ def test_joint_projections_are_those_of_three_modules(monkeypatch, activation, n
     assert taken == [192]
 
 
+def test_joint_projections_without_convolutions(monkeypatch):
+    """Where a compiler writes the gradients side by side."""
+    torch.manual_seed(0)
+    heads = HeadSizes(key_heads=2, value_heads=4, key=16, value=32)
+    module = QKVProjection(24, heads, None, "silu", True)
+    x = torch.randn(2, 9, 24, requires_grad=True)
+    apart = gradients(module, x, None, None)
+    as_on_gpu(monkeypatch)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(projections, "project_together", None)  # three products
+    for got, wanted in zip(gradients(module, x, None, None), apart, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    "heads, columns, options",
-    [(4, 256, {}), (2, 128, {}), (4, 256, {"output_gate": "sigmoid", "gate_low_rank": True})],
+    "name, heads, columns, options",
+    [
+        ("gdn", 4, 256, {}),
+        ("gdn", 2, 128, {}),
+        ("gdn", 4, 256, {"output_gate": "sigmoid", "gate_low_rank": True}),
+        ("rls", 4, 256, {}),
+        ("gka", 4, 256, {"iterations": 2}),
+        ("palimpsa-d", 4, 256, {}),
+        ("pmamba2-key", 4, 256, {}),
+        ("gated-deltaproduct", 2, 192, {}),
+    ],
 )
-def test_gates_are_columns_of_the_joint_product(monkeypatch, heads, columns, options):
+def test_gates_are_columns_of_the_joint_product(monkeypatch, name, heads, columns, options):
     """Rows are filled up to a multiple of 64 columns."""
     torch.manual_seed(0)
-    layer = DeltaNet(hidden_size=24, num_heads=heads, head_dim=16, decay="head", backend="triton", **options).to(DEVICE)
+    layer = build_mixer(name, hidden_size=24, num_heads=heads, head_dim=16, backend="triton", **options).to(DEVICE)
     x = torch.randn(1, 9, 24, device=DEVICE, requires_grad=True)
     apart = gradients(layer, x)
     taken = as_on_gpu(monkeypatch)

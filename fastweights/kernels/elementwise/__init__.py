@@ -22,8 +22,9 @@ A decay may be nearly 0, so the backward cannot divide it out. A launch of the f
 states at the chunks' starts. Each program then takes the chunks from the last to the first: it recomputes a chunk's states,
 stores the one before every token in its own scratch, and reads them from the last to the first.
 
-16 bits: four tokens at a time, by matrix products (chunks.py, blocks.py). With x = -k^2 / L and y = e L a decay is 1 + x y^T, and
-the decay by a set of tokens a sum over its subsets m. With X_m, Y_m the products of x_r and of y_r over r in m:
+16 bits: four tokens at a time, by matrix products (chunks.py, blocks.py; on Hopper GPUs, where a tile has as many columns as
+channels, chunks_on_hopper.py). With x = -k^2 / L and y = e L a decay is 1 + x y^T, and the decay by a set of tokens a sum over
+its subsets m. With X_m, Y_m the products of x_r and of y_r over r in m:
 
     prod_r (1 + x_r y_r^T) = sum_m X_m Y_m^T                                                         16 terms
     S_4 = (sum_m X_m Y_m^T) * S_0 + sum_s sum_{m of tokens after s} (k_s * X_m) (u_s * Y_m)^T,   u = e * v   15 terms

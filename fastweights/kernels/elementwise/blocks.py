@@ -78,9 +78,15 @@ def four_sums(x):
 
 
 @triton.jit
+def filled_like(x, value: tl.constexpr):
+    """A vector of one number, laid out as x, which Gluon would have to be told."""
+    return tl.where(x == x, value, value)
+
+
+@triton.jit
 def subset_products(x):
     """The product of every subset of four vectors, 16."""
-    out = (tl.full(x[0].shape, 1.0, tl.float32),)
+    out = (filled_like(x[0], 1.0),)
     for r in tl.static_range(4):
         more = ()
         for m in tl.static_range(1 << r):
@@ -92,7 +98,7 @@ def subset_products(x):
 @triton.jit
 def without_empty(products):
     """The same with 0 for the empty subset."""
-    out = (tl.zeros(products[0].shape, tl.float32),)
+    out = (filled_like(products[0], 0.0),)
     for m in tl.static_range(1, 16):
         out = out + (products[m],)
     return out
@@ -105,13 +111,13 @@ def write_products(written, products):
     for s in tl.static_range(4):
         for h in tl.static_range(8 >> s):
             out = out + (written[s] * products[(2 * h) << s],)
-    return out + (tl.zeros(written[0].shape, tl.float32),)
+    return out + (filled_like(written[0], 0.0),)
 
 
 @triton.jit
 def read_products(read, products):
     """What token t reads times every subset of the tokens up to it, at number 2^(t+1) and after: two zeros and 30."""
-    out = (tl.zeros(read[0].shape, tl.float32), tl.zeros(read[0].shape, tl.float32))
+    out = (filled_like(read[0], 0.0), filled_like(read[0], 0.0))
     for t in tl.static_range(4):
         for m in tl.static_range(2 << t):
             out = out + (read[t] * products[m],)

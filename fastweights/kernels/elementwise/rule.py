@@ -16,6 +16,7 @@ from ..common.call import Call, Specs, make_rule, padded
 from ..common.math import infinite_to_nan, to_float_or_nan
 from ..common.packing import CHUNK, pieces_of_sequence, record_tables, tokens_of_sequence
 from ..common.tiles import token_address
+from ..runtime.gluon import runs_gluon
 from ..runtime.workspace import TensorSpec
 from .chunks import differentiate_chunk, join_elements, read_chunk, summarize_elements
 
@@ -223,6 +224,18 @@ class Elementwise(Call):
             self.warps = 4 if numbers > NUMBERS // 2 else max(1, min(padded(self.K), self.columns) // 32)
         self.constants["BV"] = self.columns
 
+    @property
+    def on_hopper(self) -> bool:
+        """Whether kernels in Gluon take the place of those in plain Triton: tiles are square, inputs alike."""
+        square = self.columns == padded(self.K) and self.columns in (64, 128)
+        alike = {y.dtype for y in (self.x.q, self.x.k, self.x.v)} in ({torch.bfloat16}, {torch.float16})
+        return square and alike and runs_gluon(self.device)
+
+    @property
+    def product_warps(self) -> int:
+        """Of kernels that read chunks by products: in Gluon a thread has a row of keys or of values."""
+        return self.columns // 16 if self.on_hopper else self.warps
+
     def matrices(self, count: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
         """So many states as programs hold them, [HV, tiles, columns, PK]."""
         return self.empty(count, self.HV, self.tiles, self.columns, padded(self.K), dtype=dtype)
@@ -247,10 +260,14 @@ class Elementwise(Call):
         """The state that every chunk starts from (back: the gradient of that at its end), and the one after all."""
         x, PK = self.x, padded(self.K)
         added, kept = self.matrices(self.M), self.matrices(self.M)
-        self.launch(
-            summarize_elements, (2 * self.tiles * self.M, self.HV), x.q, x.k, x.v, x.beta, do, added, kept, chunks, self.T,
-            *self.options, self.HV, BACK=back, num_warps=self.warps, num_stages=1,
-        )  # fmt: skip
+        operands = (x.q, x.k, x.v, x.beta, do, added, kept, chunks, self.T, *self.options, self.HV)
+        options = {"BACK": back, "num_warps": self.product_warps, "num_stages": 1}
+        if self.on_hopper:
+            from .chunks_on_hopper import summarize_square_tile  # needs Gluon
+
+            self.launch(summarize_square_tile, (self.tiles * self.M, self.HV), *operands, **options)
+        else:
+            self.launch(summarize_elements, (2 * self.tiles * self.M, self.HV), *operands, **options)
         block = min(PK, max(16, JOINED // self.columns))
         self.launch(
             join_elements, (PK // block * self.tiles * self.N, self.HV), begin, added, kept, starts, end, x.cu_seqlens, self.T,
@@ -268,10 +285,14 @@ class Elementwise(Call):
             places = self.empty(self.M, 5, dtype=torch.int32)
             record_tables(self.recorder, x.cu_seqlens, chunks, places, self.T, CHUNK)
         self.join(x.S, None, starts, outputs[1], chunks, back=False)
-        self.launch(
-            read_chunk, (self.tiles * self.M, self.HV), x.q, x.k, x.v, x.beta, starts, outputs[0], chunks, self.T,
-            *self.options, self.HV, num_warps=self.warps, num_stages=1,
-        )  # fmt: skip
+        operands = (x.q, x.k, x.v, x.beta, starts, outputs[0], chunks, self.T, *self.options, self.HV)
+        grid, options = (self.tiles * self.M, self.HV), {"num_warps": self.product_warps, "num_stages": 1}
+        if self.on_hopper:
+            from .chunks_on_hopper import read_square_tile  # needs Gluon
+
+            self.launch(read_square_tile, grid, *operands, **options)
+        else:
+            self.launch(read_chunk, grid, *operands, **options)
         return outputs, saved
 
     def backward(self, saved: Specs, output_grads: Sequence[Any], state_grads: bool) -> ElementwiseInputs:
@@ -293,12 +314,18 @@ class Elementwise(Call):
         ends = self.matrices(self.M, self.dtype)
         self.join(d_end, do, ends, d_start, chunks, back=True)
         items = self.tiles * self.M * self.HV
-        programs = min(items, max(1, WARPS // self.warps))
-        scratch = self.empty(programs, CHUNK // 2, self.columns, padded(self.K))
-        self.launch(
-            differentiate_chunk, (programs,), x.q, x.k, x.v, x.beta, starts, ends, do, scratch, *grads, chunks, self.T,
-            self.B * self.T, items, *self.options, self.HV, num_warps=self.warps, num_stages=1,
-        )  # fmt: skip
+        programs = min(items, max(1, WARPS // self.product_warps))
+        kept = CHUNK // 4 if self.on_hopper else CHUNK // 2
+        scratch = self.empty(programs, kept, self.columns, padded(self.K))
+        operands = (x.q, x.k, x.v, x.beta, starts, ends, do, scratch, *grads, chunks, self.T)
+        operands += (self.B * self.T, items, *self.options, self.HV)
+        options = {"num_warps": self.product_warps, "num_stages": 1}
+        if self.on_hopper:
+            from .chunks_on_hopper import differentiate_square_tile  # needs Gluon
+
+            self.launch(differentiate_square_tile, (programs,), *operands, **options)
+        else:
+            self.launch(differentiate_chunk, (programs,), *operands, **options)
 
     def token_gradients(self, saved: Specs, do: Any, d_end: Any, grads: Sequence[Any], d_start: Any) -> None:
         x = self.x

@@ -164,24 +164,29 @@ def adjoint_of_chunk(
         N = warpgroup_mma(other.permute((1, 0)), U, N, is_async=True)
         N = warpgroup_mma(U.permute((1, 0)), other, N, is_async=True)
     N = warpgroup_mma_wait(0, deps=[N])
-    gl.store(written + number * (K * K) + row * K + column, N)
+    gl.store(written + number * (K * K) + row * K + column, N.to(TYPE))
 
 
 @gluon.jit
 def times_matrix(rows, matrix, out, SIGN: gl.constexpr):
-    """out + SIGN x A of rows [2, 64, K] and a matrix A [K, K], both as sums of two, by 64 rows of A."""
+    """out + SIGN x A of rows [2, 64, K], a sum of two, and a matrix A [K, K], likewise in float32, by 64 rows of A."""
+    COUNT: gl.constexpr = 1 if matrix.dtype.element_ty == TYPE else 2
     K: gl.constexpr = out.shape[1]
     PLACES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // K, K // 8], [gl.num_warps(), 1], [1, 0])
     r = gl.arange(0, 64, gl.SliceLayout(1, PLACES))[:, None]
     c = gl.arange(0, K, gl.SliceLayout(0, PLACES))[None, :]
-    part = new_tile(2, 64, K)
+    part = new_tile(COUNT, 64, K)
     given = gl.load(matrix + r * K + c)
     for k in gl.static_range(K // 64):
-        store_two(part, SIGN * given)
+        if COUNT == 1:
+            part.index(0).store((SIGN * given.to(gl.float32)).to(TYPE))
+        else:
+            store_two(part, SIGN * given)
         show_to_products()
         high, rest = rows.index(0).slice(64 * k, 64, dim=1), rows.index(1).slice(64 * k, 64, dim=1)
         out = warpgroup_mma(rest, part.index(0), out, is_async=True)
-        out = warpgroup_mma(high, part.index(1), out, is_async=True)
+        if COUNT == 2:
+            out = warpgroup_mma(high, part.index(1), out, is_async=True)
         out = warpgroup_mma(high, part.index(0), out, is_async=True)
         if k + 1 < K // 64:
             given = gl.load(matrix + (64 * (k + 1) + r) * K + c)

@@ -1,4 +1,4 @@
-"""All chunks of a segment or a sequence, one after the other, in Gluon for Hopper GPUs: see the head of this package.
+"""All chunks of a segment, one after the other, in Gluon for Hopper GPUs: see the head of this package.
 
 A stays in registers, as a sum of three bfloat16 numbers per number the left operand of a product with the keys. The tokens'
 products [64, 64] are eliminated in place, 16 columns at a time: a warp holds the rows of the block, and every row besides in
@@ -6,9 +6,17 @@ one lane. Where L or p of a block of rows g are no longer needed, above the diag
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import add, as_left, copy_rows, product_layout, row_layout, store_in_order, token_layout
+from ..common.hopper_tiles import (
+    as_left,
+    copy_rows,
+    product_layout,
+    row_layout,
+    row_places,
+    store_in_order,
+    token_layout,
+)
 from ..common.math import is_bad, zero_where
-from ..common.packing import pieces_of_sequence, program_segment, tokens_of_sequence
+from ..common.packing import program_segment
 from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
 from .sums import round_to_tf32, split_first_bits
 
@@ -185,13 +193,10 @@ def store_as_two(highs, rests, x):
 
 @gluon.jit(do_not_specialize=["time"])
 def solve_in_turn(
-    u, gain, refresh, start, A, end, R, D, T, y, place, time,
+    u, gain, A, R, D, y, segments, time,
     HV: gl.constexpr, K: gl.constexpr, LENGTH: gl.constexpr, HEADS: gl.constexpr, HEADS_GAIN: gl.constexpr,
 ):  # fmt: skip
-    """R [BT, HV, K], D [BT, HV] and in y [BT, HV, K] or None gain_t A_t u_t. Without `refresh` a program has a segment of the
-    table `place`: A [M, HV, K, K] has the inverse at its first chunk, and takes that of the others. refresh [BT]: a program has
-    a sequence, from `start` [N, HV, K, K], `end` takes A after its last token, T [M, HV, 64, 64] that of its chunks, and `place`
-    is cu_seqlens."""
+    """Arguments as of `solve_segment`."""
     WARPS: gl.constexpr = gl.num_warps()
     WHOLE: gl.constexpr = product_layout(WARPS, K, 8)
     TALL: gl.constexpr = product_layout(WARPS, 64, 16)
@@ -202,32 +207,21 @@ def solve_in_turn(
     BY_TOKEN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     COLUMN: gl.constexpr = gl.SliceLayout(0, TALL_FLOATS)
     U_ROW: gl.constexpr = HV // HEADS * K
-    if refresh is None:
-        p, head, first, count, chunk = program_segment(place, time, LENGTH)
-        chunk = gl.where(count > 0, chunk, 0)  # of a number that no segment has it may be any
-        from_matrix = A + (chunk * HV + head) * (K * K)
-    else:
-        n, head = gl.program_id(0), gl.program_id(1)
-        first, count = tokens_of_sequence(place, n, time)
-        low, chunks = pieces_of_sequence(place, n, time, 64, 0)
-        chunk = low.to(gl.int64)
-        from_matrix = start + (n.to(gl.int64) * HV + head) * (K * K)
+    p, head, first, count, chunk = program_segment(segments, time, LENGTH)
+    chunk = gl.where(count > 0, chunk, 0)  # of a number that no segment has it may be any
     tokens = gl.allocate_shared_memory(
         gl.bfloat16, [2, 64, K], gl.NVMMASharedLayout.get_default_for([64, K], gl.bfloat16)
     )
     square = gl.allocate_shared_memory(gl.float32, [64, 64], PLAIN)
-    lines = gl.allocate_shared_memory(gl.float32, [4 * 64], LINE)
-    gains, divisors = lines.slice(0, 64), lines.slice(64, 64)
-    weights, before = lines.slice(128, 64), lines.slice(192, 64)
+    lines = gl.allocate_shared_memory(gl.float32, [4 * 64], LINE)  # a power of two
+    gains, divisors, weights = lines.slice(0, 64), lines.slice(64, 64), lines.slice(128, 64)
     u += (first * (HV // HEADS) + head // HEADS) * K
     copy_rows(tokens.index(0), u, count, U_ROW, True)
     async_copy.commit_group()
     r = gl.arange(0, K, gl.SliceLayout(1, WHOLE))[:, None]
     c = gl.arange(0, K, gl.SliceLayout(0, WHOLE))[None, :]
     at = r * K + c
-    now = gl.load(from_matrix + at)
-    if refresh is not None:
-        now += gl.where(gl.max(gl.max(is_bad(now).to(gl.int32), 1), 0) > 0, float("nan"), 0.0)
+    now = gl.load(A + (chunk * HV + head) * (K * K) + at)
     t = gl.arange(0, 64, BY_TOKEN)
     steps = (count + 63) // 64
     for step in range(0, steps):
@@ -262,11 +256,6 @@ def solve_in_turn(
             fence_async_shared()
             gl.thread_barrier()
 
-        if refresh is not None:
-            added = gl.load(refresh + token + t, t < left, 0.0)
-            total = gl.sum(added, 0)
-            before.store(gl.associative_scan(added, 0, add) - added)
-
         rows = times_tokens(now, U.permute((1, 0)), TALL)
         parts = gl.allocate_shared_memory(
             gl.bfloat16, [3, K, 64], gl.NVMMASharedLayout.get_default_for([K, 64], gl.bfloat16)
@@ -283,15 +272,7 @@ def solve_in_turn(
         products = warpgroup_mma(U, parts.index(2), nothing, use_acc=False, is_async=True)
         products = warpgroup_mma(U, parts.index(1), products, is_async=True)
         products = warpgroup_mma(U, parts.index(0), products, is_async=True)
-        if refresh is not None:
-            overlaps = warpgroup_mma(U, U.permute((1, 0)), nothing, use_acc=False, is_async=True)
-            products, overlaps = warpgroup_mma_wait(0, deps=[products, overlaps])
-            of_row, of_column = before.load(gl.SliceLayout(1, SQUARE)), before.load(gl.SliceLayout(0, SQUARE))
-            products += gl.minimum(of_row[:, None], of_column[None, :]) * overlaps
-            u_turned = U.permute((1, 0)).load(TALL).to(gl.float32)
-            rows += before.load(gl.SliceLayout(0, TALL))[None, :] * u_turned
-        else:
-            products = warpgroup_mma_wait(0, deps=[products])
+        products = warpgroup_mma_wait(0, deps=[products])
         square.store(products)
 
         eliminate_in_place(square, gains if gain is not None else None, divisors, weights)
@@ -301,8 +282,6 @@ def solve_in_turn(
         lower = gl.where(i >= j, square.load(LINES), 0.0)
         factors = gl.allocate_shared_memory(gl.float32, [2, 64, 64], FLOATS)
         store_as_two(factors.index(0), factors.index(1), lower)
-        if T is not None:
-            gl.store(T + number * 4096 + i * 64 + j, lower)
         gl.store(D + token * HV + head + t * HV, divisors.load(BY_TOKEN), t < left)
         fence_async_shared()
         gl.thread_barrier()
@@ -322,9 +301,106 @@ def solve_in_turn(
         fence_async_shared()
         gl.thread_barrier()
         now -= times_floats(found, halves.index(1), halves.index(0), WHOLE)
-        if refresh is not None:
-            now += gl.where(r == c, total, 0.0)
         now += gl.where(spoils, float("nan"), 0.0)
-    if end is not None:
-        gl.store(end + (n.to(gl.int64) * HV + head) * (K * K) + at, now)
+    async_copy.wait_group(0)
+
+
+@gluon.jit(do_not_specialize=["time"])
+def gradients_in_turn(
+    u, gain, x, y, D, H, dy, du, dgain, db, segments, time,
+    HV: gl.constexpr, K: gl.constexpr, LENGTH: gl.constexpr, HEADS: gl.constexpr, HEADS_GAIN: gl.constexpr,
+    SELF: gl.constexpr,
+):  # fmt: skip
+    """Arguments as of `segment_gradients`. H stays in registers: as a sum of two bfloat16 numbers per number the left operand
+    of a product with the keys, and what the tokens of a chunk add to it goes there as well."""
+    p, head, first, count, _ = program_segment(segments, time, LENGTH)
+    if count == 0:
+        return
+    WARPS: gl.constexpr = gl.num_warps()
+    TYPE: gl.constexpr = gl.bfloat16
+    WHOLE: gl.constexpr = product_layout(WARPS, K, 16)
+    TALL: gl.constexpr = product_layout(WARPS, 64, 16)
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, TALL, 2)
+    SQUARE: gl.constexpr = token_layout(64, WARPS)
+    COLUMN: gl.constexpr = gl.SliceLayout(0, TALL)
+    U_ROW: gl.constexpr = HV // HEADS * K
+    TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
+    tokens = gl.allocate_shared_memory(TYPE, [2, 64, K], TILE)
+    adjoints = gl.allocate_shared_memory(TYPE, [2, 64, K], TILE)
+    Y = gl.allocate_shared_memory(TYPE, [64, K], TILE)
+    scores = gl.allocate_shared_memory(TYPE, [2, 64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], TYPE))
+    chunks = (count + 63) // 64
+    start, left = first + (chunks - 1) * 64, count - (chunks - 1) * 64
+    u += (start * (HV // HEADS) + head // HEADS) * K
+    copy_rows(tokens.index(0), u, left, U_ROW, True)
+    copy_rows(adjoints.index(0), x + (start * HV + head) * K, left, HV * K, True)
+    async_copy.commit_group()
+    r = gl.arange(0, K, gl.SliceLayout(1, WHOLE))[:, None]
+    c = gl.arange(0, K, gl.SliceLayout(0, WHOLE))[None, :]
+    now = gl.load(H + (p.to(gl.int64) * HV + head) * (K * K) + r * K + c)
+    row, at = row_places(HV * K, 64, K)
+    IN_ROWS: gl.constexpr = gl.SliceLayout(1, at.type.layout)
+    t = gl.arange(0, 64, IN_ROWS)
+    given = gl.load(y + (start * HV + head) * K + at, (row < left)[:, None], 0.0)
+    if SELF:
+        down = gl.load(dy + (start * HV + head) * K + at, (row < left)[:, None], 0.0)
+        divisor = gl.load(D + start * HV + head + t * HV, t < left, 1.0)
+    i = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))[:, None]
+    j = gl.arange(0, 64, gl.SliceLayout(0, SQUARE))[None, :]
+    none = gl.zeros([64, 64], gl.float32, SQUARE)
+    for step in range(0, chunks):
+        U, X = tokens.index(step % 2), adjoints.index(step % 2)
+        if SELF:
+            own = gl.convert_layout(gl.sum(given * down.to(gl.float32), 1) / divisor, COLUMN)
+            Y.store((given * (1.0 / divisor)[:, None]).to(TYPE))
+        else:
+            Y.store(given.to(TYPE))
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
+        at_tokens = (start * HV + head) * K
+        ahead = gl.where(step + 1 < chunks, 64, 0)
+        u -= 64 * U_ROW
+        copy_rows(tokens.index((step + 1) % 2), u, ahead, U_ROW, True)
+        copy_rows(adjoints.index((step + 1) % 2), x + at_tokens - 64 * HV * K, ahead, HV * K, True)
+        async_copy.commit_group()
+        given = gl.load(y + at_tokens - 64 * HV * K + at, (row < ahead)[:, None], 0.0)
+        if SELF:
+            down = gl.load(dy + at_tokens - 64 * HV * K + at, (row < ahead)[:, None], 0.0)
+            divisor = gl.load(D + (start - 64) * HV + head + t * HV, t < ahead, 1.0)
+        high, rest = split_first_bits(now)
+        high, rest = gl.convert_layout(high, LEFT), gl.convert_layout(rest.to(TYPE), LEFT)
+        out = gl.zeros([K, 64], gl.float32, TALL)
+        along_x = warpgroup_mma(X, U.permute((1, 0)), none, use_acc=False, is_async=True)
+        along_y = warpgroup_mma(Y, U.permute((1, 0)), none, use_acc=False, is_async=True)
+        out = warpgroup_mma(rest, U.permute((1, 0)), out, use_acc=False, is_async=True)
+        out = warpgroup_mma(high, U.permute((1, 0)), out, is_async=True)
+        out, rest, high, along_x, along_y = warpgroup_mma_wait(0, deps=[out, rest, high, along_x, along_y])
+        now = warpgroup_mma(X.permute((1, 0)), Y, now, is_async=True)
+        now = warpgroup_mma(Y.permute((1, 0)), X, now, is_async=True)
+        scores.index(0).store(gl.where(i >= j, along_x, 0.0).to(TYPE))
+        scores.index(1).store(gl.where(i >= j, along_y, 0.0).to(TYPE))
+        fence_async_shared()
+        gl.thread_barrier()
+        out = warpgroup_mma(Y.permute((1, 0)), scores.index(0), out, is_async=True)
+        out = warpgroup_mma(X.permute((1, 0)), scores.index(1), out, is_async=True)
+        now, out = warpgroup_mma_wait(0, deps=[now, out])
+        out = -out
+        column = gl.arange(0, 64, COLUMN)
+        if gain is not None:
+            grad = 0.5 * gl.sum(U.permute((1, 0)).load(TALL).to(gl.float32) * out, 0)
+            if SELF:
+                grad += own
+            gl.store(dgain + start * HV + head + column * HV, grad, column < left)
+            gates = gain + start * (HV // HEADS_GAIN) + head // HEADS_GAIN
+            gate = gl.load(gates + column * (HV // HEADS_GAIN), column < left, 0.0)
+            out *= gate.to(gl.float32)[None, :]
+        if SELF:
+            out += X.permute((1, 0)).load(TALL).to(gl.float32)
+        elif db is not None:
+            store_columns(X.permute((1, 0)).load(TALL), db + at_tokens, left, HV * K)
+        store_columns(out, du + at_tokens, left, HV * K)
+        gl.thread_barrier()  # no warp reads this chunk's tiles any more
+        start -= 64
+        left = 64
     async_copy.wait_group(0)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..common.call import Specs, make_rule, padded
-from ..common.delta_rule.launches import DeltaRule
+from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..runtime.workspace import TensorSpec
 from .unit_keys import divisor_gradients, divisors, scan_rows, unit_key_gradients, unit_keys
@@ -26,11 +26,11 @@ class Saved(
     namedtuple(
         "Saved",
         "T u G starts transitions key_energy write_keys chunk_table segment_table records q_decayed k_decayed w_decayed gates "
-        "last_gates z divisor",
+        "last_gates z divisor states",
     )
 ):
     """What the delta rule keeps, the sums of the keys at the chunks' starts [M, HV, K] and the divisors [BT, HV], these in
-    float32."""
+    float32, and the states at the chunks' starts [M, HV, K, V]."""
 
 
 class Penalized(DeltaRule):
@@ -53,7 +53,14 @@ class Penalized(DeltaRule):
     def ask_memory(self, saved: Saved) -> SavedForBackward:
         """Let the memory have the divisors of its answers; what it saves."""
         self.memory = self.memory._replace(divisor=saved.divisor)
+        self.kept_states = saved.states
         return SavedForBackward(*saved[: len(SavedForBackward._fields)])
+
+    def chunk_states(self) -> TensorSpec:
+        return self.kept_states
+
+    def pass_state_again(self, chunks: ChunkOperands, saved: SavedForBackward) -> TensorSpec:
+        return self.kept_states
 
     def launch_chunks(self, kernel: Any, saved: Saved, *arguments: Any, **constants: Any) -> None:
         """A kernel that takes a chunk of one head per program."""
@@ -77,7 +84,8 @@ class Penalized(DeltaRule):
 
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
         HV = self.HV
-        saved = Saved(*self.placeholders(), self.floats(self.M, HV, self.K), self.token_tensor(HV, dtype=torch.float32))
+        kept = self.floats(self.M, HV, self.K), self.token_tensor(HV, dtype=torch.float32), super().chunk_states()
+        saved = Saved(*self.placeholders(), *kept)
         states = (self.state(self.N), self.floats(self.N, HV, self.K)) if final else (None, None)
         return (self.token_tensor(HV, self.V), *states), saved
 

@@ -52,24 +52,15 @@ class GramCall(Call):
         self.gradient_precision, self.precision = self.precision, "tf32x3"
         self.exact_tile = min(64 if self.dtype == torch.bfloat16 else 32, self.PK)  # with keys that need no tf32x3
         self.warps = 4 if self.PK <= 64 else 8  # of a program that holds a whole matrix
+        # In which products take what a backward finds. Numbers of float16 have too few exponents.
+        self.work = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
         heads = {"HEADS": self.group(self.x.u), "HEADS_GAIN": self.group(getattr(self.x, "gain", None))}
         self.constants |= {"PRECISION": self.precision, "HV": self.HV, **heads}
 
     @property
     def solves_in_turn(self) -> bool:
-        """Whether `solve_in_turn` in Gluon takes the place of the launches that find r, d and A of the chunks."""
+        """Whether kernels in Gluon find r, d and A of the chunks, and what follows from them."""
         return self.K in (64, 128) and self.dtype == torch.bfloat16 and runs_gluon(self.device)
-
-    def record_turns(
-        self, programs: int, saved: Saved, place: Any, start: Any = None, end: Any = None, y: Any = None
-    ) -> None:
-        from .chunks_in_turn import solve_in_turn  # needs Gluon
-
-        gain, refresh = (getattr(self.x, name, None) for name in ("gain", "refresh"))
-        self.launch(
-            solve_in_turn, (programs, self.HV), self.x.u, gain, refresh, start, saved.A, end, saved.R, saved.D, saved.T, y, place,
-            self.T, LENGTH=self.constants.get("LENGTH", 0), num_warps=self.warps,
-        )  # fmt: skip
 
     def vectors(self, dtype: torch.dtype = torch.float32) -> TensorSpec:
         return self.token_tensor(self.HV, self.K, dtype=dtype)
@@ -117,8 +108,6 @@ class InverseGram(GramCall):
         self.length = CHUNK * SEGMENT_CHUNKS[self.PK > 64]
         self.P = max_pieces(self.N, self.T, self.length, self.packed)
         self.constants["LENGTH"] = self.length
-        # In which products take what a backward finds. Numbers of float16 have too few exponents.
-        self.work = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
 
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
         y = self.vectors(self.dtype if self.x.b is None else torch.float32)
@@ -155,7 +144,9 @@ class InverseGram(GramCall):
         )  # fmt: skip
         answers = y if x.b is None else None
         if self.solves_in_turn:
-            self.record_turns(P, saved, saved.segment_table, y=answers)
+            from .chunks_in_turn import solve_in_turn  # needs Gluon
+
+            self.launch_segments(solve_in_turn, saved, x.u, x.gain, saved.A, saved.R, saved.D, answers)
         else:
             T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS * CHUNK + 512)
             self.launch_segments(solve_segment, saved, x.u, x.gain, saved.A, saved.R, saved.D, answers, T, scratch)
@@ -174,10 +165,13 @@ class InverseGram(GramCall):
         dG = self.matrices(self.N, torch.float64) if state_grads else None
         H = self.record_states(saved, (adjoint, y, divisor, None), dG_end, dG, back=True)
         du, db, dgain = self.vectors(self.dtype), None if alone else self.vectors(x.b.dtype), self.gate_gradient(x.gain)
-        self.launch_segments(
-            segment_gradients, saved, x.u, x.gain, adjoint, y, saved.D, H, dy, du, dgain, db, PRECISION=precision,
-            SELF=alone,
-        )  # fmt: skip
+        of_tokens = x.u, x.gain, adjoint, y, saved.D, H, dy, du, dgain, db
+        if self.solves_in_turn:
+            from .chunks_in_turn import gradients_in_turn  # needs Gluon
+
+            self.launch_segments(gradients_in_turn, saved, *of_tokens, SELF=alone)
+        else:
+            self.launch_segments(segment_gradients, saved, *of_tokens, PRECISION=precision, SELF=alone)
         return GramInputs(du, db, dgain, dG)
 
 
@@ -214,8 +208,14 @@ class Refreshed(GramCall):
         x = self.x
         (y, end), saved = self.shapes(final)
         self.record_table(saved)
-        if self.solves_in_turn and self.PK > 64:  # with 64 channels Newton's iteration is faster than the elimination
-            self.record_turns(self.N, saved, x.cu_seqlens, start=x.A, end=end)
+        if self.solves_in_turn:
+            from .inverse_in_turn import carry_in_turn, factor_tokens  # needs Gluon
+
+            self.launch(
+                carry_in_turn, (self.N, self.HV), x.u, x.refresh, x.A, saved.A, end, saved.R, saved.T, x.cu_seqlens, self.T,
+                num_warps=self.warps,
+            )  # fmt: skip
+            self.launch_chunks(factor_tokens, saved, saved.R, saved.D, saved.T, num_warps=4)
         else:
             self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)
             self.record_tokens(saved)
@@ -227,7 +227,9 @@ class Refreshed(GramCall):
         db = self.vectors(x.b.dtype)
         self.record_solve(saved, dy, db, precision)
         E = self.matrices(self.M, torch.float32 if self.dtype == torch.float32 else torch.bfloat16)  # E - I
-        N, adjoint, direct = self.matrices(self.M), self.matrices(self.M), self.vectors()
+        # What passes from chunk to chunk stays in float32.
+        N, adjoint = (self.matrices(self.M, self.work) for _ in range(2))
+        direct = self.vectors()
         of_tokens = x.u, x.b, dy, saved.R, saved.D, saved.T, E, N, direct
         if self.solves_in_turn:
             from .carried_on_hopper import adjoint_of_chunk  # needs Gluon

@@ -17,6 +17,7 @@ from ..common.math import sigmoid, softplus
 from ..runtime.launch_plan import alignment, launch
 from .gated_norm import choose_tile, load_rows
 from .residual_norm import flatten_rows
+from .tile_sums import sum_tiles
 
 FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # numbers of an input per thread
 ENOUGH_PROGRAMS = 1024
@@ -88,5 +89,5 @@ def backward(dg: Tensor, f: Tensor, bias: Tensor, rate: Tensor) -> tuple[Tensor,
         channel_decay_backward, (programs,), of_g, flat, bias.contiguous(), rate.contiguous(), df, sums, rows, steps, programs,
         *strides, V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
     )  # fmt: skip
-    of_bias, of_rate = sums.sum(1)
+    of_bias, of_rate = (sum_tiles(one, torch.float32) for one in sums)
     return df, of_bias, of_rate

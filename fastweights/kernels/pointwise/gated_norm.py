@@ -22,6 +22,7 @@ from ..common.call import padded
 from ..common.math import sigmoid
 from ..common.overlap import wait_for_inputs
 from ..runtime.launch_plan import alignment, launch, make_rows_contiguous
+from .tile_sums import sum_tiles
 
 INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_SQRT_2PI = tl.constexpr(0.3989422804014327)
@@ -230,5 +231,5 @@ def backward(
         GATE=None if z is None else activation, FIRST=gate_first, PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides),
         num_warps=warps,
     )  # fmt: skip
-    dskip = None if dD is None or skip is None else dD.sum(0).to(skip.dtype)
-    return dx, dw.sum(0 if weight.ndim == 2 else (0, 1)).to(weight.dtype), dz, dv, dskip
+    dskip = None if dD is None or skip is None else sum_tiles(dD, skip.dtype)
+    return dx, sum_tiles(dw if weight.ndim == 2 else dw.flatten(0, 1), weight.dtype), dz, dv, dskip

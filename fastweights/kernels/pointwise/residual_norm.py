@@ -20,6 +20,7 @@ from torch import Tensor
 from ..common.overlap import wait_for_inputs
 from ..runtime.launch_plan import alignment, launch, make_rows_contiguous
 from .gated_norm import choose_tile, load_rows, normalize_rows
+from .tile_sums import sum_tiles
 
 VARYING = ["rows", "steps", "eps", "offset"]  # a single row gets no kernel of its own
 FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # numbers of an input per thread
@@ -120,4 +121,4 @@ def backward(
         residual_norm_backward, (programs,), sum_grad, norm_grad, read, weight.contiguous(), dx, dbranch, dw, rows, steps,
         *strides, eps, offset, V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
     )  # fmt: skip
-    return dx, dx if branch is not None and dbranch is None else dbranch, dw.sum(0).to(weight.dtype)
+    return dx, dx if branch is not None and dbranch is None else dbranch, sum_tiles(dw, weight.dtype)

@@ -36,6 +36,7 @@ from torch import Tensor
 from ..common.call import padded
 from ..common.math import sigmoid
 from ..runtime.launch_plan import alignment, launch, make_rows_contiguous
+from .tile_sums import sum_tiles
 
 NOWHERE = tl.constexpr(1 << 30)
 VARYING = ["time", "count", "blocks", "per_group", "steps", "eps"]  # a value of 1 gets no kernel of its own
@@ -431,5 +432,5 @@ def backward(
         PACKED=edges is not None, HEAD=tiling.head, BD=padded(tiling.head, 1), R=tiling.rows, U=step,
         ALIGN=alignment(*strides, channels), num_warps=tiling.warps, maxnreg=registers,
     )  # fmt: skip
-    dbias = None if bias is None or db is None else db.sum(0).to(bias.dtype)
-    return dx, dw.sum(0).to(weight.dtype) if sums is None else None, dbias, dwindow
+    dbias = None if bias is None or db is None else sum_tiles(db, bias.dtype)
+    return dx, sum_tiles(dw, weight.dtype) if sums is None else None, dbias, dwindow

@@ -205,13 +205,13 @@ def decode_systems(
     at_H = index * H_step + head * H_head + (channel[None, :, None, None] * K + column)
     in_H = (channel < K)[None, :, None, None] & (column < K) & held
     state = tl.load(H + at_H, in_H, 0.0, eviction_policy="evict_first")
+    if U is not None:  # on its way while H is transposed
+        row, column_U = tl.arange(0, BK), tl.arange(0, BV)
+        at_U, in_U, memory = state_tile(U, index, U_step, head, U_head, held, row, column_U, K, V)
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     state = tl.where(count > 0, 0.5 * (state + transpose_matrix(state)), state)  # without a token it stays as it is
     enough: tl.constexpr = 2.0**-26 if q.dtype.element_ty == tl.float32 else 2.0**-13  # as in the chunk kernels
     diagonal = level
-    if U is not None:
-        row, column_U = tl.arange(0, BK), tl.arange(0, BV)
-        at_U, in_U, memory = state_tile(U, index, U_step, head, U_head, held, row, column_U, K, V)
     if EARLY:
         wait_for_inputs(OVERLAP)
     if ridge is not None:

@@ -185,9 +185,11 @@ class _Eager(torch.autograd.Function):
         return None, None, *node.rule.backward(tensors, ctx.options, saved, output_grads, needed)
 
 
-def define_op(name: str, signature: str, function: Any, fake: Any) -> Any:
-    """An op of torch.library in the namespace fastweights, for any device."""
-    LIBRARY.define(name + signature, tags=(torch.Tag.pt2_compliant_tag,))
+def define_op(name: str, signature: str, function: Any, fake: Any, *, any_strides: bool = False) -> Any:
+    """An op of torch.library in the namespace fastweights, for any device. any_strides: whether a compiler may pass tensors with
+    other strides than those of the program, and so those that it has already."""
+    tags = (torch.Tag.pt2_compliant_tag, *[torch.Tag.flexible_layout] * any_strides)
+    LIBRARY.define(name + signature, tags=tags)
     LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fastweights::{name}", fake, lib=LIBRARY)
     return getattr(torch.ops.fastweights, name).default

@@ -39,8 +39,11 @@ class GatedWrites(KernelRule):
         v, _, z, _ = tensors
         assert v is not None
         # An output that nothing reads has no gradient.
-        dwrite, dbeta = (v.new_zeros(v.shape) if g is None or not g.numel() else g for g in output_grads)
-        return self.load().backward(dwrite, None if z is None else dbeta, *tensors)
+        dwrite, dbeta = (
+            None if missing else v.new_zeros(v.shape) if g is None or not g.numel() else g
+            for g, missing in zip(output_grads, (False, z is None), strict=True)
+        )
+        return self.load().backward(dwrite, dbeta, *tensors)
 
 
 RULE = GatedWrites("gated_writes")

@@ -47,16 +47,20 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    return product_in(dtype, dy.mT, x)
+    return product_in(dtype, dy.flatten(0, -2).mT, x.flatten(0, -2))
 
 
 def _empty_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    return dy.new_empty((dy.shape[1], x.shape[1]), dtype=dtype)
+    return dy.new_empty((dy.shape[-1], x.shape[-1]), dtype=dtype)
 
 
 # A node of a traced graph: a compiler would write the product in 16 bits and convert it.
 weight_gradient = define_op(
-    "weight_gradient", "(Tensor dy, Tensor x, ScalarType dtype) -> Tensor", _weight_gradient, _empty_gradient
+    "weight_gradient",
+    "(Tensor dy, Tensor x, ScalarType dtype) -> Tensor",
+    _weight_gradient,
+    _empty_gradient,
+    any_strides=True,
 )
 
 
@@ -97,10 +101,11 @@ class _JoinedProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        rows, dx = dy.flatten(0, -2), None
+        dx, of_weights = None, [None] * (len(ctx.sizes) - 1)
+        # First, as torch.compile then rounds dy within the kernel that has made it: before the product, whose rows are flat, it
+        # would not.
+        if any(ctx.needs_input_grad[3:]):
+            *of_weights, _ = weight_gradient(dy, x, weights[0].dtype).split(ctx.sizes)
         if ctx.needs_input_grad[0]:  # joined again: kept, they would be a second copy of the weights
-            dx = (rows @ _join(weights, ctx.dtype, ctx.sizes[-1])).unflatten(0, dy.shape[:-1])
-        if not any(ctx.needs_input_grad[3:]):
-            return dx, None, None, *[None] * (len(ctx.sizes) - 1)
-        *of_weights, _ = weight_gradient(rows, x.flatten(0, -2), weights[0].dtype).split(ctx.sizes)
+            dx = (dy.flatten(0, -2) @ _join(weights, ctx.dtype, ctx.sizes[-1])).unflatten(0, dy.shape[:-1])
         return dx, None, None, *of_weights

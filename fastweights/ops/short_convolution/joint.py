@@ -126,7 +126,7 @@ class JointConvolution:
         ):
             dy = x.new_zeros(x.shape) if dy is None else dy
             kernels.backward(dy, None, x, taps, None, None, edges, silu, head or None, eps, dx, of_taps)
-        return gradient, sums.sum(0).to(weight.dtype), None
+        return gradient, load_module("pointwise.tile_sums").sum_tiles(sums, weight.dtype), None
 
 
 NODE = Node(

@@ -109,7 +109,7 @@ class DeltaRule(ChunkSizes):
         `summary` instead what each segment adds, and its transition."""
         HV, K, V = self.HV, self.K, self.V
         tile = self.tile["chunk_state" if self.segment is None else "segment_states"]
-        h = self.empty(0 if summary else self.M, HV, K, V)
+        h = self.empty(0, HV, K, V) if summary else self.chunk_states()
         parts = -(-V // tile.BV) + (-(-K // tile.BV) if summary and self.delta else 0)
         self.launch(
             chunk_state, (parts * self.P, HV), chunks.write_key, chunks.write_key_rest, chunks.W, chunks.u, saved.G,
@@ -119,6 +119,10 @@ class DeltaRule(ChunkSizes):
             STARTED=start is not None, ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages, num_warps=tile.num_warps,
         )  # fmt: skip
         return h
+
+    def chunk_states(self) -> TensorSpec:
+        """Where `pass_state` writes the states: in the memory of one launch, unless a family keeps them for its backward."""
+        return self.empty(self.M, self.HV, self.K, self.V)
 
     def join_states(
         self, added: Any, transitions: Any, begin: Any, back: bool, starts: Any = None, end: Any = None

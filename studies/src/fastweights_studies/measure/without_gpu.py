@@ -8,8 +8,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+
 from fastweights.kernels import availability
 from fastweights.kernels.runtime import gluon
+from fastweights.layers import shared_input
 from fastweights.ops.framework import checks
 
 __all__ = ["tensors_as_on_gpu"]
@@ -24,6 +27,7 @@ def tensors_as_on_gpu() -> Iterator[None]:
         return lambda asked, x: not x.is_meta and takes("triton" if asked == "auto" else asked, x)
 
     changed: dict[Any, Any] = {takes: as_on_gpu(takes) for takes in taken} | {looked: lambda x: False}
+    changed[shared_input.trains_on_gpu] = lambda x: x.requires_grad and torch.is_grad_enabled()
     with ExitStack() as changes:
         for module in [x for name, x in sys.modules.items() if name.startswith("fastweights.") and x is not None]:
             for name, x in list(vars(module).items()):
