@@ -341,6 +341,47 @@ def test_the_algebra_of_the_backward(time: int, rule: str) -> None:
     assert (found.T - first[0, 0]).abs().max() < 1e-9
 
 
+def test_the_algebra_of_the_gradients_of_write_keys() -> None:
+    """See `write_key_grads` and `add_later_grads`: one chunk, whose energy at the end has a gradient of its own."""
+    power, eps, K = math.log(1.5), 1e-2, 8
+    k, dw = (torch.randn(64, K, dtype=torch.float64) for _ in range(2))
+    g, beta = -torch.rand(64, dtype=torch.float64) / 4, torch.rand(64, dtype=torch.float64)
+    begin, after = torch.rand(K, dtype=torch.float64), torch.randn(K, dtype=torch.float64)
+    center = torch.tensor(-0.3, dtype=torch.float64)
+    leaves = [x.requires_grad_() for x in (k, g, beta, center, begin)]
+
+    def energy() -> Tensor:
+        pairs = pair_decays(g[:, None])[..., 0]
+        return (pairs * beta) @ k.square() + g.cumsum(0).exp()[:, None] * begin
+
+    A = energy()
+    r = (A + eps).log() - center
+    w = (-power * r / (1 + r.abs())).exp() * k
+    wanted = torch.autograd.grad((w * dw).sum() + (A[-1] * after).sum(), leaves)
+    with torch.no_grad():
+        closeness = 1 / (1 + r.abs())
+        direct = (-power * closeness * r).exp() * dw
+        grad_r = -power * closeness.square() * direct * k
+        grad_A = grad_r / (A + eps)
+        pairs = pair_decays(g[:, None])[..., 0].tril(-1)
+        given = pairs.T @ grad_A + grad_A
+        grad_gain = (given * k.square()).sum(1)
+        grad_upto = (grad_r - eps * grad_A).sum(1) - beta * grad_gain
+        since, until = g.cumsum(0).exp(), (g.sum() - g.cumsum(0)).exp()
+        met = until * (k.square() * after).sum(1)
+        to_end = beta * met
+        earlier = to_end.cumsum(0) - to_end + since[-1] * (begin * after).sum()
+        found = [
+            direct + 2 * beta[:, None] * k * (given + until[:, None] * after),
+            grad_upto.flip(0).cumsum(0).flip(0) + earlier,
+            grad_gain + met,
+            -grad_r.sum(),
+            since[0] * given[0] + since[-1] * after,
+        ]
+    for right, one in zip(wanted, found, strict=True):
+        assert (one - right).abs().max() < 1e-12
+
+
 @pytest.fixture
 def on_hopper() -> Iterator[None]:
     with on_hopper_in("chunk.one_pass.launches"):

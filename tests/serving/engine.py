@@ -29,7 +29,9 @@ os.environ |= {
 }
 
 vllm = pytest.importorskip("vllm")
-needs_copies = pytest.mark.skipif(not has_copies_on_cpus(), reason="vLLM before 0.31 copies no states on a CPU")
+needs_copies = pytest.mark.skipif(
+    not (torch.cuda.is_available() or has_copies_on_cpus()), reason="vLLM before 0.31 copies no states on a CPU"
+)
 
 VOCABULARY = 64
 LENGTHS = (1, 3, 17, 64, 200)
@@ -80,8 +82,11 @@ def engine(folder: Path, **settings: Any) -> Iterator[Any]:
         "max_num_seqs": 4, "max_num_batched_tokens": 32, "skip_tokenizer_init": True,
         "enable_prefix_caching": False,
     }  # fmt: skip
-    if torch.cuda.is_available():  # several tests at a time
-        plain["gpu_memory_utilization"] = 0.1
+    if torch.cuda.is_available():
+        plain["gpu_memory_utilization"] = 0.1  # several tests at a time
+    if torch.cuda.is_available() and "enforce_eager" not in settings:
+        graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
+        plain |= {"enforce_eager": False, "compilation_config": graphs}
     llm = vllm.LLM(str(folder), **{**plain, **settings})
     try:
         yield llm

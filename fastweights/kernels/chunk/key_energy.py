@@ -19,7 +19,7 @@ from ..common.call import padded
 from ..common.delta_rule.launches import DeltaRule
 from ..common.delta_rule.sizes import SavedForBackward
 from ..common.math import any_so_far, clamp_decay, exp2, infinite_to_nan, is_bad, zero_where
-from ..common.packing import live_tokens, pieces_of_sequence, program_chunk
+from ..common.packing import CHUNK, live_tokens, pieces_of_sequence, program_chunk
 from ..common.tiles import load_gate
 from ..runtime.workspace import TensorSpec
 
@@ -76,14 +76,15 @@ def key_energy_sums(
     if count == 0:
         return
     i, live = live_tokens(count)
+    decay = clamp_decay(load_gate(precond_g, first, live, head, HV, HEADS_PG))
+    beta = load_gate(precond_beta, first, live, head, HV, HEADS_PB)
     c = tl.arange(0, PK)
     at = (first * H + head // (HV // H)) * K
     here = live[:, None] & (c < K)[None, :]
     keys = tl.load(k + at + tl.arange(0, 64)[:, None] * (H * K) + c[None, :], here, 0.0)
-    decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
-    total = tl.min(decay, 0) + 0.0 * tl.sum(decay, 0)
+    total = tl.sum(decay, 0)
     energy = keys.to(tl.float32) * keys.to(tl.float32)
-    added = tl.sum((tl.exp2(total - decay) * beta)[:, None] * energy, 0)
+    added = tl.sum((tl.exp2(total - tl.cumsum(decay, 0)) * beta)[:, None] * energy, 0)
     at = m.to(tl.int64) * HV + head
     tl.store(sums + at * K + c, added, c < K)
     tl.store(totals + at, total)
@@ -97,19 +98,19 @@ def after_both(decay, sum, later_decay, later_sum):
 
 @triton.jit(do_not_specialize=["time"])
 def key_energy_scan(
-    sums, totals, begin, end, cu_seqlens, time, HV, K: tl.constexpr, BK: tl.constexpr,
+    sums, totals, begin, end, cu_seqlens, time, HV, K: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr,
     BACK: tl.constexpr, BEGUN: tl.constexpr, ENDED: tl.constexpr,
 ):  # fmt: skip
-    """x <- exp(total) x + sum from chunk to chunk of a sequence, in blocks of 128; `sums` is overwritten by x before every
-    chunk. BACK: from the last chunk to the first, x after every chunk."""
+    """x <- exp(total) x + sum from chunk to chunk of a sequence, in blocks of so many; `sums` is overwritten by x before
+    every chunk. BACK: from the last chunk to the first, x after every chunk."""
     n, head = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BK + tl.arange(0, BK)
     from_chunk, chunks = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
     at_state = (n.to(tl.int64) * HV + head) * K + c
     x = tl.load(begin + at_state, c < K, 0.0).to(tl.float32) if BEGUN else tl.zeros((BK,), tl.float32)
     first = (from_chunk + chunks - 1) if BACK else from_chunk
-    i = tl.arange(0, 128)
-    for step in range(0, chunks, 128):
+    i = tl.arange(0, BLOCK)
+    for step in range(0, chunks, BLOCK):
         here = (step + i < chunks)[:, None] & (c < K)[None, :]
         row = ((first - step - i) if BACK else (first + step + i)).to(tl.int64) * HV + head
         places = sums + row[:, None] * K + c[None, :]
@@ -120,9 +121,9 @@ def key_energy_scan(
         after = tl.exp2(decay) * x[None, :] + sum
         tl.debug_barrier()  # every sum has been read
         next_place = places - HV * K if BACK else places + HV * K
-        tl.store(next_place, after, here & (i < 127)[:, None] & (step + i + 1 < chunks)[:, None])
+        tl.store(next_place, after, here & (i < BLOCK - 1)[:, None] & (step + i + 1 < chunks)[:, None])
         tl.store(places, x[None, :] + tl.zeros_like(added), here & (i == 0)[:, None])
-        x = tl.sum(tl.where((i == 127)[:, None], after, 0.0), 0)
+        x = tl.sum(tl.where((i == BLOCK - 1)[:, None], after, 0.0), 0)
     if ENDED:
         tl.store(end + at_state, x, c < K)
 
@@ -191,16 +192,16 @@ def record_key_energy(call: DeltaRule, saved: SavedForBackward, end: Any) -> Non
     x, totals = call.memory, call.floats(call.M, call.HV)
     call.launch(
         key_energy_sums, (call.M, call.HV), x.k, x.precond_g, x.precond_beta, saved.key_energy, totals, saved.chunk_table,
-        call.T, call.H, call.HV, **gate_groups(call), num_warps=4,
+        call.T, call.H, call.HV, **gate_groups(call), num_warps=2,
     )  # fmt: skip
     record_scan(call, saved.key_energy, totals, x.A, end, back=False)
 
 
 def record_scan(call: DeltaRule, sums: TensorSpec, totals: TensorSpec, begin: Any, end: Any, back: bool) -> None:
-    width = min(32, padded(call.K))
+    width, block = min(32, padded(call.K)), 32 if call.T <= 32 * CHUNK else 128
     call.launch(
         key_energy_scan, (call.N, call.HV, -(-call.K // width)), sums, totals, begin, end, call.memory.cu_seqlens, call.T,
-        call.HV, BK=width, BACK=back, BEGUN=begin is not None, ENDED=end is not None, num_warps=4,
+        call.HV, BK=width, BLOCK=block, BACK=back, BEGUN=begin is not None, ENDED=end is not None, num_warps=4,
     )  # fmt: skip
 
 

@@ -12,10 +12,7 @@ from ..common.call import Specs, make_rule, padded
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
-from ..runtime.workspace import TensorSpec
-from .tokens import BLOCK, key_overlaps, pass_gradients, write_tokens
-
-PART = 8  # tokens of a block that are unrolled: the time to compile grows with the third power
+from .tokens import BLOCK, answer_products, key_overlaps, pass_gradients, write_tokens
 
 
 class TTTInputs(namedtuple("TTTInputs", "q k v gamma S cu_seqlens", defaults=(None, None))):
@@ -29,6 +26,12 @@ class Saved(namedtuple("Saved", "answers factors overlaps u starts transitions c
     tables."""
 
 
+def knows_inner_products(dtype: torch.dtype) -> bool:
+    """Whether inner products of answers follow from earlier ones: where answers are short they lose half of the digits, which
+    float32 has need of."""
+    return dtype is not torch.float32
+
+
 class OutputNormalizedTTT(DeltaRule):
     """Linear attention whose values are what the tokens write. No options. Outputs: o, S (None unless it is wanted)."""
 
@@ -39,15 +42,11 @@ class OutputNormalizedTTT(DeltaRule):
     def set_up(self) -> None:
         super().set_up()
         x = self.x
-        PV = padded(self.V)
-        lanes, self.warps = min(PV, 32), 8 if padded(self.K) * PV > 8192 else 4
+        PV = max(32, padded(self.V))
+        self.warps = 8 if PV > 64 else 4
         self.constants |= {
-            "PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma), "LANES": lanes,
-            "COPIES": 32 * self.warps // lanes, "EACH": PV // lanes, "PART": PART,
+            "PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma), "GRAM": knows_inner_products(x.v.dtype),
         }  # fmt: skip
-
-    def scratch(self) -> TensorSpec:
-        return self.floats(self.N, self.HV, BLOCK.value, self.V)
 
     def ask_memory(self, saved: Saved) -> tuple[SavedForBackward, ChunkOperands]:
         """Let the memory have what is written as its values: what it saves, and its operands."""
@@ -75,7 +74,7 @@ class OutputNormalizedTTT(DeltaRule):
         )  # fmt: skip
         self.launch(
             write_tokens, (self.N, self.HV), x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors, saved.u,
-            self.scratch(), x.cu_seqlens, self.T, self.HV, num_warps=self.warps, num_stages=1,
+            x.cu_seqlens, self.T, self.HV, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
         self.record_outputs(chunks, kept, 1.0, o, S_end)
         return (o, S_end), saved
@@ -89,9 +88,14 @@ class OutputNormalizedTTT(DeltaRule):
 
         dz, dv, dgamma = self.token_tensor(HV, V), self.token_tensor(HV, V), self.gate_gradient(x.gamma)
         dh, dS = self.empty(self.M, HV, K, V), self.state(self.N) if state_grads else None
+        blocks = self.M * (CHUNK // BLOCK.value)
+        products = self.floats(blocks, HV, 2 * BLOCK.value, 2 * BLOCK.value)
+        self.launch(
+            answer_products, (blocks, HV), x.v, saved.answers, products, saved.chunk_table, self.T, HV, num_warps=1,
+        )  # fmt: skip
         self.launch(
             pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, saved.overlaps, do, dS_end, saved.answers, saved.factors, du,
-            dz, dv, dgamma, dh, dS, self.scratch(), x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
+            products, dz, dv, dgamma, dh, dS, x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
         )  # fmt: skip
 
         dq, dk = self.token_tensor(HV, K), self.token_tensor(HV, K)

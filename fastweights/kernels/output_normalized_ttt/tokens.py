@@ -1,5 +1,5 @@
-"""What the tokens of a sequence write, and backwards their gradients, from the last token to the first. One program per sequence
-and head goes through blocks of 16 tokens. See the derivation in __init__.py.
+"""What the tokens of a sequence write, token after token, and backwards their gradients, block after block. One program per
+sequence and head goes through blocks of 16 tokens. See the derivation in __init__.py.
 """
 
 from __future__ import annotations
@@ -7,12 +7,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.math import to_float_or_nan
+from ..common.math import prefetch_rows, to_float_or_nan
 from ..common.packing import chunk_place, pieces_of_sequence, tokens_of_sequence
 from ..common.tiles import tile_address
 
 BLOCK = tl.constexpr(16)
-AHEAD = tl.constexpr(2)  # tokens whose vectors are loaded before they are used
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -29,20 +28,6 @@ def key_overlaps(k, overlaps, chunks, time, H, K: tl.constexpr, BK: tl.constexpr
 
 
 @triton.jit
-def lay_out_channels(LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr):
-    """The channel of every number of a vector [LANES, COPIES, EACH], and the copy. Every warp holds all channels, so that a sum
-    over them waits for no other warp."""
-    lane, copy, each = tl.arange(0, LANES)[:, None, None], tl.arange(0, COPIES)[None, :, None], tl.arange(0, EACH)
-    channel = lane * EACH + each[None, None, :]
-    return channel + 0 * copy, copy + 0 * channel
-
-
-@triton.jit
-def sum_over_channels(x):
-    return tl.sum(tl.sum(x, 2, keep_dims=True), 0, keep_dims=True)
-
-
-@triton.jit
 def load_keys(k, t, stop, head, HV, K: tl.constexpr, PK: tl.constexpr, HEADS_K: tl.constexpr, ROWS: tl.constexpr):
     """[ROWS, PK] of keys or queries from token t on."""
     i, c = tl.arange(0, ROWS), tl.arange(0, PK)
@@ -56,22 +41,6 @@ def load_values(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr, ROWS: t
     i, j = tl.arange(0, ROWS), tl.arange(0, PV)
     inside = (t + i < stop)[:, None] & (j < V)[None, :]
     return tl.load(x + (t * HV + head) * V + i[:, None] * (HV * V) + j[None, :], inside, 0.0)
-
-
-@triton.jit
-def load_overlaps(
-    overlaps, t, here, head, HV, begin, i: tl.constexpr, PART: tl.constexpr, BACK: tl.constexpr, HEADS_K: tl.constexpr
-):
-    """The products of key t with the keys whose turn in the block comes before its own, the last BLOCK - PART before its part
-    and those of the part; 0 where the block has no such turn. Its own turn is i in the part that begins at turn `begin`, or
-    beyond, in the next part. BACK: turns count from the block's last token."""
-    row = overlaps + (t * (HV // HEADS_K) + head // HEADS_K) * BLOCK
-    found = ()
-    for j in tl.static_range(BLOCK - PART + i % PART):
-        first_of_part = begin + (i // PART + 1 + j // PART) * PART - BLOCK
-        turn = first_of_part + j % PART
-        found += (tl.load(row + (BLOCK - 1 - turn if BACK else turn), here & (first_of_part >= 0), 0.0),)
-    return found
 
 
 @triton.jit
@@ -102,187 +71,241 @@ def find_factors(square, along):
 
 
 @triton.jit
-def load_token(
-    v, gamma, overlaps, first_answers, t, begin, i: tl.constexpr, stop, head, channel, HV,
-    V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
-    """What token i of a part of the block from t on takes: its answer by the memory at the block's start, value, gamma,
-    and the products of its key with those before it."""
-    place = begin + i
-    here = (t + place < stop) & (place < BLOCK)
-    t += place
-    inside = (channel < V) & here
-    return (
-        tl.load(first_answers + place * V + channel, inside, 0.0),
-        tl.load(v + (t * HV + head) * V + channel, inside, 0.0),
-        tl.load(gamma + t * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0),
-        load_overlaps(overlaps, t, here, head, HV, begin, i, PART, False, HEADS_K),
-    )
+def load_columns(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr):
+    """[PV, 16] of a tensor [BT, HV, V] from token t on: tokens are columns."""
+    i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
+    inside = (t + i < stop)[None, :] & (j < V)[:, None]
+    return tl.load(x + (t * HV + head) * V + i[None, :] * (HV * V) + j[:, None], inside, 0.0)
+
+
+@triton.jit
+def split_columns(x, COUNT: tl.constexpr):
+    """The columns of x [R, COUNT], each [R]; COUNT is a power of two."""
+    columns = (x,)
+    for level in tl.static_range(COUNT.bit_length() - 1):
+        evens, odds = (), ()
+        for i in tl.static_range(2**level):
+            even, odd = tl.split(tl.reshape(columns[i], (x.shape[0], COUNT // 2 ** (level + 1), 2)))
+            evens += (even,)
+            odds += (odd,)
+        columns = evens + odds
+    found = ()
+    for i in tl.static_range(COUNT):
+        found += (tl.reshape(columns[i], (x.shape[0],)),)
+    return found
+
+
+@triton.jit
+def take_lane(x, lane: tl.constexpr):
+    """x[lane] in every place of a vector [32]."""
+    return tl.gather(x, tl.full((32,), lane, tl.int32), 0)
+
+
+@triton.jit
+def place_columns(row, COUNT: tl.constexpr, stride):
+    """Offsets [R, COUNT] of columns `stride` apart. They are called contiguous along a column alone, one number at a time, so
+    that Triton gives every row a lane, where columns are split and joined without an exchange."""
+    column = tl.arange(0, COUNT)
+    return tl.multiple_of(tl.max_contiguous(row[:, None] + column[None, :] * stride, [32, 1]), [1, 1])
+
+
+@triton.jit
+def load_products(overlaps, t, stop, head, HV, HEADS_K: tl.constexpr):
+    """[32, 16]: of every key of a block the products with later ones, that with key i in row 2 i, 0 in odd rows."""
+    i, lane = tl.arange(0, BLOCK), tl.arange(0, 32)
+    at = place_columns(lane // 2, 16, HV // HEADS_K * BLOCK)
+    later = (lane[:, None] // 2 > i[None, :]) & (t + lane // 2 < stop)[:, None] & (lane % 2 == 0)[:, None]
+    return tl.load(overlaps + (t * (HV // HEADS_K) + head // HEADS_K) * BLOCK + at, later, 0.0)
+
+
+@triton.jit
+def load_spread_columns(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr):
+    """As `load_columns`, every row in a lane."""
+    i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
+    inside = (t + i < stop)[None, :] & (j < V)[:, None]
+    return tl.load(x + (t * HV + head) * V + place_columns(j, 16, HV * V), inside, 0.0)
+
+
+@triton.jit
+def fetch_tokens(x, t, count, head, HV, WIDTH: tl.constexpr, HEADS: tl.constexpr):
+    """Fetch `count` tokens of a tensor [BT, HV / HEADS, WIDTH], at most 16, into the L1 cache."""
+    prefetch_rows(x, t * (HV // HEADS) + head // HEADS, count, HV // HEADS, WIDTH, BLOCK)
 
 
 @triton.jit(do_not_specialize=["T"])
 def write_tokens(
-    k, v, gamma, overlaps, start, answers, kept, u, scratch, cu_seqlens, T, HV,
+    k, v, gamma, overlaps, start, answers, kept, u, cu_seqlens, T, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-    LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+    GRAM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V]. scratch [N, HV, 16, V]."""
+    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V]. GRAM: inner products of answers follow
+    from those at the block's start; else they are sums over the channels."""
     n, head = tl.program_id(0), tl.program_id(1)
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     stop = first + count
-    channel, copy = lay_out_channels(LANES, COPIES, EACH)
     at = n.to(tl.int64) * HV + head
-    scratch += at * BLOCK * V
-    i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
+    lane = tl.arange(0, 32)
+    channel = tl.arange(0, PV // 32)[:, None] * 32 + lane[None, :]
     S = tl.zeros((PV, PK), tl.float32) if start is None else load_transposed(start + at * K * V, K, PK, V, PV)
-    keys = load_keys(k, first, stop, head, HV, K, PK, HEADS_K, BLOCK)
     blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
     for block in range(0, blocks):
         t = first + block * BLOCK
+        keys = load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK)
+        values = load_spread_columns(v, t, stop, head, HV, V, PV)
+        gain = gamma + (t + lane) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA
+        gain = tl.load(gain, (lane < BLOCK) & (t + lane < stop), 0.0)
+        products = load_products(overlaps, t, stop, head, HV, HEADS_K)
+        if PRECISION == "tf32":  # float32, which the interpreter runs too, does without
+            after = tl.minimum(t + BLOCK, stop - 1)
+            ahead = tl.minimum(stop - after, BLOCK)
+            fetch_tokens(k, after, ahead, head, HV, K, HEADS_K)
+            fetch_tokens(v, after, ahead, head, HV, V, 1)
+            fetch_tokens(gamma, after, ahead, head, HV, 1, HEADS_GAMMA)
+            fetch_tokens(overlaps, after, ahead, head, HV, 16, HEADS_K)
         Z = tl.dot(S.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
-        tl.store(scratch + i[None, :] * V + j[:, None], Z, (j < V)[:, None])
-        tl.debug_barrier()
-        next_keys = load_keys(k, t + BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
-        ahead, before = (), ()
-        for now in tl.static_range(AHEAD):
-            ahead += (
-                load_token(
-                    v, gamma, overlaps, scratch, t, 0, now, stop, head, channel, HV, V, HEADS_K, HEADS_GAMMA, PART
-                ),
-            )
-        for _ in tl.static_range(BLOCK - PART):
-            before += (tl.zeros((LANES, COPIES, EACH), tl.float32),)
-        for begin in range(0, BLOCK, PART):
-            for now in tl.static_range(PART):
-                z, value, gain, row = ahead[0]
-                ahead = ahead[1:] + (
-                    load_token(
-                        v, gamma, overlaps, scratch, t, begin, now + AHEAD, stop, head, channel, HV, V, HEADS_K, HEADS_GAMMA, PART
-                    ),
-                )  # fmt: skip
-                value = value.to(tl.float32)
-                for earlier in tl.static_range(BLOCK - PART + now):
-                    z += row[earlier] * before[earlier]
-                square, along = sum_over_channels(z * z), sum_over_channels(z * value)
-                r, p, cubed, turn = find_factors(square, along)
-                write = gain.to(tl.float32) * (r * value - p * z)
-                before += (write,)
-                place = (t + begin + now) * HV + head
-                here = (copy == 0) & (t + begin + now < stop)
-                tl.store(answers + place * V + channel, z, here & (channel < V))
-                tl.store(u + place * V + channel, write.to(u.dtype.element_ty), here & (channel < V))
-                numbers = tl.where(channel < 2, tl.where(channel == 0, r, p), tl.where(channel == 2, cubed, turn))
-                tl.store(kept + place * 4 + channel, numbers, here & (channel < 4))
-            before = before[PART:]
+        z, value, with_later = split_columns(Z, 16), split_columns(values, 16), split_columns(products, 16)
+        if GRAM:
+            values = values.to(tl.float32)
+            pairs = tl.trans(tl.reshape(tl.join(Z, values), (PV, 32)))  # z in even rows, v in odd ones
+            by_z = split_columns(tl.dot(pairs, Z, input_precision=PRECISION), 16)
+            by_v = split_columns(tl.dot(pairs, values, input_precision=PRECISION), 16)
+        squares, alongs = tl.zeros((32,), tl.float32), tl.zeros((32,), tl.float32)
+        for now in tl.static_range(BLOCK):
+            answer, wanted = tl.reshape(z[0], (PV // 32, 32)), tl.reshape(value[now].to(tl.float32), (PV // 32, 32))
+            if GRAM:
+                square, along = take_lane(by_z[0], 2 * now), take_lane(by_v[0], 2 * now)
+            else:
+                square, along = tl.sum(answer * answer), tl.sum(answer * wanted)
+            squares, alongs = tl.where(lane == now, square, squares), tl.where(lane == now, along, alongs)
+            r, p, _, _ = find_factors(square, along)
+            rate = take_lane(gain, now).to(tl.float32)
+            a, b = rate * r, rate * p
+            write = a[None, :] * wanted - b[None, :] * answer
+            place, inside = ((t + now) * HV + head) * V + channel, (channel < V) & (t + now < stop)
+            tl.store(answers + place, answer, inside)
+            tl.store(u + place, write.to(u.dtype.element_ty), inside)
+            rest = ()
+            for i in tl.static_range(1, BLOCK - now):
+                product = take_lane(with_later[now], 2 * (now + i))
+                rest += (z[i] + tl.reshape(product[None, :] * write, (PV,)),)
+            z = rest
+            if GRAM:
+                by_u = a * by_v[0] - b * by_z[0]
+                length = a * take_lane(by_u, 2 * now + 1) - b * take_lane(by_u, 2 * now)
+                after = by_u + with_later[now] * length
+                rest_z, rest_v = (), ()
+                for i in tl.static_range(1, BLOCK - now):
+                    product = take_lane(with_later[now], 2 * (now + i))
+                    rest_z += (by_z[i] + with_later[now] * take_lane(by_u, 2 * (now + i)) + product * after,)
+                    rest_v += (by_v[i] + with_later[now] * take_lane(by_u, 2 * (now + i) + 1),)
+                by_z, by_v = rest_z, rest_v
+        r, p, cubed, turn = find_factors(squares, alongs)
+        numbers, inside = kept + ((t + lane) * HV + head) * 4, (lane < BLOCK) & (t + lane < stop)
+        tl.store(numbers, r, inside)
+        tl.store(numbers + 1, p, inside)
+        tl.store(numbers + 2, cubed, inside)
+        tl.store(numbers + 3, turn, inside)
         tl.debug_barrier()
         U = load_values(u, t, stop, head, HV, V, PV, BLOCK)
         S = tl.dot(tl.trans(U), keys, S, input_precision=PRECISION)
-        keys = next_keys
+
+
+@triton.jit(do_not_specialize=["time"])
+def answer_products(v, answers, products, chunks, time, HV, V: tl.constexpr, PV: tl.constexpr, PRECISION: tl.constexpr):
+    """products [4 M, HV, 32, 32]: of the answers z_i and values of every block of 16 tokens, z_i in row 2 i, v_i after it."""
+    m, block, head = tl.program_id(0) // 4, tl.program_id(0) % 4, tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    t, stop, i = first + block * BLOCK, first + count, tl.arange(0, 32)
+    Z, values = load_columns(answers, t, stop, head, HV, V, PV), load_columns(v, t, stop, head, HV, V, PV)
+    both = tl.reshape(tl.join(Z, values.to(tl.float32)), (PV, 32))
+    found = tl.dot(tl.trans(both), both, input_precision=PRECISION)
+    tl.store(products + (tl.program_id(0).to(tl.int64) * HV + head) * 1024 + i[:, None] * 32 + i[None, :], found)
 
 
 @triton.jit
-def load_token_back(
-    v, gamma, overlaps, answers, kept, du, first_du, t, begin, i: tl.constexpr, stop, head, channel, HV,
-    V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
-    """Of the token whose turn is i in a part of the block from t on: the two parts of du that are known, answer, value, gamma,
-    the four numbers that the forward kept, and the products of its key with those after it."""
-    place = BLOCK - 1 - begin - i
-    t += place
-    here = (t < stop) & (place >= 0)
-    inside = (channel < V) & here
-    at = t * HV + head
-    return (
-        tl.load(first_du + place * V + channel, inside, 0.0),
-        tl.load(du + at * V + channel, inside, 0.0),
-        tl.load(answers + at * V + channel, inside, 0.0),
-        tl.load(v + at * V + channel, inside, 0.0),
-        tl.load(gamma + t * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0),
-        tl.load(kept + at * 4, here, 0.0),
-        tl.load(kept + at * 4 + 1, here, 0.0),
-        tl.load(kept + at * 4 + 2, here, 0.0),
-        tl.load(kept + at * 4 + 3, here, 0.0),
-        load_overlaps(overlaps, t, here, head, HV, begin, i, PART, True, HEADS_K),
-    )
-
-
-@triton.jit
-def differentiate_answer(raw, du):
-    """dz, dv and dgamma of a token."""
-    z, value, gain = raw[2], raw[3].to(tl.float32), to_float_or_nan(raw[4])
-    r, p, cubed, turn = raw[5], raw[6], raw[7], raw[8]
-    answer_dot, value_dot = sum_over_channels(z * du), sum_over_channels(value * du)
-    scaled = gain * du
-    across = gain * cubed * answer_dot
-    turned = gain * (turn * answer_dot - cubed * value_dot)
-    return turned * z - across * value - p * scaled, r * scaled - across * z, r * value_dot - p * answer_dot
+def load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA: tl.constexpr):
+    """In the lanes of the tokens [32]: r and p; gamma times what dz takes of z for z.du, times r^3, times p and times r."""
+    lane = tl.arange(0, 32)
+    here = (lane < BLOCK) & (t + lane < stop)
+    gain = to_float_or_nan(tl.load(gamma + (t + lane) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0))
+    numbers = kept + ((t + lane) * HV + head) * 4
+    r, p = tl.load(numbers, here, 0.0), tl.load(numbers + 1, here, 0.0)
+    cubed, turn = tl.load(numbers + 2, here, 0.0), tl.load(numbers + 3, here, 0.0)
+    return r, p, gain * turn, gain * cubed, gain * p, gain * r
 
 
 @triton.jit(do_not_specialize=["T"])
 def pass_gradients(
-    q, k, v, gamma, overlaps, do, d_end, answers, kept, du, dz, dv, dgamma, states, d_start, scratch, cu_seqlens, T, HV,
+    q, k, v, gamma, overlaps, do, d_end, answers, kept, du, products, dz, dv, dgamma, states, d_start, cu_seqlens, T, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-    LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """du [BT, HV, V]: P^T dO of every chunk of 64 tokens. dz [BT, HV, V] comes out negated. states [M, HV, K, V]: the gradient
-    of the state at the end of every chunk. scratch [N, HV, 16, V]."""
+    of the state at the end of every chunk."""
     n, head = tl.program_id(0), tl.program_id(1)
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     stop = first + count
     m, chunks = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
-    channel, copy = lay_out_channels(LANES, COPIES, EACH)
-    stored = (channel < V) & (copy == 0)
     at = n.to(tl.int64) * HV + head
-    scratch += at * BLOCK * V
-    i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
+    lane = tl.arange(0, 32)
+    channel = tl.arange(0, PV // 32)[:, None] * 32 + lane[None, :]
     L = tl.zeros((PV, PK), tl.float32) if d_end is None else load_transposed(d_end + at * K * V, K, PK, V, PV)
     blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
-    keys = load_keys(k, first + (blocks - 1) * BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
     for step in range(0, blocks):
         block = blocks - 1 - step
         t = first + block * BLOCK
         if (step == 0) | (block % 4 == 3):
             store_transposed(states + ((m + block // 4).to(tl.int64) * HV + head) * K * V, L, K, V)
-        D = tl.dot(L.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
-        tl.store(scratch + i[None, :] * V + j[:, None], D, (j < V)[:, None])
+        keys = load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK)
+        D = load_columns(du, t, stop, head, HV, V, PV)
+        Z = load_spread_columns(answers, t, stop, head, HV, V, PV)
+        values = load_spread_columns(v, t, stop, head, HV, V, PV)
+        here = products + ((m.to(tl.int64) * 4 + block) * HV + head) * 1024
+        with_both = split_columns(tl.load(here + place_columns(lane, 32, 32)), 32)
+        with_later = split_columns(load_products(overlaps, t, stop, head, HV, HEADS_K), 16)
+        r, p, along, aside, less, more = load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA)
+        if PRECISION == "tf32":
+            before = tl.maximum(t - BLOCK, first)
+            ahead = tl.minimum(stop - before, BLOCK)
+            fetch_tokens(k, before, ahead, head, HV, K, HEADS_K)
+            fetch_tokens(v, before, ahead, head, HV, V, 1)
+            fetch_tokens(answers, before, ahead, head, HV, V, 1)
+            fetch_tokens(du, before, ahead, head, HV, V, 1)
+            fetch_tokens(gamma, before, ahead, head, HV, 1, HEADS_GAMMA)
+            fetch_tokens(kept, before, ahead, head, HV, 4, 1)
+            fetch_tokens(overlaps, before, ahead, head, HV, 16, HEADS_K)
+            prefetch_rows(products, (m.to(tl.int64) * 4 + tl.maximum(block - 1, 0)) * HV + head, 1, 0, 1024, 1)
+        D = tl.dot(L.to(keys.dtype), tl.trans(keys), D, input_precision=PRECISION)
+        z, value, grad = split_columns(Z, 16), split_columns(values, 16), split_columns(D, 16)
+        pairs = tl.trans(tl.reshape(tl.join(Z, values.to(tl.float32)), (PV, 32)))
+        by_grad = split_columns(tl.dot(pairs, D, input_precision=PRECISION), 16)
+        answer_dots, value_dots = tl.zeros((32,), tl.float32), tl.zeros((32,), tl.float32)
+        for back in tl.static_range(BLOCK):
+            a, b = take_lane(by_grad[15 - back], 30 - 2 * back), take_lane(by_grad[15 - back], 31 - 2 * back)
+            answer_dots = tl.where(lane == 15 - back, a, answer_dots)
+            value_dots = tl.where(lane == 15 - back, b, value_dots)
+            y = take_lane(aside, 15 - back)
+            x, y = take_lane(along, 15 - back) * a - y * b, y * a
+            loss = take_lane(less, 15 - back)
+            by_answer = x * with_both[30 - 2 * back] - y * with_both[31 - 2 * back] - loss * by_grad[15 - back]
+            answer, d_write = tl.reshape(z[15 - back], (PV // 32, 32)), tl.reshape(grad[15 - back], (PV // 32, 32))
+            wanted = tl.reshape(value[15 - back].to(tl.float32), (PV // 32, 32))
+            negated = y[None, :] * wanted + loss[None, :] * d_write - x[None, :] * answer
+            d_value = take_lane(more, 15 - back)[None, :] * d_write - y[None, :] * answer
+            place, inside = ((t + 15 - back) * HV + head) * V + channel, (channel < V) & (t + 15 - back < stop)
+            tl.store(dz + place, negated.to(dz.dtype.element_ty), inside)
+            tl.store(dv + place, d_value.to(dv.dtype.element_ty), inside)
+            rest, rest_by = (), ()
+            for i in tl.static_range(15 - back):
+                product = take_lane(with_later[i], 30 - 2 * back)
+                rest_by += (by_grad[i] + product * by_answer,)
+                rest += (grad[i] - tl.reshape(product[None, :] * negated, (PV,)),)
+            grad, by_grad = rest, rest_by
+        d_gain = (r * value_dots - p * answer_dots).to(dgamma.dtype.element_ty)
+        tl.store(dgamma + (t + lane) * HV + head, d_gain, (lane < BLOCK) & (t + lane < stop))
         tl.debug_barrier()
-        next_keys = load_keys(k, t - BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
-        ahead, later_dz = (), ()
-        for turn in tl.static_range(AHEAD):
-            ahead += (
-                load_token_back(
-                    v, gamma, overlaps, answers, kept, du, scratch, t, 0, turn, stop, head, channel, HV, V, HEADS_K,
-                    HEADS_GAMMA, PART,
-                ),
-            )  # fmt: skip
-        for _ in tl.static_range(BLOCK - PART):
-            later_dz += (tl.zeros((LANES, COPIES, EACH), tl.float32),)
-        for begin in range(0, BLOCK, PART):
-            for turn in tl.static_range(PART):
-                token = ahead[0]
-                ahead = ahead[1:] + (
-                    load_token_back(
-                        v, gamma, overlaps, answers, kept, du, scratch, t, begin, turn + AHEAD, stop, head, channel, HV, V,
-                        HEADS_K, HEADS_GAMMA, PART,
-                    ),
-                )  # fmt: skip
-                d_write, row = token[0] + token[1], token[9]
-                for later in tl.static_range(BLOCK - PART + turn):
-                    d_write += row[later] * later_dz[later]
-                d_answer, d_value, d_gain = differentiate_answer(token, d_write)
-                later_dz += (d_answer,)
-                here = t + (BLOCK - 1 - begin - turn)
-                place = here * HV + head
-                inside = stored & (here < stop)
-                tl.store(dz + place * V + channel, (-d_answer).to(dz.dtype.element_ty), inside)
-                tl.store(dv + place * V + channel, d_value.to(dv.dtype.element_ty), inside)
-                d_gain = (d_gain + 0 * d_value).to(dgamma.dtype.element_ty)
-                tl.store(dgamma + place + 0 * channel, d_gain, inside & (channel == 0))
-            later_dz = later_dz[PART:]
-        tl.debug_barrier()
-        D = load_values(dz, t, stop, head, HV, V, PV, BLOCK)
-        L = tl.dot(tl.trans(-D), keys, L, input_precision=PRECISION)
-        keys = next_keys
+        negated = load_values(dz, t, stop, head, HV, V, PV, BLOCK)
+        L = tl.dot(tl.trans(negated), -keys, L, input_precision=PRECISION)
         if block % 4 == 0:
             queries = load_keys(q, t, tl.minimum(t + 64, stop), head, HV, K, PK, HEADS_K, 64)
             grad_o = load_values(do, t, tl.minimum(t + 64, stop), head, HV, V, PV, 64)

@@ -21,7 +21,7 @@ MIN_SEGMENT_CHUNKS = 4  # the fewest of a segment
 # then: as many blocks of columns share a token's key and query, if there are enough programs.
 MOST_LOADED_AHEAD, MOST_READ, ENOUGH_PROGRAMS = 6, 18, 4 * MULTIPROCESSORS
 GRAD_KEYS = 64  # key channels of a tile of M, J and their gradients, at most
-SUM_KEYS = 32  # the same where a segment's tokens are summed up, of which first segments have no need
+SUM_KEYS = 32  # the same where a segment's tokens are summed up, of which first segments have no need, or where it spares cutting
 
 
 class PosteriorInputs(namedtuple("PosteriorInputs", "q k v beta g prior M J cu_seqlens", defaults=(None, None, None))):
@@ -76,17 +76,23 @@ class Posterior(Call):
         is called with the symbols of torch.compile(dynamic=True) too."""
         # Of the parts of gradients that tiles leave, and of the states at the chunks' starts.
         self.state_dtype = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
-        self.parts = parts = count_parts(self.K, GRAD_KEYS if back else self.K)
         chunks, heads = -(-self.T // CHUNK), self.B * self.HV
-        most_segments = heads * max(1, chunks // MIN_SEGMENT_CHUNKS)
-        self.blocks = 1 if back else count_blocks(self.V, parts, most_segments)
-        programs = heads * -(-self.V // (16 * self.blocks)) * -(-self.K // (8 * parts))
-        at_once = MULTIPROCESSORS * programs_at_once(parts * self.blocks, back)
-        wanted = max(1, at_once // max(1, programs))
-        length = max(MIN_SEGMENT_CHUNKS, -(-chunks // wanted))
+        self.parts = count_parts(self.K, GRAD_KEYS if back else self.K)
+        self.blocks = 1 if back else count_blocks(self.V, self.parts, heads * max(1, chunks // MIN_SEGMENT_CHUNKS))
+        length = self.segment_length(chunks, heads, self.parts, back)
+        narrow = count_parts(self.K, SUM_KEYS)
+        # A cut costs `segment_gradients`, more than what narrower tiles repeat.
+        if back and length < chunks <= self.segment_length(chunks, heads, narrow, back):
+            self.parts, length = narrow, chunks
         self.segment = length if length < chunks else None
         self.segment_tokens = CHUNK * (self.segment or self.T // CHUNK + 1)
         self.P = max_pieces(self.N, self.T, self.segment_tokens, self.packed, least=1)
+
+    def segment_length(self, chunks: int, heads: int, parts: int, back: bool) -> int:
+        """Chunks per segment: so few that all programs of a wave have work."""
+        programs = heads * -(-self.V // (16 * self.blocks)) * -(-self.K // (8 * parts))
+        wanted = max(1, MULTIPROCESSORS * programs_at_once(parts * self.blocks, back) // max(1, programs))
+        return max(MIN_SEGMENT_CHUNKS, -(-chunks // wanted))
 
     def record_segments(self) -> Segments:
         """The tables, and the states that segments start from: in parallel what each adds, then one sum over the segments."""

@@ -59,10 +59,12 @@ def find_directions(
     made = {name: torch.empty(shape, dtype=torch.float32, device=inputs["k"].device) for name, shape in shapes.items()}
     counts: tuple[Any, ...] = (None, None, 0)
     if "count" in call.states:
-        # The first head's program writes the count, perhaps before those of other heads read it.
-        seen = call.states["count"].clone(memory_format=torch.contiguous_format)
-        new_seen = (call.new_states or call.states)["count"]
-        counts = (seen, new_seen, new_seen.stride(0))
+        seen = call.states["count"]
+        if call.new_states is None:
+            counts = (seen, None, seen.stride(0))
+        else:
+            new_seen = call.new_states["count"]
+            counts = (seen.contiguous(), new_seen, new_seen.stride(0))
     launch_recurrent(
         decode_inverse_gram, call._replace(inputs=inputs), whole_inverse,
         [made.get(name) for name in ("write_key", "k", "q", "beta")], inputs=INPUTS, states=(matrix, "z"), more=counts,
@@ -106,7 +108,12 @@ def decode_inverse_gram(
     if q is not None:
         at_z = index * z_step + head * z_head + channel
         total = tl.load(z + at_z, is_channel & held, 0.0)
-        count_before = tl.load(seen + index, held, 0)
+        if new_seen is None:
+            # The programs of all heads read it before the last of them, which overwrites it: its upper half counts them.
+            ticket = tl.atomic_add(seen + index * seen_step, tl.full((), 1 << 32, tl.int64), held)
+            count_before, writes_count = ticket & 0xFFFFFFFF, (ticket >> 32) == HV - 1
+        else:
+            count_before, writes_count = tl.load(seen + index, held, 0), head == 0
 
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     for t in range(count):
@@ -154,5 +161,6 @@ def decode_inverse_gram(
     tl.store(new_A + at_A, inverse, mask=in_state, eviction_policy="evict_first")
     if q is not None:
         tl.store(new_z + at_z, total, mask=is_channel & held)
-        if head == 0:
-            tl.store(new_seen + index * seen_step, count_before + count, held)
+        tl.store(
+            (seen if new_seen is None else new_seen) + index * seen_step, count_before + count, held & writes_count
+        )

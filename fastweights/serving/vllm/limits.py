@@ -78,6 +78,8 @@ class Limits(VerifyAndUpdateConfig):
                 )
         if parallel.tensor_parallel_size > 1:
             check_parts(model.hf_config, parallel.tensor_parallel_size)
+        if vllm_config.scheduler_config.scheduler_cls is None:
+            vllm_config.scheduler_config.scheduler_cls = f"{__package__}.scheduling.make_scheduler"
         # On some CPUs vLLM would replace it, with a warning about other layers.
         if cache.mamba_ssm_cache_dtype == "auto":
             cache.mamba_ssm_cache_dtype = "float32"

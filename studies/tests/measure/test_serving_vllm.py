@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fastweights_studies.measure import serving_vllm
+from fastweights_studies.measure import serving_bench, serving_vllm
 from fastweights_studies.measure.environment import describe
 from fastweights_studies.measure.rows import replace_rows
 from fastweights_studies.record import read_rows, select
@@ -58,3 +58,32 @@ def test_rows_keep_batches_prompts_and_mixers_apart(tmp_path: Path) -> None:
         (None, 1): 4.0, (None, 64): 2.0, ("softmax", 1): 3.0,
     }  # fmt: skip
     assert all(row.unit == "ms" for row in rows)
+
+
+def test_a_trace_says_how_long_the_gpu_waits() -> None:
+    """Three steps of 100 us after a longer beginning: a product of 30 us, twice, and the arg max at the end."""
+    events = [{"cat": "cpu_op", "name": "launch", "ts": 0, "dur": 900}]
+    for step in range(4):
+        kernels = [("product", 0, 30), ("product", 40, 30), ("ArgMaxOps", 80, 10)]
+        events += [{"cat": "kernel", "name": name, "ts": 1000 + 100 * step + at, "dur": us} for name, at, us in kernels]
+    first, *kernels = serving_vllm.describe_trace(events, 2).splitlines()
+    assert first.strip() == "95.0 us per step, 70.0 of them in 3.0 kernels"
+    assert [line.split() for line in kernels] == [
+        ["60.0", "us", "2.0", "x", "product"],
+        ["10.0", "us", "1.0", "x", "ArgMaxOps"],
+    ]
+
+
+def test_the_report_of_vllms_bench_becomes_rows() -> None:
+    report: dict[str, float] = {theirs: 2.0 for theirs in serving_bench.KEPT.values()} | {"completed": 8}
+    origin = describe("a GPU")
+    rows = serving_bench.make_bench_rows("gdn-340m", "gdn", 16384, 128, 8, 45.0, report, origin)
+    assert {row.measure: row.unit for row in rows} == {
+        "tokens_per_second": "tokens/s",
+        "written_tokens_per_second": "tokens/s",
+        "first_token_ms": "ms",
+        "step_ms": "ms",
+        "bench_s": "s",
+    }
+    with pytest.raises(SystemExit, match="7 of 8"):
+        serving_bench.make_bench_rows("gdn-340m", "gdn", 16384, 128, 8, 45.0, {**report, "completed": 7}, origin)

@@ -14,7 +14,7 @@ S, x and u are left operands of products, which Hopper's tensor cores read from 
 nothing that depends on S goes through shared memory. What comes from memory is copied there two chunks ahead.
 
 Long sequences of few heads are cut into segments. `summarize_chunks` finds what a segment does to a state, S -> T S + R, and
-every program of the pass takes the state of its sequence through the segments before its own, in the place of
+every program of the pass takes the state of its sequence through the segments before its own (`segments.py`), in the place of
 `combine_segments`. Of linear attention a transition is one decay. Segments so far away that the transitions between let nothing
 through are left out (`segments_needed`), and so are chunks of a segment, of which `chunk_growth` bounds what comes through.
 

@@ -6,18 +6,16 @@ from __future__ import annotations
 from ...common.hopper_tiles import copy_rows, product_layout, row_places, uniform
 from ...common.packing import pieces_of_sequence
 from ...runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .passes import (
-    T_PLACE,
-    copy_factors,
+from .passes import store_rows
+from .records import T_PLACE, copy_factors, growth_of
+from .segments import (
     count_needed,
     find_segment,
-    growth_of,
     has_large_number,
     largest_row_sum,
     load_state,
     program_place,
     segments_needed,
-    store_rows,
     through_segments,
 )
 

@@ -7,7 +7,8 @@ from ...common.hopper_tiles import copy_rows, product_layout, row_places, token_
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .back import end_of_segment, place_segment
 from .gradients_back import anew, own_sums, row_sums
-from .passes import T_PLACE, copy_factors, program_place, state_addresses
+from .records import T_PLACE, copy_factors
+from .segments import program_place, state_addresses
 from .write_keys import approximate
 
 

@@ -6,10 +6,11 @@ registers would come from the L2 cache, as shared memory leaves little of L1."""
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import copy_rows, product_layout, row_places, token_layout, unknown_zero
+from ...common.hopper_tiles import add, copy_rows, product_layout, row_places, token_layout, unknown_zero
 from ...runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .back import end_of_segment, place_segment
-from .passes import T_PLACE, add, copy_factors, program_place, state_addresses
+from .records import T_PLACE, copy_factors
+from .segments import program_place, state_addresses
 
 
 @gluon.jit

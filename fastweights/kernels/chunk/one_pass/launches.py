@@ -229,7 +229,7 @@ class OnePassKept(OnePass):
     def write_key_grads(
         self, saved: SavedForBackward, dw: Any, dk: Any, dA_end: Any, state_grads: bool
     ) -> tuple[Any, ...]:
-        """As `MemoryCall.write_key_grads`; dw is overwritten."""
+        """As `MemoryCall.write_key_grads`."""
         from .write_keys_back import add_later_grads, write_key_grads  # need Gluon
 
         x, M, HV = self.memory, self.M, self.HV
@@ -237,13 +237,13 @@ class OnePassKept(OnePass):
         dg, dbeta = (self.token_tensor(HV, dtype=torch.float32) for _ in range(2))
         place, gates = (saved.chunk_table, self.T), (x.precond_g, x.precond_beta)
         self.launch(
-            write_key_grads, (M, HV), x.k, dw, saved.key_energy, *gates, x.center, sums, totals, dcenter, dg, dbeta, *place,
+            write_key_grads, (M, HV), x.k, dw, dk, saved.key_energy, *gates, x.center, sums, totals, dcenter, dg, dbeta, *place,
             *self.squash_numbers, **gate_groups(self), num_warps=8, maxnreg=GRADIENT_REGISTERS,
         )  # fmt: skip
         dA = self.floats(self.N, HV, self.K) if state_grads else None
         record_scan(self, sums, totals, dA_end, dA, back=True)
         self.launch(
-            add_later_grads, (M, HV), x.k, dw, dk, saved.key_energy, sums, *gates, dg, dbeta, *place, **gate_groups(self),
+            add_later_grads, (M, HV), x.k, dk, saved.key_energy, sums, *gates, dg, dbeta, *place, **gate_groups(self),
             num_warps=8, maxnreg=ADD_REGISTERS,
         )  # fmt: skip
         return dcenter, dg, dbeta, dA

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ...common.hopper_tiles import as_left, copy_rows, product_layout, row_places
+from ...common.hopper_tiles import add, as_left, copy_rows, product_layout, row_places
 from ...common.math import clamp_decay
 from ...common.packing import program_chunk
 from ...runtime.gluon import async_copy, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
 from .channel import decay_channels, either, load_halves
-from .passes import T_PLACE, add, factors_of, growth_of
-from .write_keys import load_begin, precondition_keys, prepare_energy
+from .records import T_PLACE, factors_of, growth_of
+from .write_keys import load_begin, load_gates, precondition_keys, prepare_energy
 
 OLDER = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8]))  # [64, 16]
 ROWS = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 2, [1, 0]))  # [64, 16]: 4 rows of 8 columns lie in different banks
@@ -201,6 +201,13 @@ def solve_chunks(
     LINE: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     WIDE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, K], TYPE)
     at_key = (first * H + head // (HV // H)) * K
+    if gram is not None:
+        precond_g += first * (HV // HEADS_PG) + head // HEADS_PG
+        precond_beta += first * (HV // HEADS_PB) + head // HEADS_PB
+        energy_decay, energy_gain = load_gates(precond_g, precond_beta, count, HV, HEADS_PG, HEADS_PB)
+        gram += (m.to(gl.int64) * HV + head) * K
+        middle = gl.load(center + head)
+        begin = load_begin(gram, 0)
     ks = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
     qs = gl.allocate_shared_memory(TYPE, [64, K], WIDE)
     copy_rows(ks, k + at_key, count, H * K, True)
@@ -228,13 +235,8 @@ def solve_chunks(
         if gram is None:
             g_low, g_high = load_halves(g, count, G_ROW, K)
     if gram is not None:
-        precond_g += first * (HV // HEADS_PG) + head // HEADS_PG
-        precond_beta += first * (HV // HEADS_PB) + head // HEADS_PB
-        gram += (m.to(gl.int64) * HV + head) * K
-        middle = gl.load(center + head)
         lines = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        begin = load_begin(gram, 0)
-        left, bad = prepare_energy(lines, precond_g, precond_beta, count, TYPE, HV, HEADS_PG, HEADS_PB)
+        left, bad = prepare_energy(lines, energy_decay, energy_gain, TYPE)
         decay += bad
     async_copy.wait_group(0)
     if gram is not None:

