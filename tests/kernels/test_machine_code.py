@@ -32,6 +32,7 @@ SPILLED = {
     "summarize_elements": 56,
     "read_chunk": 216,
     "differentiate_chunk": 648,  # at 128 channels; at 64 channels 40
+    "block_systems": 1624,  # at 128 channels, outside of any loop; at 64 channels 16
     "pass_tokens_back": 224,
     "decode_tokens": 304,  # on sm_80; on sm_90 40
     "decode_tokens_back": 280,  # on sm_80; on sm_90 56
@@ -354,7 +355,7 @@ def test_reading_narrow_heads_spills_nothing() -> None:
     assert read_of_narrow_heads().compile(90).stack == 0
 
 
-@pytest.mark.parametrize(("width", "parts", "registers"), [(48, 6, 168), (64, 8, 255), (96, 6, 168), (128, 8, 255)])
+@pytest.mark.parametrize(("width", "parts", "registers"), [(48, 6, 168), (64, 8, 255), (96, 4, 168), (128, 8, 255)])
 def test_tiles_of_palimpsas_gradients(width: int, parts: int, registers: int) -> None:
     """No key channel of a tile is idle, and tiles of 64 channels have the registers that they need."""
     inputs = [torch.zeros(8, 2048, 8, width, dtype=torch.bfloat16).requires_grad_() for _ in range(4)]

@@ -22,8 +22,7 @@ products k_j.k_t for t > j, D what du has from later blocks and P^T dO of the ch
     du = M D + N (diag(x) Z - diag(y) V),          M = (I + A diag(gamma p))^-1,      N = M A
     (I - L) [a, b] = [Z.(M D), V.(M D)],           L from N * Z Z^T, N * Z V^T and N * V V^T by the formulas of x and y
 
-`block_systems` finds M, N and (I - L)^-1 of all blocks in parallel. A and L are strictly triangular in tokens, so their 16th powers
-are 0 and the inverses are products: (I - L)^-1 = (I + L)(I + L^2)(I + L^4)(I + L^8). `pass_gradients` then goes through the
-blocks from the last with a few products for each. With the dz known, the gradients of q and k are those of the delta rule, whose
-launch computes them: -dz takes the place of its z.
-"""
+`block_systems` finds M, N and (I - L)^-1 of all blocks in parallel. A and L are strictly triangular in tokens, so their 16th
+powers are 0 and the inverses are products: (I - L)^-1 = (I + L)(I + L^2)(I + L^4)(I + L^8). `pass_gradients` then goes through
+the blocks from the last with a few products for each. With the dz known, the gradients of q and k are those of the delta rule,
+whose launch computes them: -dz takes the place of its z."""
