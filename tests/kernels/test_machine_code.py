@@ -49,6 +49,7 @@ SPILLED = {
     "carry_inverse": 896,  # at 128 channels; at 64 channels 216
     "finish_gradients": 24,
     "decode_inverse_gram": 64,
+    "chunk_gradients_channel": 16,  # with write keys at 128 channels
     "chunk_state_backward": 16,  # of variational linear attention at 128 channels
     "segment_sums": 128,  # on sm_80: the tiles are those of Hopper; on sm_90 8
     "segment_gradients": 448,
