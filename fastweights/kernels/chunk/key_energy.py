@@ -101,8 +101,8 @@ def key_energy_scan(
     sums, totals, begin, end, cu_seqlens, time, HV, K: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr,
     BACK: tl.constexpr, BEGUN: tl.constexpr, ENDED: tl.constexpr,
 ):  # fmt: skip
-    """x <- exp(total) x + sum from chunk to chunk of a sequence, in blocks of so many; `sums` is overwritten by x before
-    every chunk. BACK: from the last chunk to the first, x after every chunk."""
+    """x <- exp(total) x + sum from chunk to chunk of a sequence, in blocks of BLOCK chunks; `sums` is overwritten by x
+    before every chunk. BACK: from the last chunk to the first, x after every chunk."""
     n, head = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BK + tl.arange(0, BK)
     from_chunk, chunks = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
@@ -198,7 +198,8 @@ def record_key_energy(call: DeltaRule, saved: SavedForBackward, end: Any) -> Non
 
 
 def record_scan(call: DeltaRule, sums: TensorSpec, totals: TensorSpec, begin: Any, end: Any, back: bool) -> None:
-    width, block = min(32, padded(call.K)), 32 if call.T <= 32 * CHUNK else 128
+    width = min(32, padded(call.K))
+    block = 32 if call.T <= 32 * CHUNK else 128  # of 128 most would be idle in short rows
     call.launch(
         key_energy_scan, (call.N, call.HV, -(-call.K // width)), sums, totals, begin, end, call.memory.cu_seqlens, call.T,
         call.HV, BK=width, BLOCK=block, BACK=back, BEGUN=begin is not None, ENDED=end is not None, num_warps=4,

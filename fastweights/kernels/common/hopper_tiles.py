@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.gluon import async_copy, gl, gluon
+from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon
 
 
 @gluon.constexpr_function
@@ -12,10 +12,12 @@ def product_layout(warps, columns, depth=16):
 
 
 @gluon.constexpr_function
-def token_layout(columns, warps):
+def token_layout(columns, warps, depth=16):
     """Of the result [64, columns] of a product; each warpgroup has a part of the columns."""
     groups = warps // 4
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, groups], instr_shape=[16, columns // groups, 16])
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, groups], instr_shape=[16, columns // groups, depth]
+    )
 
 
 @gluon.constexpr_function
@@ -75,6 +77,13 @@ def row_places(STRIDE: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, 
     row = gl.convert_layout(row.reshape([HEIGHT]), gl.SliceLayout(1, LAYOUT))
     at = gl.convert_layout(at.reshape([HEIGHT, WIDTH]), LAYOUT)
     return row, gl.max_contiguous(gl.multiple_of(at, [NUMBERS, NUMBERS]), [1, NUMBERS])
+
+
+@gluon.jit
+def show_to_products():
+    """Let products read what was stored in shared memory so far: a fence and a barrier."""
+    fence_async_shared()
+    gl.thread_barrier()
 
 
 @gluon.jit

@@ -1,4 +1,4 @@
-"""Elementwise Longhorn's gradients in Gluon for Hopper GPUs, where a tile of the state is square. The derivation stands in
+"""Elementwise Longhorn in Gluon for Hopper GPUs, where a tile of the state is square. The derivation stands in
 __init__.py.
 
 The keys' channels and the tile's columns are the rows of one tile: a thread has one of them, and the products of its factors in
@@ -144,6 +144,13 @@ def side(buffer, SIDE: gl.constexpr):
     """The rows of keys (0) or values (1)."""
     C: gl.constexpr = buffer.shape[0] // 2
     return buffer.slice(SIDE * C, C)
+
+
+@gluon.jit
+def store_terms(writes, factors, written, products):
+    """What a block's tokens write, and the products of their decays, for matrix products."""
+    writes.store(stack(write_products(written, products), 16, writes.dtype))
+    factors.store(stack(without_empty(products), 16, factors.dtype))
 
 
 @gluon.jit
@@ -315,8 +322,7 @@ def read_square_tile(
         read = read_vectors(raw_read, of_keys, scale)
         raw_read = load_four_rows(read_from, stride, later, count, of_keys)
         reads.store(stack(read_products(read, products), 32, dtype))
-        writes.store(stack(write_products(written, products), 16, dtype))
-        factors.store(stack(without_empty(products), 16, dtype))
+        store_terms(writes, factors, written, products)
         write_inner(inner, reads, writes, 0)
         answers = mma_v2(
             gl.convert_layout(S.to(dtype), LEFT, assert_trivial=True), side(reads, 0).load(RIGHT),
@@ -386,8 +392,7 @@ def differentiate_square_tile(
                 raw = load_four_rows(written_from, stride, later, count, there)
                 raw_beta = load_four_rows(beta_from, beta_stride, later, count, of_values)
                 after.store(S.to(dtype))
-                writes.store(stack(write_products(written, products), 16, dtype))
-                factors.store(stack(without_empty(products), 16, dtype))
+                store_terms(writes, factors, written, products)
                 gl.store(scratch + b * (C * C) + in_state, after.load(row_layout(gl.num_warps(), C)))
                 S = add_product(S + S * decay_less_one(factors, SUMS), writes)
 
@@ -411,8 +416,7 @@ def differentiate_square_tile(
                 read = read_vectors(raw_read, of_keys, scale)
                 raw_read = load_four_rows(read_from, stride, earlier, count, there)
                 reads.store(stack(read_products(read, products), 32, dtype))
-                writes.store(stack(write_products(written, products), 16, dtype))
-                factors.store(stack(without_empty(products), 16, dtype))
+                store_terms(writes, factors, written, products)
                 write_inner(inner_keys, reads, writes, 0)
                 write_inner(inner_values, reads, writes, 1)
                 copy_rows(before.index((i + 1) & 1), scratch + earlier * (C * C), 0, C, False)

@@ -4,10 +4,10 @@ Numbers of float32 are sums of bfloat16 ones: of three where results must be exa
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import add, load_chunk_rows, product_layout, token_layout
+from ..common.hopper_tiles import add, load_chunk_rows, product_layout, show_to_products, token_layout
 from ..common.math import is_bad, zero_where
 from ..common.packing import program_chunk
-from ..runtime.gluon import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from ..runtime.gluon import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .chunks_in_turn import larger, store_columns
 from .sums import split_first_bits
 
@@ -70,8 +70,7 @@ def answer_tokens(
     parts = split_into(rows, PARTS)
     for k in gl.static_range(PARTS):
         solved.index(k).store(parts[k])
-    fence_async_shared()
-    gl.thread_barrier()
+    show_to_products()
     scores = gl.zeros([64, 64], gl.float32, SQUARE)
     for i in gl.static_range(PARTS):
         for j in gl.static_range(PARTS_B):
@@ -97,8 +96,7 @@ def answer_tokens(
     parts = split_into(scores, PARTS)
     for k in gl.static_range(PARTS):
         weighed.index(k).store(parts[k])
-    fence_async_shared()
-    gl.thread_barrier()
+    show_to_products()
     for i in gl.static_range(PARTS):
         for j in gl.static_range(PARTS):
             if i >= j:

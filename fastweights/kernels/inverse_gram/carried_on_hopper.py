@@ -3,9 +3,9 @@ rounding would be too much, an operand is the sum of two numbers. See the head o
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import add, load_chunk_rows, product_layout, token_layout
+from ..common.hopper_tiles import add, load_chunk_rows, product_layout, show_to_products, token_layout
 from ..common.packing import program_chunk
-from ..runtime.gluon import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from ..runtime.gluon import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
 TYPE = gl.constexpr(gl.bfloat16)
 
@@ -24,13 +24,6 @@ def store_two(tiles, x):
     high = x.to(TYPE)
     tiles.index(0).store(high)
     tiles.index(1).store((x - high.to(gl.float32)).to(TYPE))
-
-
-@gluon.jit
-def show_to_products():
-    """Let products read what was stored in shared memory so far: a fence and a barrier."""
-    fence_async_shared()
-    gl.thread_barrier()
 
 
 @gluon.jit

@@ -12,12 +12,13 @@ from ..common.hopper_tiles import (
     product_layout,
     row_layout,
     row_places,
+    show_to_products,
     store_in_order,
     token_layout,
 )
 from ..common.math import is_bad, zero_where
 from ..common.packing import program_segment
-from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
+from ..runtime.gluon import async_copy, gl, gluon, mma_v2, warpgroup_mma, warpgroup_mma_wait
 from .sums import round_to_tf32, split_first_bits
 
 ROWS = gl.constexpr(16)  # of a block that is eliminated at once
@@ -229,8 +230,7 @@ def solve_in_turn(
         number = (chunk + step) * HV + head
         U = tokens.index(step % 2)
         async_copy.wait_group(0)
-        fence_async_shared()
-        gl.thread_barrier()
+        show_to_products()
         u += 64 * U_ROW
         copy_rows(tokens.index((step + 1) % 2), u, left - 64, U_ROW, True)
         async_copy.commit_group()
@@ -253,8 +253,7 @@ def solve_in_turn(
             if gain is not None:
                 spoiled = gl.maximum(spoiled, bad_gate.to(gl.int32))
             spoiled = gl.associative_scan(spoiled, 0, larger)
-            fence_async_shared()
-            gl.thread_barrier()
+            show_to_products()
 
         rows = times_tokens(now, U.permute((1, 0)), TALL)
         parts = gl.allocate_shared_memory(
@@ -266,8 +265,7 @@ def solve_in_turn(
         parts.index(0).store(high)
         parts.index(1).store(middle)
         parts.index(2).store(low_bits)
-        fence_async_shared()
-        gl.thread_barrier()
+        show_to_products()
         nothing = gl.zeros([64, 64], gl.float32, SQUARE)
         products = warpgroup_mma(U, parts.index(2), nothing, use_acc=False, is_async=True)
         products = warpgroup_mma(U, parts.index(1), products, is_async=True)
@@ -283,8 +281,7 @@ def solve_in_turn(
         factors = gl.allocate_shared_memory(gl.float32, [2, 64, 64], FLOATS)
         store_as_two(factors.index(0), factors.index(1), lower)
         gl.store(D + token * HV + head + t * HV, divisors.load(BY_TOKEN), t < left)
-        fence_async_shared()
-        gl.thread_barrier()
+        show_to_products()
         found = times_floats(
             gl.convert_layout(rows, TALL_FLOATS, assert_trivial=True), factors.index(1), factors.index(0), TALL_FLOATS
         )
@@ -298,8 +295,7 @@ def solve_in_turn(
         found *= gl.sqrt(weight)[None, :]
         halves = gl.allocate_shared_memory(gl.float32, [2, K, 64], FLOATS)
         store_as_two(halves.index(0), halves.index(1), found)
-        fence_async_shared()
-        gl.thread_barrier()
+        show_to_products()
         now -= times_floats(found, halves.index(1), halves.index(0), WHOLE)
         now += gl.where(spoils, float("nan"), 0.0)
     async_copy.wait_group(0)
@@ -356,8 +352,7 @@ def gradients_in_turn(
         else:
             Y.store(given.to(TYPE))
         async_copy.wait_group(0)
-        fence_async_shared()
-        gl.thread_barrier()
+        show_to_products()
         at_tokens = (start * HV + head) * K
         ahead = gl.where(step + 1 < chunks, 64, 0)
         u -= 64 * U_ROW
@@ -380,8 +375,7 @@ def gradients_in_turn(
         now = warpgroup_mma(Y.permute((1, 0)), X, now, is_async=True)
         scores.index(0).store(gl.where(i >= j, along_x, 0.0).to(TYPE))
         scores.index(1).store(gl.where(i >= j, along_y, 0.0).to(TYPE))
-        fence_async_shared()
-        gl.thread_barrier()
+        show_to_products()
         out = warpgroup_mma(Y.permute((1, 0)), scores.index(0), out, is_async=True)
         out = warpgroup_mma(X.permute((1, 0)), scores.index(1), out, is_async=True)
         now, out = warpgroup_mma_wait(0, deps=[now, out])

@@ -13,6 +13,7 @@ from ..common.hopper_tiles import (
     load_chunk_rows,
     product_layout,
     row_layout,
+    show_to_products,
     store_in_order,
     token_layout,
 )
@@ -21,7 +22,6 @@ from ..common.packing import pieces_of_sequence, program_chunk, tokens_of_sequen
 from ..runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .answers import split_into
 from .carried import COARSE, FAR, FINE, ROUNDING
-from .carried_on_hopper import show_to_products
 from .chunks_in_turn import FLOATS, LINE, PLAIN, eliminate_in_place, store_as_two, store_columns, times_floats
 
 
@@ -91,9 +91,7 @@ def carry_in_turn(
     TALL: gl.constexpr = product_layout(WARPS, 64, 16)
     TALL_FLOATS: gl.constexpr = product_layout(WARPS, 64, 8)
     SQUARE: gl.constexpr = token_layout(64, WARPS)
-    SQUARE_FLOATS: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, WARPS // 4], instr_shape=[16, 256 // WARPS, 8]
-    )
+    SQUARE_FLOATS: gl.constexpr = token_layout(64, WARPS, 8)
     READ: gl.constexpr = row_layout(WARPS, K)
     BY_TOKEN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     U_ROW: gl.constexpr = HV // HEADS * K
