@@ -1,7 +1,4 @@
-"""The measured part of docs/layers.md: what parts of the block around a rule do to recall.
-
-`python -m fastweights_studies.pages.page_parts` writes it.
-"""
+"""What parts of the block around a rule do to recall: the table of docs/layers.md, docs/block.md and a sentence of the README."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from fastweights_studies.pages.results import read_measured
 from fastweights_studies.paired import Difference
 from fastweights_studies.record import Row
 
-__all__ = ["measured", "sentence"]
+__all__ = ["measured", "seeds_of", "sentence"]
 
-DEVICE = "NVIDIA H200"  # whose size the page speaks of
+DEVICE = "NVIDIA H200"  # of the larger size, of which docs/layers.md and the README speak
 # What is changed, by the effect.
 CHANGES: Mapping[str, str] = {
     "softmax-convolution": "`softmax`, 32 pairs: with the convolution and SiLU that the memories have",
@@ -25,11 +22,16 @@ CHANGES: Mapping[str, str] = {
     "palimpsa-d-gate": "`palimpsa-d`, 16 pairs: `output_gate=None`",
     "gdn-windows": '`gdn`, 16 pairs: `long_memory="windows"` in place of drawn decays',
     "mamba2-epsilon": '`mamba2` with `long_memory="windows"`, 16 pairs: `norm_eps=1e-12` in place of 1e-6',
+    "mamba2-gate-and-windows": '`mamba2`, 32 pairs: `output_gate=None`, `long_memory="windows"` in place of drawn decays',
+    "gdn-short-windows": "gated DeltaNet, 16 pairs: first windows of 4 tokens in all heads in place of 100",
 }
 
 
-def measured(results: Path) -> str:
-    rows = _rows(results)
+def measured(results: Path, *, large: bool = True) -> str:
+    """The table of the effects on a GPU, or of those at the smaller size of a CPU; "" where there are none."""
+    rows = _rows(results, large)
+    if not rows:
+        return ""
     found = differences(rows)
     lines = [[CHANGES[name], *_cells(rows, name), _say(found[name])] for name in found]
     head = ["changed", "before", "after", "difference, 95% interval of the family"]
@@ -47,13 +49,18 @@ def sentence(results: Path) -> str:
         "What surrounds a rule can decide more than the rule. In a short training softmax attention recalls "
         f"{softmax} of 32 pairs, and {convolved} with the convolution that the memories have; `palimpsa-d` recalls {skipped} of "
         f"16 pairs, {plain} without its skip connection and {ungated} without its output gate ({found[decided[0]].seeds} seeds, "
-        "[intervals](docs/layers.md#what-the-block-around-a-rule-does-to-recall)). So `fastweights recall` compares rules in one "
+        "[intervals](docs/block.md#what-one-part-changes)). So `fastweights recall` compares rules in one "
         "block."
     )
 
 
-def _rows(results: Path) -> list[Row]:
-    return [row for row in read_measured("block-effects", TASK, results) if row.origin.device == DEVICE]
+def seeds_of(results: Path, *, large: bool = True) -> int:
+    """How many seeds an effect has, the fewest of all."""
+    return min(difference.seeds for difference in differences(_rows(results, large)).values())
+
+
+def _rows(results: Path, large: bool = True) -> list[Row]:
+    return [row for row in read_measured("block-effects", TASK, results) if (row.origin.device == DEVICE) == large]
 
 
 def _cells(rows: Sequence[Row], name: str) -> list[str]:
