@@ -79,7 +79,7 @@ def test_numbers_that_were_seen_before_count_as_no_forecast(tmp_path: Path) -> N
 
 
 def test_a_claim_without_a_forecast_has_no_expectation() -> None:
-    """It is named in the introduction and not counted: 25 are measured, of which C12 and S1 had been seen and C27 has no forecast."""
+    """It is named in the introduction and not counted: 25 are measured, C12 and S1 had been seen, C27 has no forecast."""
     without = [claim for claim in claims_of() if claim.forecast.startswith("none") and claim.expected == "not resolved"]
     assert [claim.name for claim in without] == ["C24", "C25", "C27", "C30", "C31", "C34", "C35"]
     assert find_claim("C11").has_forecast  # its status was expected, numbers were not

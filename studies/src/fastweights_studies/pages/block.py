@@ -102,8 +102,8 @@ margin is no margin over these memories. It does not say which part made it. Row
 OPEN = """## What is not known yet
 
 - **The ranking of rules in one block.** `fastweights leaderboard recall --size full --device cuda` trains every rule in one
-  block at four sizes of state, `recall-published` the layers as published, `recall-blocks` what each part adds. None of the
-  three has been run. Until then there is no ranking of rules here.
+  block at four sizes of state, `recall-published` the layers as published, `recall-blocks` what each part adds, `tasks` and
+  `regression-matched` other tasks in the same block. None of the five has been run. Until then there is no ranking of rules here.
 - What these parts do to language models: the language part compares layers as published.
 - Whether longer trainings close the gaps. The tables above end after 2,000 steps: they show what is learnt soon.
 """
