@@ -73,6 +73,11 @@ of width 128 with two heads of 16 channels, at most 2,000 steps of 64 sequences,
 {seeds} seeds. Intervals are of paired seeds, with Holm's correction over the table; a tie is an interval that holds zero:
 """
 
+FIGURE = """![Accuracy of every seed before and after each change](images/block.png)
+
+A line is a seed of the table above.
+"""
+
 SMALL = """At width 64, with 32 sequences and one rate of .003, {seeds} seeds:
 """
 
@@ -111,7 +116,7 @@ OPEN = """## What is not known yet
 
 def render(results: Path = RESULTS) -> str:
     large, small = block_effects.measured(results), block_effects.measured(results, large=False)
-    parts = [HEAD, SHARES, *_shares(results), EFFECTS.format(seeds=block_effects.seeds_of(results)), large]
+    parts = [HEAD, SHARES, *_shares(results), EFFECTS.format(seeds=block_effects.seeds_of(results)), large, FIGURE]
     files = ["[block-effects-nvidia-h200.json](../studies/results/block-effects-nvidia-h200.json)"]
     if small:
         parts += [SMALL.format(seeds=block_effects.seeds_of(results, large=False)), small]
@@ -202,8 +207,9 @@ def _say(difference: Difference) -> str:
     return f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]{tie}"
 
 
-PAGE = Page(DOCS / "block.md", render, COMMAND)
+PAGE, PICTURE = Page(DOCS / "block.md", render, COMMAND), DOCS / "images" / "block.png"
 
 
 if __name__ == "__main__":
     PAGE.write()
+    block_effects.draw(RESULTS, PICTURE)
