@@ -75,7 +75,7 @@ class ServedAttention(Attention):
             sizes = ", ".join(map(str, self.attn_backend.get_supported_head_sizes()))
             raise ValueError(f"head_dim of softmax layers must be one of {sizes} in vLLM here, got {mixer.head_dim}")
 
-    def normalize(self, mixer: Any, norm: nn.Module, x_T1D: Tensor) -> tuple[Tensor, Tensor]:
+    def normalize(self, mixer: Any, norm: Any, x_T1D: Tensor) -> tuple[Tensor, Tensor]:
         return normalize_sum(norm, x_T1D, None)
 
     def mix(self, mixer: Any, x_T1D: Tensor, position_T: Tensor) -> Tensor:
