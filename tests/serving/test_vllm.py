@@ -133,6 +133,25 @@ def test_running_memories_ask_for_no_blocks(mixer, tmp_path, monkeypatch):
     assert (len(calls) == len(asked)) == (mixer == "gdn")
 
 
+@pytest.mark.parametrize("mixer", ["gdn", pytest.param("lattice", marks=pytest.mark.slow)])
+def test_prompts_with_padding_behind_them(mixer, tmp_path):
+    """As the CUDA graphs of prompts read them; on a CPU the model is called."""
+    from fastweights.serving.vllm.prompts import PromptGraphs
+
+    own = model(mixer)
+    own.save_pretrained(tmp_path)
+    asked = prompts((64, 200, 3, 70))
+    with engine(tmp_path, max_num_batched_tokens=128) as llm:
+        served = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.get_model()
+        names = [block.served.name for block in served.model.layers]
+        if served.prompts is None:
+            served.prompts = PromptGraphs(served.model, names, replayed=False)
+        for _ in range(2):
+            outputs = [written(llm, [ids])[0] for ids in asked]
+            assert [list(output.token_ids) for output in outputs] == generated(own, asked)
+        assert served.prompts.readings.keys() == {64, 128} and all(served.prompts.readings.values())
+
+
 def test_blocks_are_used_again(tmp_path):
     """More requests than the pool has room for, one after another: nothing of an earlier sequence is left in a block."""
     own = model("lattice")

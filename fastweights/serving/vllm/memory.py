@@ -6,7 +6,8 @@ read several or begin.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ from .linear import Rows
 from .pool import PooledMixer, StateBlock
 from .versions import counting_builder, our_backend, pages_of
 
-__all__ = ["FastWeightsBackend", "ServedMemory", "overlapped"]
+__all__ = ["FastWeightsBackend", "ServedMemory", "Step", "current_steps", "holds_steps", "overlapped"]
 
 
 @dataclass
@@ -162,6 +163,17 @@ class ServedMemory(MambaBase):
 def current_steps() -> dict[str, Any]:
     """What the layers read now, by their names; nothing while vLLM measures memory."""
     return get_forward_context().attn_metadata or {}
+
+
+@contextmanager
+def holds_steps(steps: dict[str, Step]) -> Iterator[None]:
+    """Layers of these names read these steps meanwhile."""
+    context = get_forward_context()
+    before, context.attn_metadata = context.attn_metadata, steps
+    try:
+        yield
+    finally:
+        context.attn_metadata = before
 
 
 def reads_single_tokens(step: Step) -> bool:

@@ -43,6 +43,7 @@ from ...models.parts import find_divisions, part_of_config, take_parts
 from .linear import Rows, replace_projections
 from .memory import ServedMemory, overlapped
 from .pool import StateBlock
+from .prompts import PromptGraphs
 
 __all__ = ["FastWeightsForCausalLM"]
 
@@ -191,6 +192,11 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsLoRA):
         if current_platform.is_cpu() and dtype == torch.float32 and parts == 1 and vllm_config.quant_config is None:
             self.lm_head.quant_method = ExactLogits(config.vocab_size)
         self.logits_processor = LogitsProcessor(config.vocab_size)
+        served = [one.served for one in self.model.layers]
+        names = [one.name for one in served if isinstance(one, ServedMemory)]
+        alone = parts == 1 and vllm_config.lora_config is None and vllm_config.speculative_config is None
+        graphs = vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs() and current_platform.is_cuda()
+        self.prompts = PromptGraphs(self.model, names) if graphs and alone and len(names) == len(served) else None
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
@@ -215,6 +221,10 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsLoRA):
         inputs_embeds: torch.Tensor | None = None,
         **unused: Any,
     ) -> torch.Tensor:
+        if self.prompts is not None and inputs_embeds is None:
+            hidden_TD = self.prompts.read(input_ids, positions)
+            if hidden_TD is not None:
+                return hidden_TD
         with overlapped(positions.device):
             return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
@@ -233,4 +243,6 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsLoRA):
         for block in self.model.layers:
             if isinstance(block.served, ServedMemory):
                 block.served.weights_changed()
+        if self.prompts is not None:
+            self.prompts.clear()
         return loaded
