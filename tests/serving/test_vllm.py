@@ -106,8 +106,10 @@ def test_sequences_give_way_and_come_back(tmp_path):
     """A pool too small for all: vLLM takes the blocks of running sequences, which later begin once more."""
     own = model(["gdn", "softmax"])
     own.save_pretrained(tmp_path)
-    with engine(tmp_path, num_gpu_blocks_override=9) as llm, counted_preemptions(llm) as given_way:
-        asked = prompts((125, 126, 127, 120, 124))
+    with engine(tmp_path, max_model_len=512, num_gpu_blocks_override=9) as llm, counted_preemptions(llm) as given_way:
+        block = llm.llm_engine.vllm_config.cache_config.block_size
+        # Four fill the pool until they need a second block.
+        asked = prompts([block - short for short in (3, 2, 1, 8, 4)])
         outputs = written(llm, asked, 16)
     assert given_way
     assert [list(output.token_ids) for output in outputs] == generated(own, asked, 16)
@@ -368,7 +370,8 @@ def test_prefix_caching(mixer, tmp_path):
     own.save_pretrained(tmp_path)
     first, other = prompts((200, 150))
     asked = [first, first[:150] + other[:30], first, first[:64] + other, other[:10] + first[:100]]
-    with engine(tmp_path, enable_prefix_caching=True, block_size=32) as llm:
+    # No block of vLLM's is longer than what a step reads, of which 64 is the longest here.
+    with engine(tmp_path, enable_prefix_caching=True, block_size=32, max_num_batched_tokens=64) as llm:
         check_same(own, llm, asked)
         check_same(own, llm, asked[::-1])  # what the first round has left
         with failing_pool(llm), counted_preemptions(llm) as given_way:
