@@ -36,6 +36,13 @@ class VectorModel(nn.Module):
         embedded = self.read_in(x_BTI)
         return self.read_out(self.model(inputs_embeds=embedded, use_cache=False).last_hidden_state)
 
+    def _init_weights(self, module: nn.Module) -> None:
+        """First values of one module: those of torch for the layers that read and answer, the body's for all others."""
+        if module in (self.read_in, self.read_out):
+            module.reset_parameters()
+        elif module is not self:
+            self.model._init_weights(module)
+
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
 

@@ -9,7 +9,7 @@ import torch
 from fastweights.evaluation import recall_accuracy
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.results.experiment import best_results
-from fastweights.training import Stage, load_recall_file, train_run
+from fastweights.training import RecallExperiment, Stage, load_recall_file, train_run
 from fastweights.training.recall.batches import training_batches
 from fastweights.training.recall.train import Training
 from tests.training.small import numbers, small_run
@@ -126,6 +126,25 @@ def test_models_of_one_seed_begin_alike_outside_the_memory():
         "model.layers.0.mlp.gate_proj.weight" if "model.layers.0.mlp.gate_proj.weight" in gdn else shared[0]
     ].std()
     assert 0.03 < std < 0.07  # initializer_range 0.05
+
+
+def test_models_of_vectors_begin_alike_too():
+    """Of regression, with the same scale as without."""
+    task = {"task": "regression", "task_options": {"inputs": 8}, "pairs": (8,)}
+
+    def values(mixer, **changes):
+        (run,) = RecallExperiment(
+            mixers=(mixer,), steps=1, seeds=(0,), learning_rates=(1e-3,), **task, **changes
+        ).runs()
+        return Training(run).model.state_dict()
+
+    gdn, softmax, usual = values("gdn", seed_by_name=True), values("softmax", seed_by_name=True), values("gdn")
+    shared = [name for name in gdn if ".mixer." not in name]
+    assert {"read_in.weight", "read_out.bias"} < set(shared)
+    assert all(torch.equal(gdn[name], softmax[name]) for name in shared)
+    for name in ("read_in.weight", "read_out.weight", "model.layers.0.mixer.out.proj.weight"):
+        if name in gdn:
+            assert 0.7 < gdn[name].std() / usual[name].std() < 1.4 and not torch.equal(gdn[name], usual[name])
 
 
 def test_first_weights_by_name_leave_the_random_state_alone():

@@ -1,5 +1,6 @@
 """The rules of trained claims on made numbers: ties, one seed, trainings that learnt nothing or were lost."""
 
+import dataclasses
 import math
 import re
 import statistics
@@ -248,7 +249,9 @@ def test_a_first_value_is_held_against_what_the_memory_adds(neutral, share, expe
     numbers = make_numbers("neutral_difference", [neutral]) + make_numbers("difference", [0.01], b_scale=0.1)
     numbers += make_numbers("difference_over_memory", [0.01, share], b_scale=0.1)
     numbers += make_numbers("difference_over_memory", [0.001], b_scale=-4.0)
+    numbers += make_numbers("source_accuracy", [1.0, 0.97]) + make_numbers("accuracy", [1.0, 0.9], b_scale=0.1)
     assert status("C12", numbers) == expected
+    assert "recalls 0.970 or more" in reason("C12", numbers) and "recalls 0.900 or more" in reason("C12", numbers)
 
 
 @pytest.mark.parametrize(
@@ -345,13 +348,13 @@ def test_a_claim_of_parts_is_open_where_an_open_part_matters():
 
 
 def test_a_setting_that_cannot_decide_leaves_a_claim_open():
-    claim = find_claim("C12")
-    numbers = make_numbers("neutral_difference", [1e-7]) + make_numbers("difference", [0.01], b_scale=0.1)
-    for b_scale in (0.1, -4.0):
-        numbers += make_numbers("difference_over_memory", [0.01], b_scale=b_scale)
-    found = Measurement(tuple(numbers))
-    assert claim.decide(found).status == "holds" and claim.verdict(found).status == "not resolved"
-    assert claim.verdict(found).statements[-1] == "outcome of the rule: holds" and "trained Mamba-2" in claim.to_decide
+    claim = find_claim("S6")
+    record = committed_records()["S6"]
+    assert claim.decide(record.measurement).status == "does not hold" and claim.to_decide
+    open_one = claim.verdict(record.measurement)
+    assert open_one.status == "not resolved" and open_one.statements[-1] == "outcome of the rule: does not hold"
+    decided = dataclasses.replace(claim, to_decide="").verdict(record.measurement)
+    assert decided == claim.decide(record.measurement)
 
 
 def test_an_error_with_a_value_that_is_not_finite_is_none():

@@ -28,6 +28,7 @@ from fastweights.training.recall.train import Training
 from .toy import TOY, make_row, read_entries, train_here
 
 COLUMN = "mqar-shuffled, heads of 4"
+DECLARED = dict(SIZES)
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,37 @@ def test_blocks_and_published_mixers_have_boards_of_their_own(tmp_path, here):
         run_part(PARTS[part], request(tmp_path, "deltanet", seeds=(0,)))
         assert {run.choice.options.get("output_gate") for run in here} == {gate} and read_entries(part, tmp_path)
         here.clear()
+
+
+def test_other_tasks_are_trained_in_one_block_by_the_recipe_of_recall(tmp_path, here):
+    run_part(PARTS["tasks"], request(tmp_path, "gla"))
+    (entry,) = read_entries("tasks", tmp_path).values()
+    assert entry.column == "copy, 3 tokens" and entry.seeds == (0, 1)
+    assert {row.measure for row in entry.rows} == {"accuracy", "steps_to_90"}
+    assert {run.choice.options["output_gate"] for run in here} == {None} and not any(run.mixture for run in here)
+    assert {run.seed_by_name for run in here} == {True} and {run.validation_examples for run in here} == {8}
+    here.clear()
+    run_part(PARTS["regression-matched"], request(tmp_path, "gla"))
+    (entry,) = read_entries("regression-matched", tmp_path).values()
+    assert {row.measure for row in entry.rows} == {"error", "exact_error"}
+    assert {run.choice.options["output_gate"] for run in here} == {None}
+
+
+@pytest.mark.parametrize("size", DECLARED)
+def test_parts_in_one_block_share_their_recipe(size):
+    recall, tasks, regression = (DECLARED[size].task(name) for name in ("recall", "tasks", "regression-matched"))
+    for part in (tasks, regression):
+        assert (part.rates, part.limits, part.seeds, part.main) == (
+            recall.rates,
+            recall.limits,
+            recall.seeds,
+            recall.main,
+        )
+        assert part.shared["validation_examples"] and part.shared["seed_by_name"] and not part.mixed
+        assert {column["block"] for column in part.columns} == {"matched"}
+        for column in part.columns:
+            RecallExperiment(**part.experiment(column), mixers=("linear",), learning_rates=part.rates[:1]).runs()
+    assert tasks.shared["stop_at"] == 0.99 and "stop_at" not in regression.shared
 
 
 def grid(best, tmp_path, monkeypatch, limits=(1e-4, 1.0), fails=()):

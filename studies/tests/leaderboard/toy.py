@@ -34,6 +34,11 @@ TOY = Size(
         "recall": RECALL,
         "recall-published": replace(RECALL, columns=({**RECALL.columns[0], "block": "published"},)),
         "recall-blocks": replace(RECALL, columns=({**RECALL.columns[0], "block": "with-gate"},)),
+        "tasks": replace(RECALL, columns=({"task": "copy", "pairs": 3, "head_dim": 4, "block": "matched"},), mixed=()),
+        "regression-matched": task(
+            {"task": "regression", "pairs": 3, "inputs": 2, "noise": 0.1, "block": "matched"}, validation_examples=8,
+            seed_by_name=True,
+        ),
         "mqar": task(
             {"task": "mqar-shuffled", "pairs": 2, "query_order": "shuffled"},
             {"task": "mqar-shuffled", "pairs": 2, "query_order": "ordered"},
@@ -51,7 +56,11 @@ TOY = Size(
         vocabulary=300, head_dim=4, rates=(1e-3, 1e-2), seeds=(0, 1), needles=(400,), examples=1, depths=(0.5,), close=100.0,
     ),
     cost=dict.fromkeys(
-        ("recall", "recall-published", "recall-blocks", "mqar", "regression", "tracking", "language", "needle"), "seconds"
+        (
+            "recall", "recall-published", "recall-blocks", "tasks", "regression-matched", "mqar", "regression", "tracking",
+            "language", "needle",
+        ),
+        "seconds",
     ),
 )  # fmt: skip
 

@@ -4,10 +4,20 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from fastweights_studies.measure import block_effects as module
 from fastweights_studies.record import read_rows
 
+from fastweights.layers import build_mixer, registry
+from fastweights.testing import check_mixer
 from studies.tests.leaderboard.toy import NOWHERE, train_here
+
+
+@pytest.fixture(autouse=True)
+def registry_of_its_own(monkeypatch):
+    """The mixer that one effect registers is gone after the test."""
+    monkeypatch.setattr(registry._REGISTRY, "specs", dict(registry._REGISTRY.specs))
+    monkeypatch.delitem(sys.modules, module.WINDOWED, raising=False)
 
 
 def test_both_sides_of_an_effect_are_trained_from_paired_seeds_and_compared(tmp_path, monkeypatch, capsys):
@@ -45,3 +55,12 @@ def test_every_effect_fits_its_layer_at_both_sizes(name, monkeypatch):
         monkeypatch.setitem(module.SIZES, "cpu", module.SIZES[size])
         experiment = module.experiment_of(module.EFFECTS[name], "cpu", None)
         assert len(experiment.mixers) == 2 and experiment.stop_at == 0.99 and len(experiment.seeds) == seeds
+
+
+@pytest.mark.parametrize("window", (4.0, 100.0))
+def test_a_mixer_begins_with_the_window_that_is_measured_in_all_heads(window):
+    module.experiment_of(module.EFFECTS["gdn-short-windows"], "cpu", None)  # registers it
+    mixer = build_mixer("gdn-window", hidden_size=32, num_heads=4, first_window=window)
+    g = mixer.decay(torch.zeros(1, 3, 32))
+    torch.testing.assert_close(1 / (1 - g.exp()), torch.full((1, 3, 4), window), rtol=1e-4, atol=0)
+    check_mixer(mixer.double())

@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastweights_studies.claims import ledger, trained
 from fastweights_studies.claims.ledger import find_claim
+from fastweights_studies.measure import compile_ahead
 from fastweights_studies.measure.compile_ahead import (
     NOTES,
     compile_claim,
+    compile_leaderboard,
     compile_op,
     compile_tests,
     compiling_only,
@@ -152,3 +155,12 @@ def test_unknown_names_are_refused_before_any_work(
     with pytest.raises(SystemExit):
         main()
     assert f"{option} names {name}; choose from " in capsys.readouterr().err and not folder.exists()
+
+
+def test_chosen_columns_of_the_leaderboard_are_compiled_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Any] = []
+    monkeypatch.setattr(compile_ahead, "compile_recall", runs.append)
+    compile_leaderboard("linear", "mqar, heads of 32", "recall")
+    assert [(run.task, run.mixer.options["head_dim"]) for run in runs] == [("mqar", 32)]
+    compile_leaderboard("linear", "", "recall")
+    assert {run.task for run in runs} == {"mqar", "mqar-shuffled"} and len(runs) == 1 + 8

@@ -6,7 +6,14 @@ import json
 from pathlib import Path
 
 from fastweights_studies.measure.environment import digest
-from fastweights_studies.pages import decode_figure, performance, performance_models, recall_figure
+from fastweights_studies.pages import (
+    block,
+    block_effects,
+    decode_figure,
+    performance,
+    performance_models,
+    recall_figure,
+)
 from fastweights_studies.pages.results import read_measured
 from fastweights_studies.places import DOCS, RESULTS
 from PIL import Image
@@ -21,6 +28,11 @@ def source(picture: Path) -> str:
 def test_recall_is_drawn_from_its_results() -> None:
     content = json.loads(recall_figure.RESULTS.read_text())
     assert source(recall_figure.PICTURE) == digest(content), "run python -m fastweights_studies.pages.recall_figure"
+
+
+def test_effects_of_the_block_are_drawn_from_their_results() -> None:
+    assert source(block.PICTURE) == block_effects.source(RESULTS), "run python -m fastweights_studies.pages.block"
+    assert set(block_effects.SHORT) == set(block_effects.CHANGES) == set(block_effects.EFFECTS)
 
 
 def test_decoding_is_drawn_from_its_results() -> None:

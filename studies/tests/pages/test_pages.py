@@ -7,11 +7,11 @@ import sys
 
 import pytest
 from fastweights_studies.pages import __main__ as every_page
-from fastweights_studies.pages import choosing, page_parts, performance, presets
+from fastweights_studies.pages import block, choosing, page_parts, performance, presets
 from fastweights_studies.pages.rendering import Page, replace_part
 from fastweights_studies.places import DOCS, ROOT
 
-PAGES = [choosing.PAGE, performance.PAGE, presets.PAGE, *page_parts.PAGES]
+PAGES = [block.PAGE, choosing.PAGE, performance.PAGE, presets.PAGE, *page_parts.PAGES]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path.name)

@@ -48,6 +48,20 @@ PARTS: Mapping[str, Part] = {
             columns="{block}",
             **RECALL,
         ),
+        RecallPart(
+            name="tasks",
+            says="state tracking, copying and palindromes, every rule in one block",
+            columns="{task}, {pairs} tokens",
+            **RECALL,
+        ),
+        TaskPart(
+            name="regression-matched",
+            says="in-context linear regression beside exact ridge regression, every rule in one block",
+            measure="squared error",
+            better="lower",
+            value="error",
+            columns="{inputs} inputs, {pairs} examples, noise {noise}",
+        ),
         TaskPart(
             name="mqar",
             says="associative recall, queries shuffled and in order, by pairs and size of state",

@@ -193,6 +193,24 @@ def _recall_parts(size: TaskSize, heads: tuple[int, ...], middle: int) -> dict[s
     }
 
 
+def _one_block(size: TaskSize, tasks: Mapping[str, int], inputs: int, examples: int, head: int) -> dict[str, TaskSize]:
+    """The parts beside recall that train every rule in the matched block, by the recipe of its parts: tasks with an accuracy, by
+    their name and tokens, and regression, which has no accuracy to end at."""
+    shared = {name: value for name, value in size.shared.items() if name != "stop_at"}
+    size = replace(size, mixed=())
+    shape: dict[str, Plain] = {"head_dim": head, "block": "matched"}
+    columns: tuple[dict[str, Plain], ...] = tuple(
+        {"task": task, "pairs": pairs, **shape} for task, pairs in tasks.items()
+    )
+    regression: tuple[dict[str, Plain], ...] = tuple(
+        {"task": "regression", "inputs": inputs, "pairs": examples, "noise": noise, **shape} for noise in (0.0, 0.5)
+    )
+    return {
+        "tasks": replace(size, columns=columns),
+        "regression-matched": replace(size, shared=shared, columns=regression),
+    }
+
+
 _SMALL: dict[str, Plain] = {
     "vocab_size": 64, "width": 32, "heads": 2, "layers": 2, "steps": 200, "batch_size": 32, "test_examples": 512,
     "evaluations": 1, "initializer_range": 0.05,
@@ -207,6 +225,7 @@ SIZES = {
         device="cpu",
         tasks={
             **_recall_parts(_RECALL_SMALL, (16,), 16),
+            **_one_block(_RECALL_SMALL, {"s3": 16, "copy": 8}, 8, 16, 16),
             "mqar": TaskSize(
                 shared=_SMALL, columns=_recall(("shuffled", "ordered"), (4,), (16,)), rates=(3e-3, 1e-2), seeds=(0, 1),
             ),
@@ -239,6 +258,10 @@ SIZES = {
         device="cuda",
         tasks={
             **_recall_parts(_RECALL_FULL, (8, 16, 32, 64), 32),
+            **_one_block(
+                _RECALL_FULL,
+                {"parity": 32, "s3": 32, "s5": 32, "copy": 64, "selective-copy": 64, "palindrome": 64}, 16, 64, 32,
+            ),
             "mqar": TaskSize(
                 # Few enough words that softmax attention learns 8 pairs of them in these steps.
                 shared={**_FULL, "vocab_size": 128, "initializer_range": 0.05},
@@ -274,7 +297,9 @@ SIZES = {
             examples=20, source="pytorch", corpus={"max_megabytes": 60},
         ),
         cost={
-            **dict.fromkeys(("recall", "recall-published", "recall-blocks"), "see --dry-run"),
+            **dict.fromkeys(
+                ("recall", "recall-published", "recall-blocks", "tasks", "regression-matched"), "see --dry-run"
+            ),
             "mqar": "90 minutes of one GPU", "regression": "30 minutes of one GPU", "tracking": "45 minutes of one GPU",
             "language": "150 minutes of one GPU", "needle": "20 minutes of one GPU",
         },

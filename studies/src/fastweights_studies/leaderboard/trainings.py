@@ -168,21 +168,21 @@ class TaskPart(BoardPart):
 
 @dataclass(frozen=True, kw_only=True)
 class RecallPart(TaskPart):
-    """A part that trains on mixed numbers of pairs, from first weights that are paired by the seed, until a model has learnt.
+    """A part that trains from first weights that are paired by the seed until a model has learnt, most on mixed numbers of pairs.
 
-    A column is a layout, a size of state and a block. Its number is the mean accuracy over the numbers of pairs; rows have that
-    of each, and the steps to an accuracy of 90%, as other measures.
+    A column is a task or layout, a size of state and a block. Its number is the accuracy, the mean over the numbers of pairs;
+    rows have that of each, and the steps to an accuracy of 90%, as other measures.
     """
 
     beside = {STEPS: "steps to 90%"}
 
 
 def _by_pairs(value: str, chosen: RecallResult) -> dict[str, float | None]:
-    """The measures of a training on mixed pairs: its value on the tested sequences and the steps until it was good enough on the
-    validation sequences, of each number of pairs, and the steps of all together. None where it never was."""
+    """The measures of a training until it has learnt: of mixed pairs its value on the tested sequences and the steps until it was
+    good enough on the validation sequences, of each number of pairs; and the steps of all together. None where it never was."""
     counts = [int(pairs) for pairs in chosen.tested]
     if len(counts) < 2:
-        return {}
+        return {} if chosen.run.get("stop_at") is None else {STEPS: chosen.steps_to(LEARNT)}
     return {
         **{f"{value}_{pairs}": chosen.tested[str(pairs)] for pairs in counts},
         **{f"{STEPS}_{pairs}": chosen.steps_to(LEARNT, pairs) for pairs in counts},

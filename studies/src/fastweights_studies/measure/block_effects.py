@@ -1,11 +1,11 @@
-"""What five parts of the block around a rule do to recall: the measurement behind the layers' defaults.
+"""What parts of the block around a rule do to recall: the measurement behind the layers' defaults.
 
     python -m fastweights_studies.measure.block_effects --device cuda --workers 8
     python -m fastweights_studies.measure.block_effects --effects gdn-windows,softmax-convolution --seeds 0,1,2
 
 Each effect is a mixer with the first values of its authors beside the same mixer with one part changed, trained from the same
 first weights outside the memory on the same data. On a GPU: two layers of width 128, two heads of 16, 64 sequences a step, 2,000
-steps, ten seeds. On a CPU: width 64, 32 sequences, 1,000 steps, three seeds. The rate is the best of the grid on validation
+steps, ten seeds. On a CPU: width 64, 32 sequences, 2,000 steps, three seeds. The rate is the best of the grid on validation
 sequences; accuracies are of test sequences. A training ends where 99% of the validation sequences are right. Workers are spread
 over all GPUs of the machine. Prints the paired differences of all effects as one family, and writes
 studies/results/block-effects-<device>.json. Runs continue where they stopped.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -35,7 +36,7 @@ TASK = "block_effect"
 HEAD = {"head_dim": 16}
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "cuda": {"width": 128, "batch_size": 64, "steps": 2000, "learning_rates": (1e-3, 3e-3), "seeds": tuple(range(10))},
-    "cpu": {"width": 64, "batch_size": 32, "steps": 1000, "learning_rates": (3e-3,), "seeds": (0, 1, 2)},
+    "cpu": {"width": 64, "batch_size": 32, "steps": 2000, "learning_rates": (3e-3,), "seeds": (0, 1, 2)},
 }
 SETTINGS: Mapping[str, Any] = {
     "task": "mqar-shuffled", "vocab_size": 128, "heads": 2, "layers": 2, "initializer_range": 0.05, "test_examples": 512,
@@ -51,12 +52,14 @@ class Effect:
     changed: Mapping[str, Any]
     pairs: int
     base: Mapping[str, Any] = field(default_factory=dict)
+    module: str | None = None  # that registers the mixer
 
     def sides(self) -> dict[str, MixerChoice]:
         options = {"before": {**HEAD, **self.base}, "after": {**HEAD, **self.base, **self.changed}}
         return {side: MixerChoice(self.mixer, own, f"{self.mixer}-{side}") for side, own in options.items()}
 
 
+WINDOWED = "fastweights_studies.measure.first_window"  # registers gdn-window
 PALIMPSA_D: Mapping[str, Any] = {"long_memory": "own", "skip_init": 1.0}
 EFFECTS: Mapping[str, Effect] = {
     "softmax-convolution": Effect(mixer="softmax", changed={"conv_size": 4, "activation": "silu"}, pairs=32),
@@ -64,11 +67,19 @@ EFFECTS: Mapping[str, Effect] = {
     "palimpsa-d-gate": Effect(mixer="palimpsa-d", base=PALIMPSA_D, changed={"output_gate": None}, pairs=16),
     "gdn-windows": Effect(mixer="gdn", base={"long_memory": "own"}, changed={"long_memory": "windows"}, pairs=16),
     "mamba2-epsilon": Effect(mixer="mamba2", base={"long_memory": "windows"}, changed={"norm_eps": 1e-12}, pairs=16),
+    "mamba2-gate-and-windows": Effect(
+        mixer="mamba2", base={"long_memory": "own"}, changed={"long_memory": "windows", "output_gate": None}, pairs=32
+    ),
+    "gdn-short-windows": Effect(
+        mixer="gdn-window", base={"first_window": 100.0}, changed={"first_window": 4.0}, pairs=16, module=WINDOWED
+    ),
 }
 
 
 def experiment_of(effect: Effect, device: str, seeds: Sequence[int] | None) -> RecallExperiment:
     """Both sides of an effect at all rates and seeds."""
+    if effect.module is not None:
+        import_module(effect.module)
     size = dict(SIZES["cpu" if device == "cpu" else "cuda"])
     size["seeds"] = tuple(seeds or size["seeds"])
     return RecallExperiment(
@@ -147,7 +158,8 @@ def main() -> None:
     path = name_file(given.results, "block-effects", find_gpu()) if on_gpu else given.results / "block-effects-cpu.json"
     origin = describe(find_gpu()) if on_gpu else find_origin("cpu")
     folders = {name: given.runs / given.device / name for name in chosen}
-    results = run_recall_parts(experiments, folders, workers=given.workers)
+    modules = tuple(dict.fromkeys(effect.module for name in chosen if (effect := EFFECTS[name]).module is not None))
+    results = run_recall_parts(experiments, folders, workers=given.workers, imports=modules)
     rows = [row for name in chosen for row in rows_of(name, results[name], origin)]
     replace_rows(path, rows, lambda row: (row.task, row.column["effect"]))
     print("\n".join(report(rows)))

@@ -4,6 +4,7 @@ Commands, each `python -m fastweights_studies.measure.compile_ahead --into runs/
     --ops gka,rls --sizes 4,2048,8,128,128
     --training "24 layers of vla" --decoding rls,vla --claims C24,C25
     --leaderboard mqar,language --mixers gdn,vla
+    --leaderboard recall --mixers gdn,kda --column "mqar-shuffled, heads of 32"
     --students gdn,gka
     --tests tests/gpu/test_large_tensors.py
 
@@ -218,8 +219,8 @@ def compile_claim(name: str) -> None:
         claim.measure(Conditions(seeds=claim.seeds[:1]))
 
 
-def compile_leaderboard(mixer: str, *parts: str) -> None:
-    """What the parts of the full size train with a mixer."""
+def compile_leaderboard(mixer: str, column: str, *parts: str) -> None:
+    """What the parts of the full size train with a mixer, in the columns with this text in their title; "" for all."""
     from fastweights.layers import MixerChoice
     from fastweights_studies.leaderboard.parts import find_part
     from fastweights_studies.leaderboard.request import Request
@@ -228,7 +229,10 @@ def compile_leaderboard(mixer: str, *parts: str) -> None:
     for part in parts:
         with TemporaryDirectory() as folder, compiled_trainings(part):
             output = Path(folder, "leaderboard")
-            request = Request(mixers=(MixerChoice(mixer),), size="full", device="cpu", output=output, workers=2)
+            request = Request(
+                mixers=(MixerChoice(mixer),), size="full", device="cpu", output=output, workers=2,
+                columns=(column,) if column else None,
+            )  # fmt: skip
             run_part(find_part(part), request)
 
 
@@ -369,6 +373,9 @@ def main() -> None:
     parser.add_argument("--claims", default="", help="claims that train models, comma-separated")
     parser.add_argument("--leaderboard", default="", help="parts that train models, comma-separated; needs --mixers")
     parser.add_argument("--mixers", default="", help="of the leaderboard, comma-separated")
+    parser.add_argument(
+        "--column", default="", help="of the leaderboard: text in the titles of its columns; all if not given"
+    )
     parser.add_argument("--students", default="", help="memories of linearization.py, comma-separated")
     parser.add_argument("--tests", nargs="+", default=[], metavar="PATH", help="that need a GPU, as pytest takes them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
@@ -403,7 +410,7 @@ def main() -> None:
             parser.error(f"{option} names {', '.join(unknown)}; choose from {', '.join(dict.fromkeys(known))}")
     wanted: list[tuple[str, tuple[str, ...]]] = [("op", (name, sizes)) for name in given["op"] for sizes in asked.sizes]
     wanted += [(kind, (name,)) for kind in ("decoding", "claim", "student") for name in given[kind]]
-    wanted += [("leaderboard", (mixer, *given["part"])) for mixer in given["mixer"]]
+    wanted += [("leaderboard", (mixer, asked.column, *given["part"])) for mixer in given["mixer"]]
     wanted += [("training", (name,)) for name in asked.training]
     wanted += [("tests", (path,)) for path in asked.tests]
     asked.into.mkdir(parents=True, exist_ok=True)

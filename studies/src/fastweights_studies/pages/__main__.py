@@ -10,7 +10,17 @@ import argparse
 import runpy
 
 # Modules that write pages, in an order in which none reads a page that another writes later.
-MODULES = ("presets", "performance", "recall_figure", "page_parts", "claims", "leaderboard", "own_results", "choosing")
+MODULES = (
+    "presets",
+    "performance",
+    "recall_figure",
+    "page_parts",
+    "claims",
+    "leaderboard",
+    "own_results",
+    "block",
+    "choosing",
+)
 
 
 def main() -> None:

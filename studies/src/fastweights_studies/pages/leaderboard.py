@@ -65,10 +65,11 @@ FAIRNESS = """\
 - **Softmax attention** has the reference's head size and keeps every token (*grows*): its state is far larger. It has no short
   convolution and learns late, so in these short trainings other mixers can be better.
 - **Learning rates** come from one grid for all mixers. The first seed takes every rate; the other seeds take its best one. In the
-  parts of recall a grid is widened until its best rate lies inside, and validation sequences choose, which are not reported.
+  parts with one block a grid is widened until its best rate lies inside, and validation sequences choose, which are not reported.
   In the others the rate is chosen by the test sequences that are reported, which favours no mixer but flatters all.
-- **The block around a rule** decides more than the rule. In `recall` all have the same: short convolutions of four tokens with
-  SiLU on q, k and v, no output gate, no skip connection, and first windows that rise over the heads from 16 to 4,096 tokens.
+- **The block around a rule** [can decide more than the rule](block.md). In `recall`, `tasks` and `regression-matched` all have
+  the same: short convolutions of four tokens with SiLU on q, k and v, no output gate, no skip connection, and first windows that
+  rise over the heads from 16 to 4,096 tokens.
   `recall-published` has the layers as published, as all parts without a block, and `recall-blocks` changes one part of the
   matched block: it adds an output gate or a skip connection, takes the convolutions away, or leaves the first windows to the
   layer, which may draw them at random.

@@ -7,44 +7,39 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 from fastweights.conversion import check_logits, convert
+from fastweights.data import make_task
+from fastweights.data.task import Task
 
 from ..claim import Claim
-from ..draws import Draws
 from ..measurement import Measurement, Number, measure_by_seed
 from ..verdict import Verdict
 from ..words import Quantity
 
-VOCABULARY, LENGTH = 256, 256
+VOCABULARY, PAIRS = 64, 4
+STEPS, BATCH, RATE, WARM = 600, 32, 3e-3, 60
+TESTED = 64  # sequences
 PRINTED, SMALL = 0.1, -4.0  # b_scale
 
 
 def measure(seed: int, device: str) -> Iterator[Number]:
-    draws = Draws(seed, device)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        source = Mamba2ForCausalLM(
-            Mamba2Config(
-                vocab_size=VOCABULARY,
-                hidden_size=64,
-                num_heads=8,
-                head_dim=16,
-                state_size=16,
-                num_hidden_layers=2,
-                n_groups=1,
-            )
-        )
-    source.eval().to(device)
-    tokens = draws.integers(VOCABULARY, 2, LENGTH)
+    task = make_task("mqar-shuffled", pairs=PAIRS, vocab_size=VOCABULARY)
+    source = train_source(task, seed, device)
+    tokens, answers = (x.to(device) for x in task.batch("test", seed=seed, index=0, batch_size=TESTED))
+    saved = {
+        b_scale: convert(source, to="palimpsa-m", seed=seed, b_scale=b_scale).eval() for b_scale in (PRINTED, SMALL)
+    }
     with torch.no_grad():
         logits, empty = (model(tokens, use_cache=False).logits for model in (source, without_memory(source)))
+        yield Number("source_accuracy", accuracy(logits, answers))
+        for b_scale, model in saved.items():
+            yield Number("accuracy", accuracy(model(tokens).logits, answers), {"b_scale": b_scale})
     memory = (logits - empty).abs().max().item()
-    checks = {
-        b_scale: check_logits(source, convert(source, to="palimpsa-m", seed=seed, b_scale=b_scale), tokens)
-        for b_scale in (PRINTED, SMALL)
-    }
+    checks = {b_scale: check_logits(source, saved[b_scale], tokens) for b_scale in (PRINTED, SMALL)}
     largest, neutral = checks[SMALL].largest_logit, checks[SMALL].neutral
     assert neutral is not None
     yield Number("neutral_difference", neutral / largest)
@@ -54,11 +49,55 @@ def measure(seed: int, device: str) -> Iterator[Number]:
     yield Number("memory", memory / largest)
 
 
+def train_source(task: Task, seed: int, device: str) -> Mamba2ForCausalLM:
+    """A Mamba-2 that has learnt to recall. Its skips begin at 0: from 1 it learns late (docs/rules.md)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = Mamba2ForCausalLM(
+            Mamba2Config(
+                vocab_size=VOCABULARY,
+                hidden_size=64,
+                num_heads=8,
+                head_dim=16,
+                state_size=16,
+                num_hidden_layers=2,
+                n_groups=1,
+                chunk_size=32,
+            )
+        )
+    nn.Module.to(model, device)
+    for mixer in mixers_of(model):
+        nn.init.zeros_(mixer.D)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / WARM) * (1 - 0.9 * step / STEPS)
+    )
+    for step in range(STEPS):
+        tokens, answers = (x.to(device) for x in task.batch("train", seed=seed, index=step, batch_size=BATCH))
+        loss = F.cross_entropy(model(tokens, use_cache=False).logits.flatten(0, 1), answers.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+def accuracy(logits: Tensor, answers: Tensor) -> float:
+    """Of the tokens that have a right answer."""
+    asked = answers != -100
+    return (logits.argmax(-1) == answers)[asked].float().mean().item()
+
+
+def mixers_of(model: Mamba2ForCausalLM) -> list[Any]:
+    layers: Any = model.backbone.layers
+    return [layer.mixer for layer in layers]
+
+
 def without_memory(model: Mamba2ForCausalLM) -> Mamba2ForCausalLM:
     """A copy that writes nothing: the convolution gives B = 0."""
     copied = copy.deepcopy(model)
-    layers: Any = copied.backbone.layers
-    for mixer in (layer.mixer for layer in layers):
+    for mixer in mixers_of(copied):
         start = mixer.intermediate_size  # the channels are those of x, B and C
         written = slice(start, start + mixer.n_groups * mixer.ssm_state_size)
         for parameter in (mixer.conv1d.weight, mixer.conv1d.bias):
@@ -70,10 +109,13 @@ def decide(found: Measurement) -> Verdict:
     neutral = found.largest("neutral_difference")
     low, first = (of("difference_over_memory", b_scale=PRINTED) for of in (found.smallest, found.largest))
     near = found.largest("difference_over_memory", b_scale=SMALL)
+    before, after = found.smallest("source_accuracy"), found.smallest("accuracy", b_scale=PRINTED)
     statements = (
+        f"the source recalls {before:.3f} or more",
         f"difference at b_scale -inf {neutral:.1e} of the largest logit",
-        f"at 0.1 {low:.1%} to {first:.1%} of the memory's part by seed "
-        f"({found.largest('difference', b_scale=PRINTED):.1%} of the largest logit), at -4 at most {near:.2%} of that part",
+        f"at 0.1 {low:.1%} to {first:.1%} of the memory's part by seed, up to "
+        f"{found.largest('difference', b_scale=PRINTED):.1%} of the largest logit; the model recalls {after:.3f} or more",
+        f"at -4 at most {near:.2%} of the memory's part",
     )
     if neutral >= 1e-5:
         return Verdict("does not hold", statements)
@@ -87,9 +129,10 @@ CLAIM = Claim(
     says="At b_scale = -inf Palimpsa-M is Mamba-2; training can start arbitrarily near to a trained Mamba-2.",
     printed="equal; b_scale begins at 0.1 or above",
     setting=(
-        "A Mamba-2 model of transformers with 2 layers of width 64 and random weights, converted; largest "
-        "difference of the logits over 2 x 256 tokens, over the largest logit, float32. Added after the first run: the memory's "
-        "part, which is how much the logits of Mamba-2 change when its memory stays empty."
+        "A Mamba-2 model of transformers with 2 layers of width 64, 8 heads of 16 and skips that begin at 0, trained for 600 "
+        "steps on recall of 4 shuffled pairs among 64 tokens, then converted; largest difference of the logits over 64 test "
+        "sequences, over the largest logit, float32. Added after the first run: the memory's part, which is how much the logits "
+        "of Mamba-2 change when its memory stays empty. Added after the second run: the training; before, weights were random."
     ),
     expected="holds weakly",
     forecast=(
@@ -103,18 +146,20 @@ CLAIM = Claim(
     ),
     measure=measure_by_seed(measure),
     decide=decide,
-    to_decide=("a trained Mamba-2: with random weights its skip connection outweighs its memory"),
     numbers={
+        "source_accuracy": Quantity("accuracy of the source"),
+        "accuracy": Quantity("accuracy at b_scale {b_scale}"),
         "neutral_difference": Quantity("at b_scale -inf"),
         "difference": Quantity("at b_scale {b_scale}"),
         "difference_over_memory": Quantity("at b_scale {b_scale}, of the memory's part"),
         "memory": Quantity("the memory's part"),
     },
-    seeds=(0, 1, 2),
+    seeds=(0, 1, 2, 3, 4),
+    cost="2 minutes",
     note=(
-        "with random weights the skip connection D outweighs the memory, so that 10% of the largest logit, which the first rule "
-        "took, could hardly be exceeded: the difference is 1.2% of that logit, against the forecast; the seeds lie on both sides "
-        "of 10% of the memory's part, and the largest decides, as it did before"
+        "with random weights, which the first two runs had, the skip connection outweighed the memory: the difference was 1.2% "
+        "of the largest logit, and 5.5% to 12.1% of the memory's part; of the trained models one had been seen before this "
+        "setting was declared"
     ),
-    seen="the rule was changed after the first run, which came to holds",
+    seen="the rule was changed after the first run, which came to holds, and the setting after the second",
 )

@@ -1,0 +1,55 @@
+"""docs/block.md says what the boards, the effects of parts and claim C22 say."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from fastweights_studies.claims import load_record, save_record
+from fastweights_studies.pages import block, block_effects
+from fastweights_studies.pages.evidence import RESULTS
+from fastweights_studies.record import read_rows, select, write_rows
+
+
+def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
+    shutil.copytree(RESULTS, tmp_path, dirs_exist_ok=True)
+    board = tmp_path / "leaderboard" / "mqar-full.json"
+    rows = read_rows(board)
+    write_rows(board, [replace(row, value=(len(str(row.mixer)) % 7) / 7) for row in rows])
+    effects = tmp_path / "block-effects-nvidia-h200.json"
+    rows = read_rows(effects)
+    changed = select(rows, measure="accuracy", column={"effect": "gdn-windows", "side": "after"})
+    assert len(changed) == 10
+    write_rows(effects, [replace(row, value=0.123) if row in changed else row for row in rows])
+    record = load_record(tmp_path / "claims" / "C22.json")
+    fair = [row for row in record.rows if row.mixer == "linear" and row.column.get("setting") == "convolutions"]
+    lower = [
+        replace(row, value=row.value - 0.5) if row in fair and row.value is not None else row for row in record.rows
+    ]
+    save_record(tmp_path / "claims", replace(record, rows=lower))
+    page, other = block.render(), block.render(tmp_path)
+    assert "| recall: shuffled, 32 pairs, heads of 16 | 33 | 1 | 84% |" in page
+    assert "| recall: shuffled, 32 pairs, heads of 16 | 33 | 1 | 84% |" not in other
+    assert (
+        "| language: held out | 32 | 1 to 3 | 55% |" in page and "| language: held out | 32 | 1 to 3 | 55% |" in other
+    )
+    assert "| 0.98 | 0.12 |" in other and "`linear` 1.000" in page and "`linear` 0.500" in other
+    assert "28 of 32 cells of language" in page and "58 of 66 cells of regression" in page
+
+
+def test_the_smaller_size_has_a_table_of_its_own_once_it_is_measured(tmp_path: Path) -> None:
+    without, having = (shutil.copytree(RESULTS, tmp_path / name) for name in ("without", "having"))
+    for folder in (without, having):
+        (folder / "block-effects-cpu.json").unlink(missing_ok=True)
+    rows = read_rows(RESULTS / "block-effects-nvidia-h200.json")
+    of_cpu = [replace(row, origin=replace(row.origin, device="a CPU")) for row in rows if row.seed in (0, 1, 2)]
+    write_rows(having / "block-effects-cpu.json", of_cpu)
+    assert block_effects.measured(without, large=False) == "" and "At width 64" not in block.render(without)
+    assert "At width 64, with 32 sequences and one rate of .003, 3 seeds:" in block.render(having)
+    assert block_effects.measured(having) == block_effects.measured(without) == block_effects.measured(RESULTS)
+
+
+def test_what_the_page_says_of_claim_c22_is_decided() -> None:
+    gains = block.paper_gains(RESULTS)
+    assert [one.sign for one in gains.values()] == [1, 1, 1, 0] and {one.seeds for one in gains.values()} == {3}
