@@ -148,6 +148,23 @@ def test_as_exact_as_in_plain_triton(rule: str, form: str, width: int) -> None:
             assert relative_error(x, right) < 1.5 * relative_error(before, right) + SLACK.get(one, 1e-4), one
 
 
+@pytest.mark.parametrize("form", ["segments", "packed, in segments"])
+@pytest.mark.parametrize("rule", ["gdn", "gdn, strong", "pgdn", "simple_gla", "kda", "write keys, no decay"])
+def test_no_states_are_states_of_zeros(rule: str, form: str) -> None:
+    """Transitions that only they would need are then neither found nor read."""
+    rows, time, heads, value_heads, edges = FORMS[form]
+    given: Any = {} if edges is None else {"cu_seqlens": torch.tensor(edges, dtype=torch.int32, device="cuda")}
+    inputs = draw(rule, rows, time, heads, value_heads, rows if edges is None else len(edges) - 1)
+    states = tuple(torch.zeros_like(inputs.pop(name)) for name in ("S", "A") if name in inputs)
+    found = []
+    for begin in (states if len(states) > 1 else states[0], None):
+        leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+        o, _ = RULES[rule](**leaves, **given, initial_state=begin, backend="triton")
+        found.append([o, *torch.autograd.grad(o.float().square().sum(), list(leaves.values()))])
+    for name, one, other in zip(("o", *inputs), *found, strict=True):
+        assert relative_error(other, one) < 1e-4, name
+
+
 @pytest.mark.parametrize("name", ["q", "k", "v", "beta", "g", "S", "write_key"])
 @pytest.mark.parametrize(
     ("rule", "width"),

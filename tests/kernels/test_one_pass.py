@@ -483,6 +483,16 @@ def with_backward(
     return list(recorded(step))
 
 
+def test_transitions_that_nobody_reads_are_left_out(on_hopper: None) -> None:
+    """Of first segments without a state before them, and of last segments whose state nobody asks for."""
+    v = torch.zeros(1, 8192, 16, 128, dtype=torch.bfloat16, requires_grad=True)
+    state = torch.zeros(1, 16, 128, 128)
+    for given, read in (({}, False), ({"initial_state": state, "output_final_state": True}, True)):
+        kernels = {one.kernel.__name__: one.choices for one in launched(8192, v=v, **given)}
+        assert kernels["summarize_chunks"]["STARTED"] is kernels["summarize_chunks"]["LAST"] is read
+        assert kernels["summarize_back"]["STARTED"] is read
+
+
 BACK = ["states_again", "gradients_back", "reduce_gate_grads", "sum_heads"]
 CHANNEL_GRADIENTS = ["channel_gradients_back", "strong_gradients_channel"]  # plain Triton where channels lose much
 

@@ -23,10 +23,9 @@ if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed; make test-vllm installs it", allow_module_level=True)
 # Before vLLM is imported: in one process, on the cores that there are. Without it, other tests see nothing of this.
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-os.environ |= {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+# vLLM's softmax layers multiply float32 in TF32 on a GPU, where Triton's setting does not say otherwise.
+os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 
 vllm = pytest.importorskip("vllm")
 needs_copies = pytest.mark.skipif(

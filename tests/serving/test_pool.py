@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fastweights.kernels import availability
 from fastweights.layers import MIXERS, LayerCache, build_mixer
+from fastweights.layers.norms import RMSNorm
 from fastweights.layers.registry import ORDER
+from fastweights.layers.shared_input import normalize_for
+from fastweights.ops import linear_rows
 from fastweights.ops.framework.in_place import write_rows
 from fastweights.serving.vllm.pool import Layout
 from tests.kernels.cases import DEVICE
@@ -81,6 +85,22 @@ def test_the_kernels_read_in_the_pool(name):
     )
     torch.testing.assert_close(read, read_at_once(plain, x_NTD.repeat(2, 2, 1)), rtol=1e-3, atol=1e-4)
     assert pool.is_untouched(0)
+
+
+@pytest.mark.kernels
+@torch.no_grad()
+def test_products_that_the_norm_has_computed_are_used_in_the_pool(monkeypatch):
+    mixer = build_mixer("gdn", hidden_size=32, num_heads=2).to(DEVICE).eval()
+    norm, x_N1D = RMSNorm(32, eps=1e-6).to(DEVICE), torch.randn(2, 1, 32, device=DEVICE)
+    rows = torch.tensor([4, 1], dtype=torch.int32, device=DEVICE)
+    first, second, third = (Pool(mixer).pooled for _ in range(3))
+    wanted = first.decode(norm(x_N1D)[:, 0], rows)
+    monkeypatch.setattr(linear_rows, "takes_kernels", lambda asked, x: availability.takes_kernels("triton", x))
+    _, normed_N1D = normalize_for(mixer, norm, x_N1D, None)
+    torch.testing.assert_close(second.decode_apart(normed_N1D, rows)[:, 0], wanted, rtol=1e-3, atol=1e-4)
+    for product in normed_N1D._products.values():
+        product.zero_()
+    assert not third.decode_apart(normed_N1D, rows).any()
 
 
 def test_a_pool_takes_no_gradients():

@@ -106,8 +106,10 @@ def test_sequences_give_way_and_come_back(tmp_path):
     """A pool too small for all: vLLM takes the blocks of running sequences, which later begin once more."""
     own = model(["gdn", "softmax"])
     own.save_pretrained(tmp_path)
-    with engine(tmp_path, num_gpu_blocks_override=9) as llm, counted_preemptions(llm) as given_way:
-        asked = prompts((125, 126, 127, 120, 124))
+    with engine(tmp_path, max_model_len=512, num_gpu_blocks_override=9) as llm, counted_preemptions(llm) as given_way:
+        block = llm.llm_engine.vllm_config.cache_config.block_size
+        # Four fill the pool until they need a second block.
+        asked = prompts([block - short for short in (3, 2, 1, 8, 4)])
         outputs = written(llm, asked, 16)
     assert given_way
     assert [list(output.token_ids) for output in outputs] == generated(own, asked, 16)
@@ -131,6 +133,25 @@ def test_running_memories_ask_for_no_blocks(mixer, tmp_path, monkeypatch):
         monkeypatch.setattr(coordinator, "allocate_new_blocks", counted)
         check_same(own, llm, asked)
     assert (len(calls) == len(asked)) == (mixer == "gdn")
+
+
+@pytest.mark.parametrize("mixer", ["gdn", pytest.param("lattice", marks=pytest.mark.slow)])
+def test_prompts_with_padding_behind_them(mixer, tmp_path):
+    """As the CUDA graphs of prompts read them; on a CPU the model is called."""
+    from fastweights.serving.vllm.prompts import PromptGraphs
+
+    own = model(mixer)
+    own.save_pretrained(tmp_path)
+    asked = prompts((64, 200, 3, 70))
+    with engine(tmp_path, max_num_batched_tokens=128) as llm:
+        served = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.get_model()
+        names = [block.served.name for block in served.model.layers]
+        if served.prompts is None:
+            served.prompts = PromptGraphs(served.model, names, replayed=False)
+        for _ in range(2):
+            outputs = [written(llm, [ids])[0] for ids in asked]
+            assert [list(output.token_ids) for output in outputs] == generated(own, asked)
+        assert served.prompts.readings.keys() == {64, 128} and all(served.prompts.readings.values())
 
 
 def test_blocks_are_used_again(tmp_path):
@@ -349,7 +370,8 @@ def test_prefix_caching(mixer, tmp_path):
     own.save_pretrained(tmp_path)
     first, other = prompts((200, 150))
     asked = [first, first[:150] + other[:30], first, first[:64] + other, other[:10] + first[:100]]
-    with engine(tmp_path, enable_prefix_caching=True, block_size=32) as llm:
+    # No block of vLLM's is longer than what a step reads, of which 64 is the longest here.
+    with engine(tmp_path, enable_prefix_caching=True, block_size=32, max_num_batched_tokens=64) as llm:
         check_same(own, llm, asked)
         check_same(own, llm, asked[::-1])  # what the first round has left
         with failing_pool(llm), counted_preemptions(llm) as given_way:

@@ -6,8 +6,10 @@ read several or begin.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,13 +21,15 @@ from vllm.utils.torch_utils import direct_register_custom_op
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata
 
+from ...kernels.runtime.overlap import can_overlap, overlapping_launches
 from ...layers import LayerCache, Mixer
+from ...layers.shared_input import normalize_for
 from . import BACKEND, OP
 from .linear import Rows
 from .pool import PooledMixer, StateBlock
 from .versions import counting_builder, our_backend, pages_of
 
-__all__ = ["FastWeightsBackend", "ServedMemory"]
+__all__ = ["FastWeightsBackend", "ServedMemory", "Step", "current_steps", "holds_steps", "overlapped"]
 
 
 @dataclass
@@ -76,11 +80,17 @@ class ServedMemory(MambaBase):
             raise ValueError(f"the name of a layer must be its own, {name} is taken")
         layers[name] = self
 
-    def mix(self, mixer: Mixer, x_TD: Tensor, position_T: Tensor) -> Tensor:
+    def normalize(self, mixer: Mixer, norm: Any, x_T1D: Tensor) -> tuple[Tensor, Tensor]:
+        return normalize_for(mixer, norm, x_T1D, None)
+
+    def mix(self, mixer: Mixer, x_T1D: Tensor, position_T: Tensor) -> Tensor:
         """The output of the layer for the tokens of a step."""
-        y_TD = torch.empty_like(x_TD)
-        torch.ops.vllm.fastweights_memory(x_TD, y_TD, self.name)
-        return y_TD
+        rows = None if torch.compiler.is_compiling() else self.decoded_rows(len(x_T1D))
+        if rows is not None:
+            return cast(PooledMixer, self.pooled).decode_apart(x_T1D, rows)
+        y_T1D = torch.empty_like(x_T1D)
+        torch.ops.vllm.fastweights_memory(x_T1D[:, 0], y_T1D[:, 0], self.name)
+        return y_T1D
 
     # What vLLM asks of a layer with states.
 
@@ -123,6 +133,14 @@ class ServedMemory(MambaBase):
         """A call without sequences, by which vLLM measures memory."""
         y_TD.copy_(self.mixer(x_TD[None], LayerCache())[0])
 
+    def decoded_rows(self, tokens: int) -> Tensor | None:
+        """The rows of a step in which each sequence reads one of so many tokens, padding included; None in other steps."""
+        step = current_steps().get(self.name)
+        if step is None or self.drafted or not reads_single_tokens(step):
+            return None
+        rows = step.state_indices_tensor_d[:, 0]
+        return rows if len(rows) == tokens else None
+
     def step(self, x_TD: Tensor, y_TD: Tensor, step: Step) -> None:
         """Read the tokens of a step: what follows them in x and y is padding."""
         assert self.pooled is not None
@@ -142,11 +160,35 @@ class ServedMemory(MambaBase):
                 y_TD[tokens] = self.pooled.prefill(x_TD[tokens], rows, started, step.query_start_loc_p)
 
 
+def current_steps() -> dict[str, Any]:
+    """What the layers read now, by their names; nothing while vLLM measures memory."""
+    return get_forward_context().attn_metadata or {}
+
+
+@contextmanager
+def holds_steps(steps: dict[str, Step]) -> Iterator[None]:
+    """Layers of these names read these steps meanwhile."""
+    context = get_forward_context()
+    before, context.attn_metadata = context.attn_metadata, steps
+    try:
+        yield
+    finally:
+        context.attn_metadata = before
+
+
+def reads_single_tokens(step: Step) -> bool:
+    return step.num_decode_tokens > 0 and step.num_prefill_tokens == 0
+
+
+def overlapped(device: torch.device) -> AbstractContextManager[None]:
+    """Steps of single tokens are chains of small kernels, as those of `generate()` are."""
+    read = (step for step in current_steps().values() if isinstance(step, Step))
+    return overlapping_launches(can_overlap(device) and any(map(reads_single_tokens, read)))
+
+
 @eager_break_during_capture
 def fastweights_memory(x: torch.Tensor, y: torch.Tensor, name: str) -> None:
-    context = get_forward_context()
-    layer, steps = context.no_compile_layers[name], context.attn_metadata
-    step = None if steps is None else steps.get(name)
+    layer, step = get_forward_context().no_compile_layers[name], current_steps().get(name)
     if step is None:
         layer.rehearse(x, y)
     else:

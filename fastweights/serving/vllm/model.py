@@ -35,12 +35,15 @@ from vllm.sequence import IntermediateTensors
 
 from ...layers import SoftmaxAttention
 from ...layers.attention import rotate, rotation
+from ...layers.norms import normalize_sum
+from ...layers.shared_input import normalize_for
 from ...models import FastWeightsConfig
 from ...models.modeling import FastWeightsBlock, make_norm
 from ...models.parts import find_divisions, part_of_config, take_parts
 from .linear import Rows, replace_projections
-from .memory import ServedMemory
+from .memory import ServedMemory, overlapped
 from .pool import StateBlock
+from .prompts import PromptGraphs
 
 __all__ = ["FastWeightsForCausalLM"]
 
@@ -73,9 +76,12 @@ class ServedAttention(Attention):
             sizes = ", ".join(map(str, self.attn_backend.get_supported_head_sizes()))
             raise ValueError(f"head_dim of softmax layers must be one of {sizes} in vLLM here, got {mixer.head_dim}")
 
-    def mix(self, mixer: Any, x_TD: Tensor, position_T: Tensor) -> Tensor:
+    def normalize(self, mixer: Any, norm: Any, x_T1D: Tensor) -> tuple[Tensor, Tensor]:
+        return normalize_sum(norm, x_T1D, None)
+
+    def mix(self, mixer: Any, x_T1D: Tensor, position_T: Tensor) -> Tensor:
         """The output of the layer for the tokens of a step."""
-        width = mixer.head_dim
+        width, x_TD = mixer.head_dim, x_T1D[:, 0]
         q_THK = mixer.q_norm(mixer.q_proj(x_TD).unflatten(1, (-1, width)))
         k_THK = mixer.k_norm(mixer.k_proj(x_TD).unflatten(1, (-1, width)))
         if mixer.rope_theta is not None:
@@ -83,7 +89,7 @@ class ServedAttention(Attention):
             cos, sin = (y[0] for y in angles)
             q_THK, k_THK = rotate(q_THK, cos, sin), rotate(k_THK, cos, sin)
         o_TD = self(q_THK.flatten(1), k_THK.flatten(1), mixer.v_proj(x_TD))
-        return mixer.o_proj(o_TD)
+        return mixer.o_proj(o_TD)[:, None]
 
 
 class ServedBlock(FastWeightsBlock):
@@ -97,11 +103,18 @@ class ServedBlock(FastWeightsBlock):
         else:
             self.served = ServedMemory(self.mixer, block, rows, f"{name}.memory")
 
-    def forward(self, x_TD: Tensor, position_T: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, x_T1D: Tensor, position_T: Tensor) -> Tensor:  # type: ignore[override]
+        """As the block of our models reads single tokens, so that the same kernels join what is small."""
         # Over the processes, each of which has some heads and part of the MLP.
         summed = tensor_model_parallel_all_reduce
-        x_TD = x_TD + summed(self.served.mix(self.mixer, self.mixer_norm(x_TD), position_T))
-        return x_TD if self.mlp is None else x_TD + summed(self.mlp(self.mlp_norm(x_TD)))
+        x_T1D, normed_T1D = self.served.normalize(self.mixer, self.mixer_norm, x_T1D)
+        mixed_T1D = summed(self.served.mix(self.mixer, normed_T1D, position_T))
+        if self.mlp is None:
+            return x_T1D + mixed_T1D
+        x_T1D, normed_T1D = normalize_for(self.mlp, self.mlp_norm, x_T1D, mixed_T1D)
+        if get_tensor_model_parallel_world_size() == 1:
+            return self.mlp(normed_T1D, x_T1D)
+        return x_T1D + summed(self.mlp(normed_T1D))
 
 
 @support_torch_compile
@@ -133,9 +146,10 @@ class ServedModel(nn.Module):
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         x_TD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x_T1D = x_TD[:, None]
         for block in self.layers:
-            x_TD = block(x_TD, positions)
-        return self.norm(x_TD)
+            x_T1D = block(x_T1D, positions)
+        return normalize_sum(self.norm, x_T1D[:, 0], None)[1]
 
 
 class ExactLogits(UnquantizedEmbeddingMethod):
@@ -178,6 +192,11 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsLoRA):
         if current_platform.is_cpu() and dtype == torch.float32 and parts == 1 and vllm_config.quant_config is None:
             self.lm_head.quant_method = ExactLogits(config.vocab_size)
         self.logits_processor = LogitsProcessor(config.vocab_size)
+        served = [one.served for one in self.model.layers]
+        names = [one.name for one in served if isinstance(one, ServedMemory)]
+        alone = parts == 1 and vllm_config.lora_config is None and vllm_config.speculative_config is None
+        graphs = vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs() and current_platform.is_cuda()
+        self.prompts = PromptGraphs(self.model, names) if graphs and alone and len(names) == len(served) else None
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
@@ -202,7 +221,12 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsLoRA):
         inputs_embeds: torch.Tensor | None = None,
         **unused: Any,
     ) -> torch.Tensor:
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+        if self.prompts is not None and inputs_embeds is None:
+            hidden_TD = self.prompts.read(input_ids, positions)
+            if hidden_TD is not None:
+                return hidden_TD
+        with overlapped(positions.device):
+            return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         return self.logits_processor(self.lm_head, hidden_states)
@@ -219,4 +243,6 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsLoRA):
         for block in self.model.layers:
             if isinstance(block.served, ServedMemory):
                 block.served.weights_changed()
+        if self.prompts is not None:
+            self.prompts.clear()
         return loaded

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...kernels.runtime.overlap import can_overlap, overlapping_launches
 from ...layers import LayerCache, Mixer, SoftmaxAttention, build_mixer
 from ...layers.mixer import token_of
 from ...models.parts import part_of_config
@@ -113,11 +114,15 @@ class PooledMixer:
 
     def decode(self, x_ND: Tensor, rows: Tensor) -> Tensor:
         """One token more [N, D] of sequences that have states. Where the layer can, it works in the pool itself."""
+        return self.decode_apart(x_ND[:, None], rows)[:, 0]
+
+    def decode_apart(self, x_N1D: Tensor, rows: Tensor) -> Tensor:
+        """The same as `decode` for tokens [N, 1, D], with which products of the layer may come (`normalize_for`)."""
         if self.decodes_in_pool:
             owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=rows - 1)  # padding becomes -1
-            return self.mixer(x_ND[:, None], owned)[:, 0]
+            return self.mixer(x_N1D, owned)
         with self.take(rows) as cache:
-            return self.mixer(x_ND[:, None], cache)[:, 0]
+            return self.mixer(x_N1D, cache)
 
     def verify(self, x_TD: Tensor, rows_NS: Tensor, accepted_N: Tensor, edges: Tensor) -> Tensor:
         """Tokens [T, D], some of them drafted, of N sequences that lie one after another, of each at most S. The state after
@@ -177,7 +182,8 @@ class PooledMixer:
         a call of `verify` has beside one."""
         token_1D = token_of(self.mixer)[0]
         rows = torch.zeros(2, dtype=torch.int32, device=token_1D.device)
-        self.decode(token_1D.repeat(2, 1), rows)
+        with overlapping_launches(can_overlap(token_1D.device)):
+            self.decode(token_1D.repeat(2, 1), rows)
         for tokens in (LONG, REHEARSED) if token_1D.is_cuda else (REHEARSED,):
             x_TD = token_1D.repeat(tokens, 1)
             edges = torch.tensor([0, 1, tokens], dtype=torch.int32, device=x_TD.device)

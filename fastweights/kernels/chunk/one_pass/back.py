@@ -96,13 +96,13 @@ def states_again(
 
 @gluon.jit
 def place_segment(segments, cu_seqlens, segment, time, length):
-    """Of a segment: its first token, how many tokens it has, its first chunk, its sequence, and how many segments that has before
-    it, of packed sequences too."""
-    first, tokens, m, sequence, earlier, _ = find_segment(segments, segment, time, length)
+    """Of a segment: its first token, how many tokens it has, its first chunk, its sequence, how many segments that has before it,
+    of packed sequences too, and whether it is the last."""
+    first, tokens, m, sequence, earlier, is_last = find_segment(segments, segment, time, length)
     if segments is not None:
         number, _ = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
         earlier = segment - number
-    return first, tokens, m, sequence, earlier
+    return first, tokens, m, sequence, earlier, is_last
 
 
 @gluon.jit
@@ -122,7 +122,7 @@ def end_of_segment(
             needed = segments_needed(norms, (segment + 1) * HV + head, HV, later, NORMS)
             S = gl.where(needed < later, 0.0 * S, S)
         at = (segment + needed).to(gl.int64) * HV + head
-        S = through_segments(S, added, transition, at, -HV, needed, part, K, V, TYPE, DELTA, LASTING, True)
+        S = through_segments(S, added, transition, at, -HV, needed, part, K, V, TYPE, DELTA, LASTING, True, STARTED)
     return S
 
 
@@ -156,11 +156,12 @@ def chunk_before(q, k, made, do, RECORDS: gl.constexpr, KEY_ROW: gl.constexpr, V
 def summarize_back(
     q, k, w, made, do, transition, added, norms, segments, cu_seqlens, time, length, scale,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
-    RECORD: gl.constexpr, STAGES: gl.constexpr, DELTA: gl.constexpr, CHANNEL: gl.constexpr,
+    RECORD: gl.constexpr, STAGES: gl.constexpr, DELTA: gl.constexpr, CHANNEL: gl.constexpr, STARTED: gl.constexpr,
 ):  # fmt: skip
     """What a segment adds to the gradient of the state before it, transposed, into `added` [P, HV, V, K]: from its last chunk to
-    the first, where the gradient of the state behind it is 0. norms [P, HV, parts]: see `segments_needed`. w: write keys,
-    None where k writes. made: see `solve_chunks`; transition: see `summarize_chunks`."""
+    the first, where the gradient of the state behind it is 0. norms [P, HV, parts]: see `segments_needed`; without STARTED the
+    transition of a last segment is not read. w: write keys, None where k writes. made: see `solve_chunks`; transition: see
+    `summarize_chunks`."""
     WARPS: gl.constexpr = gl.num_warps()
     TYPE: gl.constexpr = k.dtype.element_ty
     KEYS: gl.constexpr = product_layout(WARPS, K)
@@ -173,7 +174,7 @@ def summarize_back(
     VALUE_ROW: gl.constexpr = HV * V
     PARTS: gl.constexpr = V // BV
     part, segment, head = program_place(segments, HV, PARTS)
-    first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
+    first, tokens, m, sequence, earlier, is_last = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) | (earlier == 0):  # nobody reads what the first segment adds
         return
     S = gl.zeros([BV, K], gl.float32, KEYS)
@@ -282,7 +283,7 @@ def summarize_back(
     gl.store(added + number * (K * V) + c[:, None] * K + d[None, :], S)
     if norms is not None:
         norm = 0.0 * largest_row_sum(S)
-        if part == 0:
+        if (part == 0) & (~is_last | STARTED):
             if DELTA:
                 _, places = row_places(K, K, K)
                 norm += largest_row_sum(gl.load(transition + number * (K * K) + places).to(gl.float32))

@@ -83,7 +83,7 @@ def channel_gradients_back(
     LINE: gl.constexpr = gl.BlockedLayout([2], [32], [WARPS], [0])
     CHANNELS: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([4, 1], [1, 32], [1, WARPS], [1, 0]))
     _, segment, head = program_place(segments, HV, 1)
-    first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
+    first, tokens, m, sequence, earlier, _ = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) & (earlier != 0):
         return
     S = end_of_segment(

@@ -119,7 +119,7 @@ def gradients_back(
     GROUP: gl.constexpr = HEADS_W if LATE else HV // H
     STAGES: gl.constexpr = 1 if LATE else 2
     _, segment, head = program_place(segments, HV, 1)
-    first, tokens, m, sequence, earlier = place_segment(segments, cu_seqlens, segment, time, length)
+    first, tokens, m, sequence, earlier, _ = place_segment(segments, cu_seqlens, segment, time, length)
     if (tokens == 0) & (earlier != 0):
         return
     S = end_of_segment(

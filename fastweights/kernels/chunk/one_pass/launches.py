@@ -177,8 +177,8 @@ class OnePass(DeltaRule):
                 transition = self.empty(self.P, HV, parts, self.K, self.K) if self.delta else self.floats(self.P, HV)
             self.launch(
                 summarize_chunks, (columns // HALF.BV * self.P, HV), *tokens[1:], x.v, made, solved, added, transition,
-                norms, *place, **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens), LAST=saved.transitions is not None,
-                num_warps=HALF.BV // 16,
+                norms, *place, **sizes, BV=HALF.BV, STAGES=stages(HALF, tokens), STARTED=x.S is not None,
+                LAST=saved.transitions is not None and S_end is not None, num_warps=HALF.BV // 16,
             )  # fmt: skip
         tile = self.pass_tile
         self.launch(
@@ -214,7 +214,7 @@ class OnePassKept(OnePass):
             return self.channel_grads(saved, scale, do, dS_end, state_grads)
         x, HV, w, u = self.memory, self.HV, self.write_keys(saved), self.memory.v if saved.u is None else saved.u
         h = self.states_again(saved, x.k if w is None else w, u)
-        added, norms = self.summaries_back(saved, Tokens(x.q, x.k, w), scale, do)
+        added, norms = self.summaries_back(saved, Tokens(x.q, x.k, w), scale, do, dS_end)
         dq, dk, dv = (self.token_tensor(HV, self.K) for _ in range(3))
         dw = None if w is None else self.token_tensor(HV, self.K)
         dS, gates = self.state(self.N) if state_grads else None, self.floats(1, 2, *self.rows, HV)
@@ -261,7 +261,9 @@ class OnePassKept(OnePass):
         )  # fmt: skip
         return h
 
-    def summaries_back(self, saved: SavedForBackward, tokens: Tokens, scale: float, do: Any) -> tuple[Any, Any]:
+    def summaries_back(
+        self, saved: SavedForBackward, tokens: Tokens, scale: float, do: Any, dS_end: Any
+    ) -> tuple[Any, Any]:
         """What segments add to the gradient of the state before them, transposed, and their norms; nothing where there is one."""
         from .back import summarize_back  # needs Gluon
 
@@ -273,7 +275,7 @@ class OnePassKept(OnePass):
         self.launch(
             summarize_back, (self.V // tile.BV * self.P, self.HV), *tokens, saved.records, do, saved.transitions, added,
             norms, *self.place(saved), scale, **self.heads(tokens), BV=tile.BV, CHANNEL=self.decay == 2,
-            STAGES=stages(tile, tokens), num_warps=tile.BV // 16,
+            STARTED=dS_end is not None, STAGES=stages(tile, tokens), num_warps=tile.BV // 16,
         )  # fmt: skip
         return added, norms
 
@@ -286,7 +288,7 @@ class OnePassKept(OnePass):
         x, HV, K, V, w = self.memory, self.HV, self.K, self.V, self.write_keys(saved)
         tokens = self.decayed(saved)
         h = self.states_again(saved, tokens.w, saved.u)
-        added, norms = self.summaries_back(saved, tokens, 1.0, do)
+        added, norms = self.summaries_back(saved, tokens, 1.0, do, dS_end)
         dq, dk, dg = self.token_tensor(HV, K), self.token_tensor(HV, K), self.token_tensor(HV, K, dtype=torch.float32)
         dw = self.token_tensor(HV, K) if self.writes else None
         dv, z, dP = self.token_tensor(HV, V), self.token_tensor(HV, V), self.token_tensor(HV, CHUNK)

@@ -289,21 +289,26 @@ def summarize_chunks(
     k, w, v, made, solved, added, transition, norms, segments, cu_seqlens, time, length,
     H: gl.constexpr, HV: gl.constexpr, HEADS_W: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr,
     RECORD: gl.constexpr, DELTA: gl.constexpr, LASTING: gl.constexpr, DECAY: gl.constexpr, STAGES: gl.constexpr,
-    LAST: gl.constexpr,
+    LAST: gl.constexpr, STARTED: gl.constexpr,
 ):  # fmt: skip
     """What a segment does to a state, S -> T S + R: R, transposed, into `added` [P, HV, V, K], T into `transition`
     [P, HV, K, K], LASTING as the sum of two such matrices, or without DELTA, where it is one decay, [P, HV]; norms
     [P, HV, parts]: see `segments_needed`. Of the last segment of a sequence nobody reads R, and T only with LAST, in a
-    backward."""
+    backward from states. T of the first only takes the first state on, with STARTED."""
     KEYS: gl.constexpr = product_layout(gl.num_warps(), K)
     VALUES: gl.constexpr = V // BV
     PARTS: gl.constexpr = VALUES + (K // BV if DELTA else 0)
     part, segment, head = program_place(segments, HV, PARTS)
-    first, tokens, m, _, _, is_last = find_segment(segments, segment, time, length)
+    first, tokens, m, _, earlier, is_last = find_segment(segments, segment, time, length)
+    number = segment.to(gl.int64) * HV + head
     is_value = part + unknown_zero() < VALUES  # where it is known, Triton 3.6 may not compile the kernel
     if (tokens == 0) & (~is_last):
         return
     if is_last & ((is_value & DELTA) | (not LAST)):
+        return
+    if (earlier == 0) & ~is_value & (DELTA and not STARTED):
+        if norms is not None:
+            gl.store(norms + number * PARTS + part, 0.0)
         return
     column = gl.where(is_value, part, part - VALUES) * BV
     at_key = (first * H + head // (HV // H)) * K
@@ -337,7 +342,6 @@ def summarize_chunks(
         S, k, k, w, v, made, solved, v, None, tokens, 1.0, is_value,
         H, HV, HEADS_W, K, V, RECORD, DELTA, DECAY, False, STAGES, False,
     )  # fmt: skip
-    number = segment.to(gl.int64) * HV + head
     norm = 0.0
     if norms is not None:
         norm = largest_row_sum(S)

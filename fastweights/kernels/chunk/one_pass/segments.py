@@ -24,7 +24,8 @@ def program_place(segments, HV: gl.constexpr, PARTS: gl.constexpr):
 @gluon.jit
 def find_segment(segments, segment, time, length):
     """Of a segment: its first token (int64), how many tokens it has, its first chunk (int64), its sequence, how many segments the
-    sequence has before it, and whether it is the last. segments: the table of packed sequences, None for rows."""
+    sequence has before it, of packed sequences whether there is one, and whether it is the last. segments: the table of packed
+    sequences, None for rows."""
     if segments is None:
         per_row = gl.maximum((time + length - 1) // length, 1)
         sequence = segment // per_row
@@ -35,9 +36,9 @@ def find_segment(segments, segment, time, length):
         chunk = (sequence * ((time + 63) // 64) + before // 64).to(gl.int64)
         is_last = earlier == per_row - 1
     else:
-        first, stop, chunk, sequence, _, is_last = segment_place(segments, segment, time)
+        first, stop, chunk, sequence, is_first, is_last = segment_place(segments, segment, time)
         tokens = (stop - first).to(gl.int32)
-        earlier = 0
+        earlier = gl.where(is_first, 0, 1)
     return first, tokens, chunk, sequence, earlier, is_last
 
 
@@ -118,11 +119,12 @@ def copy_transition(buffers, at, transition, there, K: gl.constexpr, PARTS: gl.c
 @gluon.jit
 def through_segments(
     S, added, transition, at, step, count, part, K: gl.constexpr, V: gl.constexpr, TYPE: gl.constexpr, DELTA: gl.constexpr,
-    LASTING: gl.constexpr, BACK: gl.constexpr,
+    LASTING: gl.constexpr, BACK: gl.constexpr, STARTED: gl.constexpr,
 ):  # fmt: skip
     """S taken through `count` segments, or its gradient back through them: what a segment adds and its transition lie at number
-    `at`, those of the next `step` further. Without DELTA a transition is one decay. LASTING: S and transitions as sums of two
-    numbers of 16 bits each, as nothing is forgotten and what each segment rounds would add up."""
+    `at`, those of the next `step` further. Without STARTED S is 0, and the first transition is not read. Without DELTA a
+    transition is one decay. LASTING: S and transitions as sums of two numbers of 16 bits each, as nothing is forgotten and what
+    each segment rounds would add up."""
     BV: gl.constexpr = S.shape[0]
     KEYS: gl.constexpr = S.type.layout
     LEFT: gl.constexpr = gl.DotOperandLayout(0, KEYS, 2)
@@ -132,6 +134,12 @@ def through_segments(
     d = gl.arange(0, K, gl.SliceLayout(0, KEYS))
     adds = added + at * (K * V) + c[:, None] * K + d[None, :]
     R = gl.load(adds, count > 0, 0.0)
+    if not STARTED:
+        S = R
+        count -= 1
+        at += step
+        adds += step * (K * V)
+        R = gl.load(adds, count > 0, 0.0)
     if DELTA:
         transition += at * (PARTS * K * K)
         SQUARE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([K, K], TYPE)
@@ -193,5 +201,5 @@ def start_of_segment(
             needed = segments_needed(norms, (segment - 1) * HV + head, -HV, earlier, NORMS)
             S = gl.where(needed < earlier, 0.0 * S, S)
         at = (segment - needed).to(gl.int64) * HV + head
-        S = through_segments(S, added, transition, at, HV, needed, part, K, V, TYPE, DELTA, LASTING, False)
+        S = through_segments(S, added, transition, at, HV, needed, part, K, V, TYPE, DELTA, LASTING, False, STARTED)
     return S

@@ -8,7 +8,8 @@ Needs vLLM (docs/serving.md). A preset with random weights is served in bfloat16
 CUDA graphs of whole decoding steps. A step is the difference between two answers of different length to the same prompts, divided
 by the tokens between them. The time to the first token is that of an answer of one token. Both are medians. The step of
 `generate()` is measured before, in the same run, for presets without softmax layers. Checked: the part of greedy tokens that are
-those of `generate()`, which near ties in bfloat16 keep below 1. With --profile vLLM's own profiler traces some steps of each
+those of `generate()`, which near ties in bfloat16 keep below 1. With --layers 1 the times are what vLLM takes beside the layers.
+With --profile vLLM's own profiler traces some steps of each
 batch, and a table says how much of them the GPU computes, and in which kernels. Writes
 studies/results/serving-vllm-<device>.json.
 """
@@ -91,11 +92,11 @@ class Own(NamedTuple):
     answers: list[list[int]]
 
 
-def save_model(folder: str, name: str, mixer: str | None, batches: Sequence[int], repeats: int) -> Own:
+def save_model(folder: str, name: str, changed: Mapping[str, Any], batches: Sequence[int], repeats: int) -> Own:
     """Save the model, and measure and ask it before vLLM does."""
     torch.manual_seed(0)
     with torch.device("cuda"):
-        model = FastWeightsForCausalLM(preset(name, **({"mixer": mixer} if mixer else {}))).bfloat16().eval()
+        model = FastWeightsForCausalLM(preset(name, **changed)).bfloat16().eval()
     model.save_pretrained(folder)
     count, prompt, tokens = COMPARED
     ids_NT = torch.randint(model.config.vocab_size, (count, prompt), device="cuda")
@@ -202,6 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="gdn-340m")
     parser.add_argument("--mixers", default="own", help="in place of the preset's, own for its own")
+    parser.add_argument("--layers", type=int, help="in place of the preset's")
     parser.add_argument("--batches", default="1,64,256")
     parser.add_argument("--prompt", type=int, default=64, help="tokens before the decoding")
     parser.add_argument("--tokens", type=int, default=128, help="that are timed")
@@ -232,9 +234,13 @@ def main() -> None:
     form: dict[str, Plain] = {"launched": True} if asked.launched else {}
     if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
         form["model_runner"] = "v2"
+    changed: dict[str, Any] = {}
+    if asked.layers:
+        changed["num_hidden_layers"] = form["layers"] = asked.layers
     for mixer in (None if name == "own" else name for name in asked.mixers.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            own = save_model(folder, asked.preset, mixer, batches, asked.tokens)
+            other = {**changed, "mixer": mixer} if mixer else changed
+            own = save_model(folder, asked.preset, other, batches, asked.tokens)
             gc.collect()
             torch.cuda.empty_cache()
             server = Server(folder, max(batches), length, settings, asked.profile)
