@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fastweights_studies.measure.environment import digest
 from fastweights_studies.pages import (
     block,
     block_effects,
@@ -26,8 +25,9 @@ def source(picture: Path) -> str:
 
 
 def test_recall_is_drawn_from_its_results() -> None:
-    content = json.loads(recall_figure.RESULTS.read_text())
-    assert source(recall_figure.PICTURE) == digest(content), "run python -m fastweights_studies.pages.recall_figure"
+    assert source(recall_figure.PICTURE) == recall_figure.source(recall_figure.FILES), (
+        "run python -m fastweights_studies.pages.recall_figure"
+    )
 
 
 def test_effects_of_the_block_are_drawn_from_their_results() -> None:
@@ -48,15 +48,22 @@ def test_every_figure_says_what_it_was_drawn_from() -> None:
 
 
 def test_other_results_give_another_figure(tmp_path: Path) -> None:
-    """A point per mixer and size, and the checksum of just these results."""
-    content = json.loads(recall_figure.RESULTS.read_text())
-    sizes = {
-        mixer: [row.state_size for row in rows] for mixer, rows in recall_figure.lines(recall_figure.RESULTS).items()
-    }
-    assert {"linear", "deltanet", "rls"} <= set(sizes)
-    assert all(len(rows) == 3 and rows == sorted(set(rows)) for rows in sizes.values())
-    content["runs"][0]["accuracy"] = 0.0
-    changed = tmp_path / "results.json"
-    changed.write_text(json.dumps(content))
-    recall_figure.draw(changed, tmp_path / "recall.png")
-    assert source(tmp_path / "recall.png") == digest(content) != source(recall_figure.PICTURE)
+    """A point per mixer and size with all its seeds, and the checksum of just these results."""
+    found = recall_figure.lines(recall_figure.read(recall_figure.FILES))
+    assert set(found) == {"linear", "deltanet", "rls"}
+    for points in found.values():
+        states = [point.state for point in points]
+        assert len(states) == 3 and states == sorted(set(states)) and {len(point.values) for point in points} == {3}
+    files = [tmp_path / file.name for file in recall_figure.FILES]
+    for file, copy in zip(recall_figure.FILES, files):
+        copy.write_bytes(file.read_bytes())
+    content = json.loads(files[1].read_text())
+    (changed,) = (
+        run for run in content["runs"] if run["run"]["mixer"]["label"] == "linear-16" and run["run"]["seed"] == 1
+    )
+    changed["accuracy"] = changed["accuracies"][-1] = 0.5
+    files[1].write_text(json.dumps(content))
+    before, after = found["linear"][-1], recall_figure.lines(recall_figure.read(files))["linear"][-1]
+    assert after.values == (before.values[0], 0.5, before.values[2]) and after.mean < before.mean
+    recall_figure.draw(files, tmp_path / "recall.png")
+    assert source(tmp_path / "recall.png") == recall_figure.source(files) != source(recall_figure.PICTURE)
