@@ -6,10 +6,16 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from fastweights_studies.claims import load_record, save_record
+from fastweights_studies.measure.block_effects import EFFECTS, SETTINGS, SIZES
 from fastweights_studies.pages import block, block_effects
 from fastweights_studies.pages.evidence import RESULTS
 from fastweights_studies.record import read_rows, select, write_rows
+
+from fastweights.layers.decay import HeadDecay
+from fastweights.training import RecallExperiment
+from fastweights.training.recall.train import Training
 
 
 def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
@@ -53,3 +59,22 @@ def test_the_smaller_size_has_a_table_of_its_own_once_it_is_measured(tmp_path: P
 def test_what_the_page_says_of_claim_c22_is_decided() -> None:
     gains = block.paper_gains(RESULTS)
     assert [one.sign for one in gains.values()] == [1, 1, 1, 0] and {one.seeds for one in gains.values()} == {3}
+
+
+def test_what_the_page_says_of_first_windows_is_so() -> None:
+    small = block_effects.differences(block_effects._rows(RESULTS, large=False))
+    short, mamba = small["gdn-short-windows"], small["mamba2-gate-and-windows"]
+    assert short.sign == -1 and mamba.tied and mamba.deviation > abs(mamba.mean)
+    large = block_effects.differences(block_effects._rows(RESULTS))
+    assert large["gdn-windows"].tied and large["mamba2-epsilon"].tied and large["gdn-windows"].seeds == 10
+    drawn = RecallExperiment(
+        **SETTINGS,
+        **{**SIZES["cuda"], "learning_rates": (1e-3,)},
+        pairs=(16,),
+        mixers=(EFFECTS["gdn-windows"].sides()["before"],),
+        device="cpu",
+    )
+    for run in drawn.runs():
+        decays = [part for part in Training(run).model.modules() if isinstance(part, HeadDecay)]
+        windows = [1 / (1 - decay.convert_step(torch.zeros(1, 1, 2)).exp()) for decay in decays]
+        assert len(windows) == 2 and torch.stack(windows).max() >= 4 * 4
