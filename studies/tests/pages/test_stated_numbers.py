@@ -268,23 +268,22 @@ def test_variances_at_the_larger_size() -> None:
 
 def test_gpu_tests_among_the_limits() -> None:
     ran, text = read_tests(RESULTS / "gpu_tests.json"), words("docs/limits.md")
-    backend, large, *before, newest = ran.runs
+    backend, large, before, packed, *newest = ran.runs
     assert (
-        f"The GPU tests last ran on 2026-11-28: {newest.counts.passed:,} passed and {ran.counts.failed} failed on an H200, and "
-        f"{len(ran.not_run):,} were left when the time was up."
+        f"The GPU tests last ran on 2026-11-29, on an H200: {sum(run.counts.passed for run in newest):,} passed and "
+        f"{ran.counts.failed} failed, and {len(ran.not_run):,} were left when the time was up"
     ) in text
     assert (
-        f"With the kernels of 2026-11-26 another {sum(run.counts.passed for run in before)} had passed (H100), the "
-        f"{large.counts.passed} of large tensors (H200) and the {backend.counts.passed} of the backend of "
-        f"flash-linear-attention (H100)"
+        f"With the kernels of 2026-11-28 another {packed.counts.passed} had passed there, of packed rows and ridge solvers, with "
+        f"those of 2026-11-26 {before.counts.passed} (H100), the {large.counts.passed} of large tensors (H200) and the "
+        f"{backend.counts.passed} of the backend of flash-linear-attention (H100)"
     ) in text
-    assert newest.counts.failed == ran.counts.failed
     assert list(backend.files) == ["tests.gpu.test_flash_linear_attention"]
     assert list(large.files) == ["tests.gpu.test_large_tensors"]
-    assert [run.origin.device.split()[1] for run in ran.runs] == ["H100", "H200", *["H100"] * len(before), "H200"]
-    assert {run.origin.date[:10] for run in ran.runs[:-1]} == {"2026-11-26"} and newest.origin.date[:10] == "2026-11-28"
-    files = [run.origin.versions["files"] for run in ran.runs]
-    assert len(set(files[2:-2])) == 1 and len(set(files)) == 5
+    assert sorted(packed.files) == ["tests.gpu.test_packing", "tests.gpu.test_ridge"]
+    assert [run.origin.device.split()[1] for run in ran.runs] == ["H100", "H200", "H100", *["H200"] * 3]
+    assert [run.origin.date[8:10] for run in ran.runs] == ["26", "26", "26", "28", "29", "29"]
+    assert len({run.origin.versions["files"] for run in newest}) == 1
 
 
 def test_the_text_of_language_models_among_the_limits() -> None:
