@@ -85,6 +85,7 @@ LANGUAGE: dict[str, list[Any]] = {
     "batch_ramp": [3, (3,)],
     "groups": [3, ("norm",)],
     "keep_optimizer": [1, None],
+    "seed_by_name": [1, None],
     "stages": [3, (3,)],
     "weight_decay": [-1, NAN, "0", None],
     "beta1": [-0.1, 1, NAN, "0"],

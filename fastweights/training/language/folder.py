@@ -33,7 +33,7 @@ FREE = (
 LATER = (
     *("batch_ramp", "max_tokens", "warmup_steps", "warmup_tokens", "schedule", "schedule_tokens", "decay_fraction"),
     *("decay_shape", "final_learning_rate", "optimizer", "optimizer_options", "groups", "keep_optimizer"),
-    *("presets", "stages", "stage", "train", "reduce_dtype"),
+    *("presets", "stages", "stage", "train", "reduce_dtype", "seed_by_name"),
 )
 
 

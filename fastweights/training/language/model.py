@@ -18,6 +18,7 @@ from ...layers.choice import split_entry
 from ...models import FastWeightsConfig, FastWeightsForCausalLM, preset
 from ...models.loading import empty_model, has_tokenizer, load_config, load_tokenizer, load_weights, model_folder
 from ..checkpoints import checkpoints_in
+from ..first_weights import draw_by_name
 from ..optimization import choose_trained
 from .processes import world_size
 from .run import LanguageRun
@@ -142,6 +143,8 @@ def build_model(run: LanguageRun, config: Any) -> Any:
     else:
         torch.manual_seed(run.seed)
         model = FastWeightsForCausalLM(config)
+        if run.seed_by_name:
+            draw_by_name(model, run.seed)
     choose_trained(model, run.trained_parameters(model))
     return model
 

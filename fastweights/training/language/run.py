@@ -116,6 +116,9 @@ class LanguageRun(Schedule):
         reduce_dtype: in which several processes add up their gradients: "float32", or with precision "bf16" also "bfloat16",
             which halves the bytes sent and rounds the sums. Parameters, clipping and the optimizer stay in float32.
         seed: of first weights and data order.
+        seed_by_name: whether the first values of each module depend on the seed and its name alone. Models that differ in their
+            mixers then begin alike outside these, and their differences are paired by the seed. A model that is continued keeps
+            its weights.
         log_every: steps between two points of the loss curve. Each is the mean over the steps in between.
         evaluate_every: steps between two measurements of the held-out loss, 0 for one at the end.
         evaluation_rows: how many rows of held-out text are read at most, always the same ones.
@@ -161,6 +164,7 @@ class LanguageRun(Schedule):
     forward_prefetch: int = 0
     reduce_dtype: str = "float32"
     seed: int = 0
+    seed_by_name: bool = False
     log_every: int = 10
     evaluate_every: int = 0
     evaluation_rows: int = 256
@@ -186,7 +190,13 @@ class LanguageRun(Schedule):
         ):
             object.__setattr__(self, name, check_whole_number(name, getattr(self, name), high=largest))
         self.check_schedule()
-        for name in ("gradient_checkpointing", "reshard_after_forward", "tensorboard", "keep_optimizer"):
+        for name in (
+            "gradient_checkpointing",
+            "reshard_after_forward",
+            "tensorboard",
+            "keep_optimizer",
+            "seed_by_name",
+        ):
             check_flag(name, getattr(self, name))
         check_choice("precision", self.precision, ("no", "bf16", "fp16"))
         check_choice("context_way", self.context_way, WAYS)

@@ -160,3 +160,18 @@ def test_continues_a_model(make_run):
     result = train_language(second)[0]
     assert abs(result.held_out_losses[0] - trained.held_out_loss) < 0.05
     assert result.parameters == trained.parameters
+
+
+def test_models_of_one_seed_begin_alike_outside_their_mixers(make_run):
+    """With seed_by_name; and another seed begins elsewhere."""
+    first = {}
+    for mixer, seed in (("linear", 0), ("gdn", 0), ("gdn", 1)):
+        run = make_run(seed=seed, seed_by_name=True, model={**make_run().model, "mixer": mixer})
+        model = build_model(run, model_config(run))
+        first[mixer, seed] = {
+            name: x for name, x in model.state_dict().items() if ".mixer." not in name and x.std() > 0
+        }
+    (one, other, another) = first.values()
+    assert one.keys() == other.keys() and len(one) > 3
+    for name in one:
+        assert one[name].equal(other[name]) and not one[name].equal(another[name]), name
