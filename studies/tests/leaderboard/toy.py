@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fastweights_studies.leaderboard import PARTS
-from fastweights_studies.leaderboard.sizes import LanguageSize, Size, TaskSize
+from fastweights_studies.leaderboard.sizes import Budget, LanguageSize, MatchedLanguageSize, Size, TaskSize
 from fastweights_studies.record import Origin, Row
 
 from fastweights.results.recall import save_result
@@ -28,6 +28,17 @@ def task(*columns, rates=(1e-3, 1e-2), seeds=(0, 1), **shared):
     return TaskSize(shared={**SHARED, **shared}, columns=columns, rates=rates, seeds=seeds)
 
 
+LANGUAGE = MatchedLanguageSize(
+    model={"hidden_size": 8, "num_hidden_layers": 4, "num_heads": 2, "tie_word_embeddings": True},
+    proxy={"hidden_size": 8, "num_hidden_layers": 4, "num_heads": 2, "tie_word_embeddings": True},
+    training={
+        "length": 256, "batch_size": 2, "evaluation_rows": 2, "checkpoint_every": 2, "log_every": 1, "evaluate_every": 1,
+    },
+    rates=(1e-3, 1e-2), proxy_tokens=1000,
+    budgets={1000: Budget(seeds=(0, 1)), 2000: Budget(seeds=(0,), mixers=("linear",))}, vocabulary=300, head_dim=4,
+    source="python", recall_documents=40, rows=3, positions=(0, 16, 256), contexts=(16, 64), context_texts=2, needles=(400,),
+    examples=1, depths=(0.5,), decoded=2, decodings=1,
+)  # fmt: skip
 TOY = Size(
     device="cpu",
     tasks={
@@ -55,10 +66,14 @@ TOY = Size(
         },
         vocabulary=300, head_dim=4, rates=(1e-3, 1e-2), seeds=(0, 1), needles=(400,), examples=1, depths=(0.5,), close=100.0,
     ),
+    matched_language={
+        "language-matched": LANGUAGE,
+        "hybrids": replace(LANGUAGE, softmax_every=(4, 2), budgets={1000: Budget(seeds=(0,))}),
+    },
     cost=dict.fromkeys(
         (
             "recall", "recall-published", "recall-blocks", "tasks", "regression-matched", "mqar", "regression", "tracking",
-            "language", "needle",
+            "language", "needle", "language-matched", "hybrids",
         ),
         "seconds",
     ),

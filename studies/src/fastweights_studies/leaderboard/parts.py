@@ -10,6 +10,7 @@ from fastweights.data import TASKS
 from fastweights.kinds import checked
 
 from .language import LanguagePart
+from .matched_language import MatchedLanguagePart
 from .measured import DecodingSpeed, Memory, TrainingSpeed
 from .needle import NeedlePart
 from .part import Part
@@ -26,6 +27,7 @@ LANGUAGE = LanguagePart(
     value="loss",
 )
 RECALL: dict[str, Any] = {"measure": "accuracy", "better": "higher", "value": "accuracy"}
+LOSS: dict[str, Any] = {"measure": "nats per token", "better": "lower", "value": "loss"}
 # The library's own, in the order of lists and pages.
 PARTS: Mapping[str, Part] = {
     part.name: part
@@ -85,6 +87,22 @@ PARTS: Mapping[str, Part] = {
             better="higher",
             value="accuracy",
             columns="{task}, {pairs} tokens",
+        ),
+        MatchedLanguagePart(
+            name="language-matched",
+            says="language models of code in one block, by tokens of training: test text, identifiers, long contexts, needles",
+            mixers=(
+                *("softmax", "linear", "mamba2", "gla", "deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "gka", "mesa"),
+                *("palimpsa-d", "lattice", "vla-conv", "rls", "rls:decay=head@rls-decay"),
+            ),
+            **LOSS,
+        ),
+        MatchedLanguagePart(
+            name="hybrids",
+            says="memories with softmax attention in some of the layers: the same models of code in one block",
+            # Those that are in published hybrids; others by their names.
+            mixers=("mamba2", "gdn", "kda"),
+            **LOSS,
         ),
         LANGUAGE,
         NeedlePart(

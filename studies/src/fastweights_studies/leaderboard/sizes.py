@@ -16,7 +16,7 @@ from fastweights.training import Stage
 
 from ..record import Plain
 
-__all__ = ["SIZES", "LanguageSize", "Size", "TaskSize"]
+__all__ = ["SIZES", "Budget", "LanguageSize", "MatchedLanguageSize", "Size", "TaskSize"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +121,93 @@ class LanguageSize:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Trainings of one length.
+
+    Attributes:
+        seeds: of first weights and order of data.
+        mixers: names of those that are trained so long; None for all.
+    """
+
+    seeds: tuple[int, ...]
+    mixers: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchedLanguageSize:
+    """Language models in one block.
+
+    Attributes:
+        model, proxy: fields of `FastWeightsConfig`, of the models and of the smaller ones that find their learning rate.
+        training: fields of `LanguageRun`.
+        rates: the grid of the proxies. proxy_tokens: that each of them reads.
+        budgets: by the tokens that a model reads.
+        vocabulary: of the tokenizer, trained on the text. head_dim: of the reference.
+        source: "debian" for the text of `code_text`; "python" for the default corpus, with the fields `corpus`.
+        recall_part: of the rows of training, those of the documents that ask for recall. recall_documents: how many there are.
+        softmax_every: of the variants of a mixer, which layers have softmax attention in its place: every n-th, 0 for none.
+        rows: of test text, each as long as in training. positions: ends of the ranges whose loss is a column.
+        contexts: lengths in tokens. context_texts: how many texts are read up to the longest.
+        needles, examples, depths: as for `LanguageSize`.
+        decoded: tokens of a timed generation. decodings: how many are timed.
+    """
+
+    model: Mapping[str, Any]
+    proxy: Mapping[str, Any]
+    training: Mapping[str, Any]
+    rates: tuple[float, ...]
+    proxy_tokens: int
+    budgets: Mapping[int, Budget]
+    vocabulary: int
+    head_dim: int
+    source: Literal["debian", "python"]
+    recall_documents: int
+    rows: int
+    positions: tuple[int, ...]
+    contexts: tuple[int, ...]
+    context_texts: int
+    needles: tuple[int, ...]
+    examples: int
+    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    corpus: Mapping[str, Any] = field(default_factory=dict)
+    recall_part: float = 0.05
+    softmax_every: tuple[int, ...] = (0,)
+    decoded: int = 256
+    decodings: int = 3
+
+    def own_text(self) -> TextCorpus:
+        """The default corpus, where that is the text."""
+        return TextCorpus(**self.corpus)
+
+    def setting(self) -> dict[str, Any]:
+        """What the numbers of every column depend on, beside the text."""
+        return {
+            **self.model,
+            **self.training,
+            **{f"proxy_{name}": value for name, value in self.proxy.items()},
+            **self.corpus,
+            "proxy_tokens": self.proxy_tokens,
+            "vocabulary": self.vocabulary,
+            "reference_head_dim": self.head_dim,
+            "learning_rates": self.rates,
+            "recall_part": self.recall_part,
+            "recall_documents": self.recall_documents,
+            "rows": self.rows,
+            "context_texts": self.context_texts,
+            "examples": self.examples,
+            "depths": self.depths,
+            "block": "matched",
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class Size:
     """One size of every trained part.
 
     Attributes:
         tasks: the trainings of each part that trains on tasks of the library.
         own: those of a task of a user's own, whose columns do not name it.
+        matched_language: the trainings of each part with language models in one block.
         cost: time of each part with every mixer of the library, an estimate.
     """
 
@@ -134,6 +215,7 @@ class Size:
     tasks: Mapping[str, TaskSize]
     own: TaskSize
     language: LanguageSize
+    matched_language: Mapping[str, MatchedLanguageSize]
     cost: Mapping[str, str] = field(default_factory=dict)
 
     def task(self, part: str) -> TaskSize:
@@ -220,6 +302,45 @@ _FULL: dict[str, Plain] = {
     "evaluations": 1, "initializer_range": 0.02,
 }  # fmt: skip
 
+# Those that read the longer budget: what others are compared with, and a rule of each kind.
+MAIN_LANGUAGE = ("softmax", "linear", "mamba2", "deltanet", "gdn", "kda", "gka", "palimpsa-d")
+_LANGUAGE_SMALL = MatchedLanguageSize(
+    model={"hidden_size": 64, "num_hidden_layers": 4, "num_heads": 2, "tie_word_embeddings": True},
+    proxy={"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 1, "tie_word_embeddings": True},
+    training={
+        "length": 256, "batch_size": 8, "evaluation_rows": 32, "evaluate_every": 50, "checkpoint_every": 50, "log_every": 10,
+    },
+    rates=(1e-3, 3e-3, 1e-2), proxy_tokens=200_000, budgets={400_000: Budget(seeds=(0, 1, 2))}, vocabulary=2048, head_dim=32,
+    source="python", corpus={"max_megabytes": 8}, recall_documents=500, rows=64, positions=(0, 64, 256), contexts=(256, 1024),
+    context_texts=8, needles=(256, 512), examples=4, decoded=32,
+)  # fmt: skip
+_LANGUAGE_FULL = MatchedLanguageSize(
+    # 98M parameters and 34M.
+    model={"hidden_size": 768, "num_hidden_layers": 12, "num_heads": 12, "tie_word_embeddings": True},
+    proxy={"hidden_size": 512, "num_hidden_layers": 8, "num_heads": 8, "tie_word_embeddings": True},
+    training={
+        "length": 2048, "batch_size": 32, "accumulation": 2, "precision": "bf16", "evaluate_every": 100, "checkpoint_every": 200,
+        "log_every": 20,
+    },
+    rates=(3e-4, 1e-3, 3e-3, 1e-2), proxy_tokens=30_000_000,
+    budgets={
+        100_000_000: Budget(seeds=(0, 1, 2)),
+        300_000_000: Budget(seeds=(0, 1, 2, 3, 4), mixers=MAIN_LANGUAGE),
+    },
+    vocabulary=16384, head_dim=64, source="debian",
+    recall_documents=84_000,  # 16M tokens: none is read twice
+    rows=512, positions=(0, 64, 256, 1024, 2048), contexts=(2048, 8192, 65536), context_texts=16, needles=(2048, 8192),
+    examples=20,
+)  # fmt: skip
+
+
+def _language_parts(size: MatchedLanguageSize, every: tuple[int, ...], tokens: int) -> dict[str, MatchedLanguageSize]:
+    """The part of memories alone, and that of hybrids, which read one budget with the seeds that all memories have."""
+    seeds = next(iter(size.budgets.values())).seeds
+    hybrids = replace(size, softmax_every=every, budgets={tokens: Budget(seeds=seeds)})
+    return {"language-matched": size, "hybrids": hybrids}
+
+
 SIZES = {
     "small": Size(
         device="cpu",
@@ -248,10 +369,12 @@ SIZES = {
             vocabulary=2048, head_dim=32, rates=(3e-3, 1e-2), seeds=(0, 1, 2), needles=(256, 512), examples=4,
             corpus={"max_megabytes": 8},
         ),
+        matched_language=_language_parts(_LANGUAGE_SMALL, (4,), 400_000),
         cost={
             "recall": "3 hours of one core", "recall-published": "3 hours of one core", "recall-blocks": "6 hours of one core",
             "mqar": "25 minutes of one core", "regression": "13 minutes of one core", "tracking": "10 minutes of one core",
             "language": "40 minutes of one core", "needle": "10 minutes of one core",
+            "language-matched": "not estimated", "hybrids": "not estimated",
         },
     ),
     "full": Size(
@@ -296,12 +419,14 @@ SIZES = {
             vocabulary=8192, head_dim=64, rates=(1e-3, 3e-3), seeds=(0, 1, 2), needles=(1024, 2048, 4096),
             examples=20, source="pytorch", corpus={"max_megabytes": 60},
         ),
+        matched_language=_language_parts(_LANGUAGE_FULL, (4, 8), 300_000_000),
         cost={
             **dict.fromkeys(
                 ("recall", "recall-published", "recall-blocks", "tasks", "regression-matched"), "see --dry-run"
             ),
             "mqar": "90 minutes of one GPU", "regression": "30 minutes of one GPU", "tracking": "45 minutes of one GPU",
             "language": "150 minutes of one GPU", "needle": "20 minutes of one GPU",
+            "language-matched": "not estimated", "hybrids": "not estimated",
         },
     ),
 }  # fmt: skip

@@ -67,22 +67,20 @@ def part_table(part: Part, entries: Iterable[Entry], mixers: Sequence[str]) -> t
     missing = [name for name in mixers if name not in there]
     trained = any("parameters" in entry.run for entry in entries)
     own = {name: {entry.column: entry for entry in entries if _name(entry) == name} for name in measured}
+    found = {(entry.column, row.measure) for entry in entries for row in entry.rows}
+    beside = [(column, measure) for measure in part.beside for column in columns if (column, measure) in found]
     lines = [
         [
             name + " (keeps every token)" * (name == KEEPS_ALL),
             *(_sizes(list(own[name].values())) if trained else ()),
             *(cells[column][name].text if name in cells[column] else NOT_RUN for column in columns),
-            *(
-                _beside(own[name][column], measure) if column in own[name] else NOT_RUN
-                for measure in part.beside
-                for column in columns
-            ),
+            *(_beside(own[name][column], measure) if column in own[name] else NOT_RUN for column, measure in beside),
         ]
         for name in measured
     ]
-    beside = [f"{column}, {what}" for what in part.beside.values() for column in columns]
     lines += [[name, *[""] * (2 * trained), *[NOT_RUN] * max(1, len(columns) + len(beside))] for name in missing]
-    head = ["mixer", *(("state", "parameters") if trained else ()), *(columns or [part.measure]), *beside]
+    titles = [f"{column}, {part.beside[measure]}" for column, measure in beside]
+    head = ["mixer", *(("state", "parameters") if trained else ()), *(columns or [part.measure]), *titles]
     references = [_reference(entries, column) for column in columns]
     if any(references):
         lines.insert(0, ["*exact ridge regression*", *[""] * (2 * trained), *references])
@@ -120,9 +118,13 @@ def _sizes(entries: Sequence[Entry]) -> tuple[str, str]:
 def _beside(entry: Entry, measure: str) -> str:
     """The mean of another measure over the seeds that have it, and how many these are where some have not."""
     values, wanted = entry.of(measure), sum(row.measure == measure for row in entry.rows)
+    if not wanted:
+        return NOT_RUN
     if not values:
         return "never"
-    return f"{statistics.fmean(values):,.0f}" + f" ({len(values)} of {wanted} seeds)" * (len(values) < wanted)
+    mean = statistics.fmean(values)
+    text = format_number(mean) if mean < 1 else f"{mean:,.0f}"
+    return text + f" ({len(values)} of {wanted} seeds)" * (len(values) < wanted)
 
 
 def _reference(entries: Sequence[Entry], column: str) -> str:

@@ -17,10 +17,12 @@ from fastweights_studies.leaderboard import PARTS, SIZES, Part, part_rows, place
 from fastweights_studies.leaderboard.cells import LEARNING, MARKS, READ, UNMARKED
 from fastweights_studies.leaderboard.effects import block_effects
 from fastweights_studies.leaderboard.entries import EXACT, Entry
+from fastweights_studies.leaderboard.matched_language import MatchedLanguagePart
 from fastweights_studies.leaderboard.measured import ReadPart
 from fastweights_studies.leaderboard.needle import FOUND, NeedlePart
 from fastweights_studies.leaderboard.part import BoardPart
 from fastweights_studies.leaderboard.rules import GRID, LEFT_OUT, SAME_RULE
+from fastweights_studies.leaderboard.sizes import MatchedLanguageSize
 from fastweights_studies.leaderboard.streams import STREAMS
 from fastweights_studies.leaderboard.tables import NOT_RUN, describe_visible
 from fastweights_studies.leaderboard.trainings import TaskPart
@@ -77,6 +79,15 @@ FAIRNESS = """\
 - **Recall of mixed pairs** trains on all numbers of pairs in turn. Its number is the mean accuracy over them. Rows of the result
   file have each, and the steps to an accuracy of 90%. One seed gives all models the same data, and the same first weights in all
   modules that they share.
+- **Models of code in one block** (`language-matched`, `hybrids`) read source code and its documentation as Debian ships it
+  ([text](commands.md#compare-every-memory)); they are models of code, and say nothing about other text. One seed gives all models
+  the same rows in the same order, and the same first weights in all modules that they share. Smaller models find the learning
+  rate by validation text. The numbers are of test text, which lies in folders of its own. A twentieth of the rows are generated
+  documents that ask for numbers which stand in them: language models that were trained without them found no needle, which said
+  nothing about their memories. `identifiers again` is the loss of the tokens of identifiers that stood in the same row 128 or
+  more tokens before, `identifiers at first` of those at their first place.
+- **Hybrids** have softmax attention in every fourth or eighth layer, with the head size that the memory has in all layers. Their
+  columns compare with those of `language-matched` at as many tokens.
 - **Options are those of the layers as published**, with the first values that they had by default when they were measured
   ([which](layers.md#first-values)). They may not be the best. In [another regression](own-least-squares.md) `rls`
   predicts better with a ridge of 0.1 than with its default of 1: clearly at a small size, at a larger one with equal variances of
@@ -172,6 +183,8 @@ def describe_setting(part: Part, size: str, entries: Sequence[Entry], models: Se
             f"{words}{one['layers']} layers of width {one['width']}, {one['heads']} heads, initial weights of standard deviation "
             f"{one['initializer_range']:g}, {steps}, {rates}, {seeded}.\n"
         )
+    if isinstance(part, MatchedLanguagePart):
+        return describe_matched(part.size(size))
     language = SIZES[size].language
     model, training = language.model, language.training
     if isinstance(part, NeedlePart) and entries:
@@ -186,6 +199,24 @@ def describe_setting(part: Part, size: str, entries: Sequence[Entry], models: Se
         f"{language.vocabulary:,} tokens in the vocabulary, {training['max_steps']:,} steps of {training['batch_size']} rows "
         f"of {training['length']:,} tokens of {SOURCES[language.source]}, learning rates {join_numbers(language.rates)}"
         f"{seeded}.\n"
+    )
+
+
+def describe_matched(size: MatchedLanguageSize) -> str:
+    """Sizes and training of language models in one block, in a line."""
+    model, proxy, training = size.model, size.proxy, size.training
+    step = training["length"] * training["batch_size"] * training.get("accumulation", 1)
+    budgets = "; ".join(
+        f"{tokens:,} tokens, {len(budget.seeds)} seeds"
+        + (f" of {', '.join(f'`{name}`' for name in budget.mixers)}" if budget.mixers else "")
+        for tokens, budget in size.budgets.items()
+    )
+    source = "source code as Debian ships it" if size.source == "debian" else "the default corpus"
+    return (
+        f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, {model['num_heads']} heads, the matched block, "
+        f"{size.vocabulary:,} tokens in the vocabulary, rows of {training['length']:,} tokens of {source}, {step:,} tokens per "
+        f"step, {size.recall_part:.0%} of the rows ask for recall; {budgets}. Learning rates {join_numbers(size.rates)}, the "
+        f"best of models with {proxy['num_hidden_layers']} layers of width {proxy['hidden_size']} and {size.proxy_tokens:,} tokens.\n"
     )
 
 
