@@ -16,6 +16,7 @@ from fastweights_studies.record import read_rows, select
 from fastweights.data.text import TextCorpus
 from fastweights.layers import MIXERS, MixerChoice
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.training import WorkerError
 
 from .toy import LANGUAGE, TOY
 
@@ -142,6 +143,22 @@ def test_a_model_that_diverges_has_rows_without_values(tmp_path, monkeypatch):
     entries = {entry.column: entry for entry in PART.entries(PART.rows("small", tmp_path, tmp_path))}
     assert entries["1K: test text"].seeds == (0,) and entries["1K: test text"].diverged == 1
     assert entries["2K: test text"].diverged == 0
+
+
+def test_a_model_that_cannot_be_measured_loses_no_other_one(tmp_path, trained):
+    """And the numbers of two processes are those of one."""
+    board = run_part(PART, request(tmp_path, "linear", seeds=(0,)))
+    alone = PART.entries(PART.rows("small", tmp_path, tmp_path))
+    board.unlink()
+    (tmp_path / "trained/language-matched-small/linear/softmax0-tokens2000-seed0/model/config.json").write_text("{")
+    trained.clear()
+    with pytest.raises(WorkerError, match="linear/softmax0-tokens2000-seed0 failed: ValueError"):
+        run_part(PART, request(tmp_path, "linear", seeds=(0,), workers=2))
+    together = {entry.column: entry for entry in PART.entries(PART.rows("small", tmp_path, tmp_path))}
+    assert trained == [] and set(together) == {entry.column for entry in alone if entry.column.startswith("1K: ")}
+    for entry in alone:
+        if entry.column in together:
+            assert together[entry.column].values == pytest.approx(entry.values, abs=1e-4)
 
 
 def test_the_whole_registry_stands_for_the_declared_mixers(tmp_path):

@@ -28,7 +28,6 @@ from fastweights.data.text import TextCorpus
 from fastweights.files import file_name
 from fastweights.layers import MixerChoice
 from fastweights.training import WorkerError
-from fastweights.training.progress import Silent
 from fastweights.training.recall import run as recall
 from fastweights.training.recall.run import run_recall_parts
 
@@ -308,15 +307,14 @@ def test_language_models_are_in_their_published_block(tmp_path):
     assert run.model["mixer"]["long_memory"] == "own" and run.model["mixer"]["skip_init"] == 1.0
 
 
-def test_language_models_and_needles(tmp_path, monkeypatch):
-    """Two mixers, trained and asked; close ones take all seeds; a second call trains and asks nothing."""
+def test_language_models(tmp_path, monkeypatch):
+    """Two mixers; close ones take all seeds; a second call trains nothing."""
     pytest.importorskip("accelerate")
-    from fastweights import evaluation
     from fastweights.training.language import together
 
     trained, train = [], together.train_language
     monkeypatch.setattr(together, "train_language", lambda run, **k: trained.append(run) or train(run, **k))
-    run_part(PARTS["needle"], request(tmp_path))
+    run_part(PARTS["language"], request(tmp_path))
     found = read_entries("language", tmp_path)
     assert set(found) == {(c, m) for c in ("held out", "context 16", "context 32") for m in MIXERS}
     row = found["held out", "linear"]
@@ -326,28 +324,10 @@ def test_language_models_and_needles(tmp_path, monkeypatch):
         result = json.loads(file.read_bytes())
         losses[result["run"]["learning_rate"]] = result["held_out_losses"][-1]
     assert row.values[0] == min(losses.values()) == losses[row.learning_rate]
-    asked = read_entries("needle", tmp_path)
-    assert set(asked) == {("400 tokens", m) for m in MIXERS}
-    assert (
-        all(0 < x < 20 for x in asked["400 tokens", "linear"].values)
-        and len(asked["400 tokens", "linear"].of("found")) == 2
-    )
     trained.clear()
-    monkeypatch.setattr(evaluation, "needle_recall", None)
-    run_part(PARTS["needle"], request(tmp_path))
     shutil.rmtree(tmp_path / "trained")
-    run_part(PARTS["needle"], request(tmp_path))
+    run_part(PARTS["language"], request(tmp_path))
     assert trained == []
-
-
-class Notes(Silent):
-    """Keeps what is reported."""
-
-    def __init__(self):
-        self.lines = []
-
-    def note(self, line):
-        self.lines.append(line)
 
 
 def watch_trainings(monkeypatch, diverging=()):
@@ -364,34 +344,6 @@ def watch_trainings(monkeypatch, diverging=()):
 
     monkeypatch.setattr(together, "train_language", watched)
     return began
-
-
-def folders(row):
-    return {f"{row.label}/lr{row.learning_rate!r}-seed{seed}" for seed in row.seeds}
-
-
-def test_needles_train_the_models_of_the_language_board_alone(tmp_path, monkeypatch):
-    """Only those that are asked, at their best rate. The rows of the language board stay; a mixer that it lacks is trained as
-    for it."""
-    pytest.importorskip("accelerate")
-    board = run_part(PARTS["language"], request(tmp_path))
-    before, found = read_rows(board), read_entries("language", tmp_path)
-    wanted = {mixer: folders(found["held out", mixer]) for mixer in MIXERS}
-    shutil.rmtree(tmp_path / "trained")
-    began = watch_trainings(monkeypatch)
-    run_part(PARTS["needle"], request(tmp_path, "linear", seeds=(5,)))
-    assert set(began) == wanted["linear"] and len(began) == 2
-    asked = read_entries("needle", tmp_path)["400 tokens", "linear"]
-    assert asked.seeds == (0, 1) and asked.learning_rate == found["held out", "linear"].learning_rate
-    began.clear()
-    shutil.rmtree(tmp_path / "trained")
-    run_part(PARTS["needle"], request(tmp_path, *MIXERS, "gdn", seeds=(0,)))
-    assert (
-        set(began) == wanted["softmax"] | {f"gdn/lr{rate!r}-seed0" for rate in TOY.language.rates} and len(began) == 4
-    )
-    assert [row for row in read_rows(board) if row.mixer != "gdn"] == before
-    assert {mixer for _, mixer in read_entries("needle", tmp_path)} == {*MIXERS, "gdn"}
-    assert read_entries("needle", tmp_path)["400 tokens", "linear"] == asked
 
 
 def test_more_seeds_train_no_grid_again(tmp_path, monkeypatch):
@@ -422,10 +374,6 @@ def test_more_seeds_train_no_grid_again(tmp_path, monkeypatch):
     run_part(PARTS["language"], request(tmp_path, "linear", seeds=(3, 0)))  # another first seed is one more
     assert began == [f"linear/lr{before['held out', 'linear'].learning_rate!r}-seed3"]
     assert read_entries("language", tmp_path)["held out", "linear"].seeds == (0, 1, 2, 3)
-    asking = measure_on(monkeypatch, "needle")
-    asking["machine"] = "the last"
-    run_part(PARTS["needle"], request(tmp_path, "linear"))
-    assert machines(read_entries("needle", tmp_path)["400 tokens", "linear"]) == ["the last"]  # where it was asked
 
 
 def test_mixers_of_the_library_count_as_close_ones(tmp_path, monkeypatch):
@@ -441,46 +389,6 @@ def test_mixers_of_the_library_count_as_close_ones(tmp_path, monkeypatch):
         write_rows(path, [replace(row, value=row.value + away) for row in board])
         run_part(PARTS["language"], request(tmp_path / f"{away}", "linear"))
         assert read_entries("language", tmp_path / f"{away}")["held out", "linear"].seeds == seeds
-
-
-def test_a_model_that_diverges_when_it_is_trained_again_is_not_asked(tmp_path, monkeypatch):
-    pytest.importorskip("accelerate")
-    board = run_part(PARTS["language"], request(tmp_path))
-    before, found = board.read_bytes(), read_entries("language", tmp_path)
-    shutil.rmtree(tmp_path / "trained")
-    rate = found["held out", "linear"].learning_rate
-    diverging = {f"linear/lr{rate!r}-seed0", *folders(found["held out", "softmax"])}
-    began, notes = watch_trainings(monkeypatch, diverging), Notes()
-    run_part(PARTS["needle"], request(tmp_path, reporter=notes))
-    asked = read_entries("needle", tmp_path)
-    assert list(asked) == [("400 tokens", "linear")]
-    row = asked["400 tokens", "linear"]
-    assert row.seeds == (1,) and len(row.values) == len(row.of("found")) == 1
-    what = "diverged when it was trained again, and is not asked for needles"
-    assert {f"linear: seed 0 {what}", f"softmax: seed 0 {what}", f"softmax: seed 1 {what}"} < set(notes.lines)
-    began.clear()
-    monkeypatch.setattr("fastweights.evaluation.needle_recall", None)
-    run_part(PARTS["needle"], request(tmp_path))
-    assert began == [] and board.read_bytes() == before
-
-
-def test_needles_in_two_processes_are_those_of_one(tmp_path, monkeypatch):
-    """A mixer whose models cannot be asked loses no other one."""
-    pytest.importorskip("accelerate")
-    language = replace(SIZES["small"].language, examples=3, depths=(0.0, 1.0))
-    monkeypatch.setitem(SIZES, "small", replace(TOY, language=language))
-    board = run_part(PARTS["needle"], request(tmp_path, seeds=(0,)))
-    alone = read_entries("needle", tmp_path)
-    board.unlink()
-    (best,) = folders(alone["400 tokens", "linear"])
-    (tmp_path / "trained/language-small" / best / "model/config.json").write_text("{")
-    with pytest.raises(WorkerError, match="mixer linear failed: ValueError"):
-        run_part(PARTS["needle"], request(tmp_path, seeds=(0,), workers=2))
-    (key,) = together = read_entries("needle", tmp_path)
-    assert key == ("400 tokens", "softmax")
-    for measure in ("answer_loss", "found"):
-        assert together[key].of(measure) == pytest.approx(alone[key].of(measure), abs=1e-4)
-    assert together[key].seeds == alone[key].seeds and together[key].learning_rate == alone[key].learning_rate
 
 
 def test_mixers_that_are_not_close_take_one_seed():
@@ -512,7 +420,7 @@ def test_a_training_that_diverges_is_counted(tmp_path, monkeypatch):
 
 
 def test_a_mixer_whose_trainings_all_diverge_is_named(tmp_path, monkeypatch):
-    """In every column and in the table; it takes no other seed, and is not asked for needles."""
+    """In every column and in the table; it takes no other seed."""
     pytest.importorskip("accelerate")
     from fastweights.training.language import together
 
@@ -524,9 +432,8 @@ def test_a_mixer_whose_trainings_all_diverge_is_named(tmp_path, monkeypatch):
         return train(run, **options)
 
     monkeypatch.setattr(together, "train_language", diverging)
-    run_part(PARTS["needle"], request(tmp_path))
+    run_part(PARTS["language"], request(tmp_path))
     found = read_entries("language", tmp_path)
-    assert {mixer for _, mixer in read_entries("needle", tmp_path)} == {"linear"}
     for column in ("held out", "context 16", "context 32"):
         row = found[column, "softmax"]
         assert (row.values, row.seeds, row.learning_rate, row.diverged, trainings(row)) == ((), (), None, 2, 2)

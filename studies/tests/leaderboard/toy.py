@@ -64,7 +64,7 @@ TOY = Size(
             "length": 32, "batch_size": 2, "max_steps": 2, "evaluation_rows": 2, "checkpoint_every": 2, "log_every": 1,
             "context_lengths": (16, 32), "context_texts": 2,
         },
-        vocabulary=300, head_dim=4, rates=(1e-3, 1e-2), seeds=(0, 1), needles=(400,), examples=1, depths=(0.5,), close=100.0,
+        vocabulary=300, head_dim=4, rates=(1e-3, 1e-2), seeds=(0, 1), close=100.0,
     ),
     matched_language={
         "language-matched": LANGUAGE,
@@ -73,7 +73,7 @@ TOY = Size(
     cost=dict.fromkeys(
         (
             "recall", "recall-published", "recall-blocks", "tasks", "regression-matched", "mqar", "regression", "tracking",
-            "language", "needle", "language-matched", "hybrids",
+            "language", "language-matched", "hybrids",
         ),
         "seconds",
     ),

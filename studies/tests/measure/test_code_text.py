@@ -108,7 +108,11 @@ def test_packages_become_text_with_versions_and_licences(tmp_path, monkeypatch, 
     monkeypatch.setattr(code_text, "split_of", lambda name: "test" if name.endswith(".md") else "train")
     into = tmp_path / "text"
     main(["--into", str(into), "--downloads", str(tmp_path / "downloads"), "--record"])
-    lines = [json.loads(line) for path in sorted(into.glob("*.gz")) for line in gzip.open(path)]
+    lines = [
+        json.loads(line)
+        for path in sorted(into.glob("*.gz"))
+        for line in gzip.decompress(path.read_bytes()).splitlines()
+    ]
     assert {line["name"]: line["text"] for line in lines} == {
         "mine/lib/a.c": CODE, "mine/java/G.java": f"{CODE}g", "mine/usr/share/doc/mine/h.md": f"{CODE}h",
     }  # fmt: skip

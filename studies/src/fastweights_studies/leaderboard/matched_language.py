@@ -333,8 +333,17 @@ class MatchedLanguagePart(BoardPart):
         # because a model with a loss in every column is not measured again.
         first = {(one.variant, one.tokens): one for one in reversed([*runs]) if one.name in jobs}
         timed = {one.name: (size, runs[one].output, request.device) for one in first.values()}
-        call_each(measure_speed, timed, dataclasses.replace(request, workers=1), keep)
-        call_each(measure_losses, jobs, request, keep)
+        failures = []
+        for work, arguments, asked in (
+            (measure_speed, timed, dataclasses.replace(request, workers=1)),
+            (measure_losses, jobs, request),
+        ):
+            try:
+                call_each(work, arguments, asked, keep)
+            except WorkerError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _facts(self, training: Training, run: Any, request: Request) -> dict[str, Any]:
         """The fields that all rows of a training have in common; `run` without the setting of a column."""

@@ -12,20 +12,12 @@ from fastweights.kinds import checked
 from .language import LanguagePart
 from .matched_language import MatchedLanguagePart
 from .measured import DecodingSpeed, Memory, TrainingSpeed
-from .needle import NeedlePart
 from .part import Part
 from .trainings import RecallPart, TaskPart
 from .untrained import RulesPart
 
 __all__ = ["PARTS", "find_part", "known_parts"]
 
-LANGUAGE = LanguagePart(
-    name="language",
-    says="perplexity by context length of one language model",
-    measure="perplexity",
-    better="lower",
-    value="loss",
-)
 RECALL: dict[str, Any] = {"measure": "accuracy", "better": "higher", "value": "accuracy"}
 LOSS: dict[str, Any] = {"measure": "nats per token", "better": "lower", "value": "loss"}
 # The library's own, in the order of lists and pages.
@@ -104,14 +96,12 @@ PARTS: Mapping[str, Part] = {
             mixers=("mamba2", "gdn", "kda"),
             **LOSS,
         ),
-        LANGUAGE,
-        NeedlePart(
-            name="needle",
-            says="loss of a number hidden in text, at the trained length and beyond",
-            measure="nats per token of the answer",
+        LanguagePart(
+            name="language",
+            says="perplexity by context length of one language model",
+            measure="perplexity",
             better="lower",
-            value="answer_loss",
-            models=LANGUAGE,
+            value="loss",
         ),
         TrainingSpeed(
             name="training-speed",

@@ -76,7 +76,7 @@ class TaskSize:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageSize:
-    """Language models, and the needles that they are asked for.
+    """Language models of layers as published.
 
     Attributes:
         model: fields of `FastWeightsConfig`. training: fields of `LanguageRun`.
@@ -86,8 +86,6 @@ class LanguageSize:
         head_dim: of the reference.
         rates, seeds: as for `TaskSize`; seeds after the first only where it is close.
         close: nats; mixers nearer than this to another one after the first seed take all seeds.
-        needles: lengths in tokens, the trained one first. examples: needles at each length and depth. depths: their places, 0 the
-            beginning of the text.
     """
 
     model: Mapping[str, Any]
@@ -96,9 +94,6 @@ class LanguageSize:
     head_dim: int
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
-    needles: tuple[int, ...]
-    examples: int
-    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     source: Literal["python", "pytorch"] = "python"
     corpus: Mapping[str, Any] = field(default_factory=dict)
     close: float = 0.02
@@ -148,7 +143,7 @@ class MatchedLanguageSize:
         softmax_every: of the variants of a mixer, which layers have softmax attention in its place: every n-th, 0 for none.
         rows: of test text, each as long as in training. positions: ends of the ranges whose loss is a column.
         contexts: lengths in tokens. context_texts: how many texts are read up to the longest.
-        needles, examples, depths: as for `LanguageSize`.
+        needles: lengths in tokens. examples: needles at each length and depth. depths: their places, 0 the beginning of the text.
         decoded: tokens of a timed generation. decodings: how many are timed.
     """
 
@@ -366,14 +361,14 @@ SIZES = {
                 "length": 256, "batch_size": 8, "max_steps": 150, "evaluation_rows": 32, "checkpoint_every": 50,
                 "context_lengths": (128, 256, 512, 1024), "context_texts": 8,
             },
-            vocabulary=2048, head_dim=32, rates=(3e-3, 1e-2), seeds=(0, 1, 2), needles=(256, 512), examples=4,
+            vocabulary=2048, head_dim=32, rates=(3e-3, 1e-2), seeds=(0, 1, 2),
             corpus={"max_megabytes": 8},
         ),
         matched_language=_language_parts(_LANGUAGE_SMALL, (4,), 400_000),
         cost={
             "recall": "3 hours of one core", "recall-published": "3 hours of one core", "recall-blocks": "6 hours of one core",
             "mqar": "25 minutes of one core", "regression": "13 minutes of one core", "tracking": "10 minutes of one core",
-            "language": "40 minutes of one core", "needle": "10 minutes of one core",
+            "language": "40 minutes of one core",
             "language-matched": "not estimated", "hybrids": "not estimated",
         },
     ),
@@ -416,8 +411,8 @@ SIZES = {
                 "compile": False,  # several trainings share a GPU, and compiling them takes longer than it saves
                 "context_lengths": (256, 512, 1024, 2048, 4096), "context_texts": 64,
             },
-            vocabulary=8192, head_dim=64, rates=(1e-3, 3e-3), seeds=(0, 1, 2), needles=(1024, 2048, 4096),
-            examples=20, source="pytorch", corpus={"max_megabytes": 60},
+            vocabulary=8192, head_dim=64, rates=(1e-3, 3e-3), seeds=(0, 1, 2),
+            source="pytorch", corpus={"max_megabytes": 60},
         ),
         matched_language=_language_parts(_LANGUAGE_FULL, (4, 8), 300_000_000),
         cost={
@@ -425,7 +420,7 @@ SIZES = {
                 ("recall", "recall-published", "recall-blocks", "tasks", "regression-matched"), "see --dry-run"
             ),
             "mqar": "90 minutes of one GPU", "regression": "30 minutes of one GPU", "tracking": "45 minutes of one GPU",
-            "language": "150 minutes of one GPU", "needle": "20 minutes of one GPU",
+            "language": "150 minutes of one GPU",
             "language-matched": "not estimated", "hybrids": "not estimated",
         },
     ),

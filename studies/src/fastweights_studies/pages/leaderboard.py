@@ -19,7 +19,6 @@ from fastweights_studies.leaderboard.effects import block_effects
 from fastweights_studies.leaderboard.entries import EXACT, Entry
 from fastweights_studies.leaderboard.matched_language import MatchedLanguagePart
 from fastweights_studies.leaderboard.measured import ReadPart
-from fastweights_studies.leaderboard.needle import FOUND, NeedlePart
 from fastweights_studies.leaderboard.part import BoardPart
 from fastweights_studies.leaderboard.rules import GRID, LEFT_OUT, SAME_RULE
 from fastweights_studies.leaderboard.sizes import MatchedLanguageSize
@@ -108,9 +107,6 @@ minutes of a GPU by the steps that `python -m fastweights_studies.measure.recall
 """
 
 OWN_MIXER = """\
-Needles are asked of the language models whose rate and seeds the language part has found; where their folders are gone, these
-models alone are trained again, and their time is not in the estimate.
-
 A mixer of your own joins every part by its name. The printed table shows it beside the results that the library comes with, those
 of this page, and a line says where these were measured; they are not copied into the output folder. Speed and memory are read
 from what these scripts have measured on a GPU; for a mixer that they lack, the second command prints those that measure it. The
@@ -156,10 +152,10 @@ def list_origins(rows: Iterable[Row]) -> str:
 SOURCES = {"python": "the default corpus", "pytorch": "PyTorch's source text, each read once"}
 
 
-def describe_setting(part: Part, size: str, entries: Sequence[Entry], models: Sequence[Entry]) -> str:
+def describe_setting(part: Part, size: str, entries: Sequence[Entry]) -> str:
     """Sizes and training of a part, in a line.
 
-    entries: those there are, of which some may lack seeds. models: of needles, the entries of the language models.
+    entries: those there are, of which some may lack seeds.
     """
     counts = sorted({len(entry.values) for entry in entries})
     if isinstance(part, TaskPart):
@@ -187,13 +183,10 @@ def describe_setting(part: Part, size: str, entries: Sequence[Entry], models: Se
         return describe_matched(part.size(size))
     language = SIZES[size].language
     model, training = language.model, language.training
-    if isinstance(part, NeedlePart) and entries:
-        seeded = f". {describe_asked(entries, models)}"
-    else:
-        seeded = (
-            f", {seeds(counts[-1:], language.seeds)}. A mixer takes more seeds only if another one is within "
-            f"{language.close} nats of it after the first"
-        )
+    seeded = (
+        f", {seeds(counts[-1:], language.seeds)}. A mixer takes more seeds only if another one is within "
+        f"{language.close} nats of it after the first"
+    )
     return (
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, {model['num_heads']} heads, "
         f"{language.vocabulary:,} tokens in the vocabulary, {training['max_steps']:,} steps of {training['batch_size']} rows "
@@ -216,17 +209,9 @@ def describe_matched(size: MatchedLanguageSize) -> str:
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, {model['num_heads']} heads, the matched block, "
         f"{size.vocabulary:,} tokens in the vocabulary, rows of {training['length']:,} tokens of {source}, {step:,} tokens per "
         f"step, {size.recall_part:.0%} of the rows ask for recall; {budgets}. Learning rates {join_numbers(size.rates)}, the "
-        f"best of models with {proxy['num_hidden_layers']} layers of width {proxy['hidden_size']} and {size.proxy_tokens:,} tokens.\n"
+        f"best of models with {proxy['num_hidden_layers']} layers of width {proxy['hidden_size']} and {size.proxy_tokens:,} "
+        "tokens.\n"
     )
-
-
-def describe_asked(entries: Sequence[Entry], models: Sequence[Entry]) -> str:
-    """The seeds of the models that were asked for needles, and whether there are others."""
-    counts = sorted({len(entry.values) for entry in entries})
-    trained = {entry.label: len(entry.values) for entry in models}
-    others = any(trained.get(entry.label, 0) > len(entry.values) for entry in entries)
-    which = "the model of the first seed alone" if counts == [1] else f"the models of {least_to_most(counts)} seeds"
-    return f"Asked of {which}" + "; those of the other seeds were not asked" * others
 
 
 def seeds(counts: Sequence[int], wanted: Sequence[int]) -> str:
@@ -243,37 +228,24 @@ def join_numbers(values: Sequence[float]) -> str:
 def section(part: Part, size: str, folder: Path, measurements: Path) -> str:
     """What the page says of a part at a size."""
     rows = part_rows(part, size, folder, measurements)
-    entries, models, found = part.entries(rows), [], ""
+    entries = part.entries(rows)
     title, about = f"### {part.name}", f"{part.says[0].upper()}{part.says[1:]}."
-    if isinstance(part, NeedlePart):
-        models = part.models.entries(part_rows(part.models, size, folder, measurements))
-        found = describe_found(entries)
     if part.trained:
         title += f", {size} size"
         about += f" {part.measure[0].upper()}{part.measure[1:]}: {part.better} is better.\n"
-        about += f"\nSetting: {describe_setting(part, size, entries, models)}"
+        about += f"\nSetting: {describe_setting(part, size, entries)}"
     else:
         about += "\n"
     if not rows:
         return f"{title}\n\n{about}\n**Not run.**\n"
     head, lines = table_of(part, size, rows, OWN)
     left_out = [line[0] for line in lines if set(line[1:]) <= {"", NOT_RUN}]
-    lost = {entry.label for entry in models if not entry.values}  # all trainings of its language model diverged
-    missing = "".join(
-        f"\n{why}: {', '.join(f'`{name}`' for name in names)}.\n"
-        for why, names in {
-            "Not run": [name for name in left_out if name not in lost],
-            "Not asked, because all trainings of its language model diverged": [
-                name for name in left_out if name in lost
-            ],
-        }.items()
-        if names
-    )
+    missing = f"\nNot run: {', '.join(f'`{name}`' for name in left_out)}.\n" if left_out else ""
     shown = cells([line for line in lines if line[0] not in left_out])
     visible = describe_visible(entries)
     effects = describe_effects(size, folder, measurements) if part.name == BLOCKS_PART else ""
     after = "".join(f"\n{text}\n" for text in (visible, effects) if text)
-    return f"{title}\n\n{about}{found}\n{table(head, shown)}{missing}{after}\n{list_origins(rows)}"
+    return f"{title}\n\n{about}\n{table(head, shown)}{missing}{after}\n{list_origins(rows)}"
 
 
 def describe_effects(size: str, folder: Path, measurements: Path) -> str:
@@ -286,23 +258,6 @@ def describe_effects(size: str, folder: Path, measurements: Path) -> str:
     lines = [[f"`{x}`", *(str(effects[x, block]) if (x, block) in effects else "" for block in blocks)] for x in labels]
     text = "Differences from the matched block in accuracy, with intervals of 95% for all of them together (Holm)."
     return f"{text}\n\n{table(['mixer', *blocks], lines)}"
-
-
-def describe_found(entries: Sequence[Entry]) -> str:
-    """How many of the hidden numbers the models say, at the length at which a mixer says most."""
-    if not entries:
-        return ""
-    found: dict[str, float] = {}
-    for entry in entries:
-        found[entry.label] = max(found.get(entry.label, 0.0), statistics.fmean(entry.of(FOUND)))
-    some = [f"`{mixer}` {share:.0%}" for mixer, share in sorted(found.items(), key=lambda one: -one[1]) if share]
-    if some:
-        others = "; none by the others" * (len(some) < len(found))
-        return f"\nNumbers found, at the best length: {', '.join(some)}{others}.\n"
-    return (
-        "\n**No model found a number, at any length.** The losses only say how likely the models think these "
-        "digits, and nothing about their memories.\n"
-    )
 
 
 def render(folder: Path = FOLDER, measurements: Path = RESULTS) -> str:
