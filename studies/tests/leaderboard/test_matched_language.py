@@ -79,6 +79,8 @@ def test_rates_come_from_proxies_and_numbers_from_test_text(tmp_path, trained):
     head, lines = table_of(PART, "small", rows, ["linear", "gdn", "rls"])
     assert "1K: test text, decoded tokens per second" in head and "1K: needle in 400, numbers found" in head
     assert "1K: context 64, bytes of state" not in head and lines[-1][-1] == "not run"
+    (line,) = (line for line in lines if line[0] == "gdn")
+    assert line[head.index("1K: needle in 400")].endswith("°") and "°" not in line[head.index("1K: context 64")]
     before = path.read_bytes()
     trained.clear()
     run_part(PART, request(tmp_path, "linear", "gdn"))
@@ -207,7 +209,7 @@ def test_hybrids_train_and_are_measured(tmp_path, trained):
 def test_another_text_or_none_is_refused(tmp_path, monkeypatch):
     debian = {"language-matched": replace(LANGUAGE, source="debian")}
     monkeypatch.setitem(SIZES, "small", replace(TOY, matched_language=debian))
-    with pytest.raises(ValueError, match=r"code_text --into .*code-text` writes it"):
+    with pytest.raises(ValueError, match=r"code_text --output .*code-text` writes it"):
         run_part(PART, request(tmp_path, "linear"))
     (tmp_path / "code-text").mkdir()
     (tmp_path / "code-text" / "text.json").write_text('{"sha256": "0"}')

@@ -60,7 +60,7 @@ def test_what_is_written_is_read_as_a_corpus(tmp_path, monkeypatch):
     assert write_text(tmp_path, [*documents, *others]) == record
     assert [path.read_bytes() for path in sorted(tmp_path.glob("*.gz"))] == before
     (tmp_path / "text.json").unlink()
-    with pytest.raises(ValueError, match="code_text --into"):
+    with pytest.raises(ValueError, match="code_text --output"):
         text_in(tmp_path, "test")
 
 
@@ -107,7 +107,7 @@ def test_packages_become_text_with_versions_and_licences(tmp_path, monkeypatch, 
     monkeypatch.setattr(code_text, "RECORD", tmp_path / "record.json")
     monkeypatch.setattr(code_text, "split_of", lambda name: "test" if name.endswith(".md") else "train")
     into = tmp_path / "text"
-    main(["--into", str(into), "--downloads", str(tmp_path / "downloads"), "--record"])
+    main(["--output", str(into), "--downloads", str(tmp_path / "downloads"), "--record"])
     lines = [
         json.loads(line)
         for path in sorted(into.glob("*.gz"))
@@ -122,7 +122,7 @@ def test_packages_become_text_with_versions_and_licences(tmp_path, monkeypatch, 
     assert (into / "licences/mine").read_bytes() == b"mine, all of it"
     assert "This is not the text" not in capsys.readouterr().out
     (tmp_path / "record.json").write_text(json.dumps({"sha256": "0", "packages": {}}))
-    main(["--into", str(into), "--downloads", str(tmp_path / "downloads")])
+    main(["--output", str(into), "--downloads", str(tmp_path / "downloads")])
     assert "This is not the text" in capsys.readouterr().out
 
 

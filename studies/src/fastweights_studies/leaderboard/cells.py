@@ -19,7 +19,7 @@ MARKS = (
     TIES,
     LEARNING,
     "! marks a mixer of which some runs diverged.",
-    "° marks a mixer that is no better than guessing: it has not begun to learn the task, and nothing "
+    "° marks a mixer that is no better than guessing, or finds no needle: it has not begun to learn the task, and nothing "
     "follows about its memory.",
 )
 READ = (

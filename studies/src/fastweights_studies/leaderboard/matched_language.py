@@ -144,6 +144,11 @@ class MatchedLanguagePart(BoardPart):
     def cost(self, size: str) -> str:
         return SIZES[size].cost[self.name]
 
+    def guesses(self, entry: Entry) -> bool:
+        """Whether no model says a hidden number, in the columns that ask for them."""
+        found = entry.of(FOUND)
+        return bool(found) and not any(found)
+
     def participants(self, mixers: Sequence[MixerChoice]) -> list[str]:
         return [choice.label for choice in self._choices(mixers)]
 

@@ -1,6 +1,6 @@
 """The text of the language models that train in one block: source code and its documentation as Debian ships it.
 
-python -m fastweights_studies.measure.code_text --into runs/leaderboard/code-text
+python -m fastweights_studies.measure.code_text --output runs/leaderboard/code-text
 
 downloads the packages with `apt-get download`, which needs a Debian with their release among its sources and `apt-get update`,
 takes the text out of them (a few minutes) and writes it as compressed JSON lines: pieces of train text, validation.jsonl.gz and
@@ -102,7 +102,7 @@ def text_paths(folder: Path) -> dict[str, tuple[str, ...]]:
     if not (folder / ABOUT).exists():
         raise ValueError(
             f"output must hold the folder {folder.name} with the text of these models, and {folder / ABOUT} is not there; "
-            f"`python -m fastweights_studies.measure.code_text --into {folder}` writes it"
+            f"`python -m fastweights_studies.measure.code_text --output {folder}` writes it"
         )
     return {split: tuple(map(str, sorted(folder.glob(f"{split}*.jsonl.gz")))) for split in SPLITS}
 
@@ -308,7 +308,7 @@ def _version(file: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--into", type=Path, required=True, help="folder of the text")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the text")
     parser.add_argument("--downloads", type=Path, help="folder of the packages; deleted at the end if not given")
     parser.add_argument("--newest", action="store_true", help="take the newest versions in place of the recorded ones")
     parser.add_argument("--record", action="store_true", help=f"write {RECORD.name} in studies/results")
@@ -317,7 +317,7 @@ def main(arguments: list[str] | None = None) -> None:
     versions = {name: fact["version"] for name, fact in recorded.items()}
     downloads = given.downloads or Path(tempfile.mkdtemp())
     try:
-        record = write_packages(given.into, downloads, versions)
+        record = write_packages(given.output, downloads, versions)
     finally:
         if given.downloads is None:
             shutil.rmtree(downloads)
