@@ -112,6 +112,16 @@ def test_a_new_mixer_and_a_new_seed_train_nothing_again(tmp_path, trained):
     assert load_board(tmp_path / "language-matched-small.json").rows[: len(board)] == board
 
 
+def test_columns_choose_the_models_that_are_trained(tmp_path, trained):
+    PART.check_columns(request(tmp_path, "linear", columns=("2K: ",)))
+    with pytest.raises(ValueError, match="columns must be texts in titles of language-matched, got '3K'"):
+        PART.check_columns(request(tmp_path, "linear", columns=("3K",)))
+    run_part(PART, request(tmp_path, "linear", columns=("2K: test",)))
+    assert [name for name in names(trained) if "proxy" not in name] == ["softmax0-tokens2000-seed0"]
+    found = {entry.column for entry in PART.entries(PART.rows("small", tmp_path, tmp_path))}
+    assert len(found) == len(PART.setting("small")) / 2 and all(column.startswith("2K: ") for column in found)
+
+
 def test_an_interrupted_part_continues(tmp_path, trained, monkeypatch):
     from fastweights.training.language import together
 

@@ -162,6 +162,14 @@ class MatchedLanguagePart(BoardPart):
     def _declared(self) -> list[MixerChoice]:
         return [choice for text in self.mixers for choice in parse_mixers(text)]
 
+    def check_columns(self, request: Request) -> None:
+        titles = [self.name_column(column.parameters) for column in self.setting(request.size)]
+        for text in request.columns or ():
+            if not any(text in title for title in titles):
+                raise ValueError(
+                    f"columns must be texts in titles of {self.name}, got {text!r}; it has {'; '.join(titles)}"
+                )
+
     def trainings(self, request: Request) -> int:
         size = self.size(request.size)
         seeds = sum(len(request.seeds or budget.seeds) for budget in size.budgets.values())
@@ -232,7 +240,8 @@ class MatchedLanguagePart(BoardPart):
         return folder
 
     def _lacking(self, variants: Sequence[Variant], entries: Sequence[Entry], request: Request) -> list[Training]:
-        """The trainings whose numbers the board lacks in a column."""
+        """The trainings whose numbers the board lacks in a column; where the request names columns, those that have one of them. A
+        model is measured in all its columns."""
         size = self.size(request.size)
         there = {(entry.column, entry.label, row.seed) for entry in entries for row in entry.rows}
         found = []
@@ -241,7 +250,10 @@ class MatchedLanguagePart(BoardPart):
                 for seed in request.seeds or budget.seeds:
                     one = Training(variant, tokens, seed)
                     titles = {self.name_column(column.parameters) for column in self._columns(one, request)}
-                    if any((title, variant.choice.label, seed) not in there for title in titles):
+                    asked = request.columns is None or any(
+                        text in title for text in request.columns for title in titles
+                    )
+                    if asked and any((title, variant.choice.label, seed) not in there for title in titles):
                         found.append(one)
         return found
 
