@@ -240,8 +240,8 @@ class MatchedLanguagePart(BoardPart):
         return folder
 
     def _lacking(self, variants: Sequence[Variant], entries: Sequence[Entry], request: Request) -> list[Training]:
-        """The trainings whose numbers the board lacks in a column; where the request names columns, those that have one of them. A
-        model is measured in all its columns."""
+        """The trainings whose numbers the board lacks in a column; where the request names columns, those that have one of them.
+        A model is measured in all its columns."""
         size = self.size(request.size)
         there = {(entry.column, entry.label, row.seed) for entry in entries for row in entry.rows}
         found = []
