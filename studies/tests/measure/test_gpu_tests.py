@@ -68,6 +68,7 @@ def test_an_interrupted_run_names_what_it_left_and_the_rest_is_added() -> None:
     assert again.counts == Counts(passed=2, failed=1, skipped=1)
     assert again.not_run == ("tests/gpu/test_c.py::v",) and again.failed_tests == ("tests.gpu.test_a::y",)
     assert left_by(again, "def") == again.not_run and left_by(again, "abc") == left_by(GpuTests(), "def") == ()
+    assert left_by(first, "abc", ["tests/gpu/test_a.py"]) == first.not_run[:1]
 
 
 def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:

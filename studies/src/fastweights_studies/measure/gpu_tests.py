@@ -7,9 +7,9 @@
 Writes studies/results/gpu_tests.json. A run may be split by files: the files of tests that are not run again keep their
 counts, with the origin of their own run. With -k or a single test nothing is written. An interrupted run (Ctrl-C, or `timeout -s
 INT 300 python -m fastweights_studies.measure.gpu_tests`) writes what ran until then, and names the tests that did not run.
-`--rest` runs these, and adds them to the counts:
+`--rest` runs these, or those of the files that are named, and adds them to the counts:
 
-    python -m fastweights_studies.measure.gpu_tests --rest -n 8
+    python -m fastweights_studies.measure.gpu_tests --rest -n 8 tests/gpu/test_fused.py
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -189,18 +189,23 @@ def read_report(
     return GpuTests(runs=kept, not_run=tuple(left), failed_tests=tuple(sorted(failed)))
 
 
-def left_by(before: GpuTests, files: str) -> tuple[str, ...]:
-    """The tests that the last run left, where the ops' files are those that it had."""
-    return before.not_run if before.runs and before.runs[-1].origin.versions.get("files") == files else ()
+def left_by(before: GpuTests, files: str, named: Sequence[str] = ()) -> tuple[str, ...]:
+    """The tests that the last run left, of the files `named` or of all, where the ops' files are those that it had."""
+    if not before.runs or before.runs[-1].origin.versions.get("files") != files:
+        return ()
+    return tuple(test for test in before.not_run if not named or test.partition("::")[0] in named)
 
 
 def main() -> None:
     origin = describe(find_gpu(), transformers=transformers.__version__)
     arguments, rest = [argument for argument in sys.argv[1:] if argument != "--rest"], "--rest" in sys.argv
-    left = left_by(read_tests(RESULT), origin.versions["files"]) if rest else ()
+    named = [argument for argument in arguments if rest and argument.endswith(".py")]
+    arguments = [argument for argument in arguments if argument not in named]
+    left = left_by(read_tests(RESULT), origin.versions["files"], named) if rest else ()
     if rest and not left:
         raise SystemExit(
             f"--rest needs tests that an interrupted run of the same ops has left, and {RESULT} names none"
+            + (f" of {' '.join(named)}" if named else "")
         )
     with tempfile.TemporaryDirectory() as folder:
         report, chosen = Path(folder, "report.xml"), Path(folder, "chosen.json")
