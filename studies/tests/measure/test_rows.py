@@ -104,7 +104,8 @@ def test_names_of_files() -> None:
     assert name_file(Path("r"), "kernels", "NVIDIA H100 80GB").name == "kernels-nvidia-h100-80gb.json"
 
 
-OWN_FORMAT = ("gpu_tests.json",)  # counts by file of tests, and names of tests; see measure/gpu_tests.py
+# Counts by file of tests, and names of tests (measure/gpu_tests.py); packages and hashes of a text (measure/code_text.py).
+OWN_FORMAT = ("gpu_tests.json", "code-text.json")
 
 
 @pytest.mark.parametrize("path", sorted(places.RESULTS.glob("*.json")), ids=lambda path: path.name)

@@ -45,6 +45,7 @@ from ..places import RESULTS
 __all__ = ["PACKAGES", "RECORD", "Package", "known_hash", "split_of", "text_in", "text_paths", "write_text"]
 
 RECORD = RESULTS / "code-text.json"
+FORMAT = 1  # of the record
 ABOUT = "text.json"  # written last: a folder without it is not whole
 SPLITS = ("train", "validation", "test")
 HELD_OUT = 100  # of so many folders one is validation and one test text
@@ -139,7 +140,7 @@ def write_text(folder: Path, documents: Iterable[tuple[str, str, str]]) -> dict[
         writers[split].add(name, text)
     splits = {split: writer.close() for split, writer in writers.items()}
     whole = _hash("".join(one["sha256"] for one in splits.values()).encode())
-    record: dict[str, Any] = {"sha256": whole, "splits": splits}
+    record: dict[str, Any] = {"format": FORMAT, "sha256": whole, "splits": splits}
     write_json(folder / ABOUT, record)
     return record
 
