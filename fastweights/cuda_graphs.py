@@ -11,7 +11,9 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["Waits", "captured", "capturing_stream", "refusing_waits"]
+__all__ = ["Waits", "captured", "capturing_stream", "padded_prompt", "refusing_waits"]
+
+SHORTEST = 64  # tokens of a prompt with its padding
 
 Result = TypeVar("Result")
 _alone = RLock()  # held by the thread that tries or captures: both change settings of all threads
@@ -35,6 +37,11 @@ def captured(work: Callable[[], Result], device: torch.device) -> tuple[torch.cu
             _replace_generator(index, random)
             raise
     return graph, result
+
+
+def padded_prompt(tokens: int) -> int:
+    """Tokens of the graph that reads a prompt of so many: a power of two, so that few graphs serve all lengths."""
+    return max(SHORTEST, 1 << (tokens - 1).bit_length())
 
 
 def _replace_generator(index: int, state: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cuda_graphs import captured, refusing_waits
+from ..cuda_graphs import captured, padded_prompt, refusing_waits
 from ..layers import LayerCache
 from ..layers.attention import unread_lengths
 from .cache import FastWeightsCache
@@ -22,7 +22,6 @@ from .rows import Rows
 
 __all__ = ["PromptReader"]
 
-SHORTEST = 64  # tokens per prompt
 MOST = 4096  # tokens of all prompts: more of them take a GPU longer than the host takes to launch the kernels
 
 
@@ -87,7 +86,7 @@ class PromptReader:
         shortest = longest = rows.time
         if rows.lengths is not None:
             shortest, longest = torch.stack(rows.lengths.aminmax()).tolist()
-        width = max(SHORTEST, 1 << (longest - 1).bit_length())
+        width = padded_prompt(longest)
         if not shortest or rows.count * width > MOST:
             return None
         kept = self._find(ids, rows, width)

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
 
-from ...cuda_graphs import captured
+from ...cuda_graphs import captured, padded_prompt
 from .memory import Step, current_steps, holds_steps
 
 __all__ = ["PromptGraphs"]
 
-SHORTEST = 64  # tokens of a graph
 LONGEST = 8192  # with more the GPU takes longer than the host
 
 
@@ -96,7 +95,7 @@ class PromptGraphs:
         step = steps.get(self.names[0])
         if ids is None or step is None or step.num_prefills != 1 or step.num_decode_tokens:
             return None
-        width = max(SHORTEST, 1 << (step.num_prefill_tokens - 1).bit_length())
+        width = padded_prompt(step.num_prefill_tokens)
         if not len(ids) <= width <= LONGEST or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
             return None
         pages = get_forward_context().no_compile_layers[self.names[0]].pages
