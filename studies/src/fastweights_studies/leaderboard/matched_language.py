@@ -304,9 +304,7 @@ class MatchedLanguagePart(BoardPart):
         size = self.size(request.size)
         matched, fields = variant.match(size, model)
         code = text_in(text, "validation")
-        recall = TextSource(
-            paths=(str(text / "recall.jsonl"),), held_out_fraction=RARELY, weight=size.recall_part
-        )  # fmt: skip
+        recall = TextSource(paths=(str(text / "recall.jsonl"),), held_out_fraction=RARELY, weight=size.recall_part)
         return LanguageRun(
             **size.training,
             max_tokens=tokens,

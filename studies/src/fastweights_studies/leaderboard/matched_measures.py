@@ -21,9 +21,8 @@ __all__ = ["find_identifiers", "measure_losses", "measure_speed"]
 
 NEEDLE = "s-niah-1"
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-FEWEST_TOKENS = (
-    3  # of an identifier: the tokenizer has shorter ones as words, which a model knows without having read them
-)
+# Of an identifier: the tokenizer has shorter ones as words, which a model knows without having read them.
+FEWEST_TOKENS = 3
 GAP = 128  # tokens from the last time: a shorter way back is open to a model without a memory
 FROM_DOCUMENT = 4  # rows of a document at most
 ROWS_AT_ONCE = 8

@@ -14,7 +14,7 @@ from fastweights_studies.pages.results import read_measured
 from fastweights_studies.paired import Difference
 from fastweights_studies.record import Row
 
-__all__ = ["draw", "measured", "seeds_of", "sentence", "source"]
+__all__ = ["draw", "measured", "say_difference", "seeds_of", "sentence", "source"]
 
 DEVICE = "NVIDIA H200"  # of the larger size, of which docs/layers.md and the README speak
 # What is changed, by the effect.
@@ -43,7 +43,7 @@ def measured(results: Path, *, large: bool = True) -> str:
     if not rows:
         return ""
     found = differences(rows)
-    lines = [[CHANGES[name], *_cells(rows, name), _say(found[name])] for name in found]
+    lines = [[CHANGES[name], *_cells(rows, name), say_difference(found[name])] for name in found]
     head = ["changed", "before", "after", "difference, 95% interval of the family"]
     return f"{table(head, lines)}\n{describe_origins(rows, lambda row: None)}\n"
 
@@ -113,6 +113,8 @@ def _cells(rows: Sequence[Row], name: str) -> list[str]:
     return [f"{fmean(own.values()):.2f}" for own in sides_of(rows, name)]
 
 
-def _say(difference: Difference) -> str:
+def say_difference(difference: Difference, digits: int = 2) -> str:
+    """Its mean and interval; of a tie also what could have been seen."""
     tie = f", a tie; {difference.visible:.2f} could have been seen" if difference.tied else ""
-    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]{tie}"
+    mean, low, high = (f"{x:+.{digits}f}" for x in (difference.mean, difference.low, difference.high))
+    return f"{mean} [{low}, {high}]{tie}"
