@@ -139,7 +139,7 @@ def test_the_strict_build_needs_no_network(tmp_path: Path) -> None:
         assert 'class="arithmatex"' not in text
     assert "<math" in (tmp_path / "reference" / "ops.html").read_text()
     check_search_without_a_server(tmp_path)
-    assert (tmp_path / "files" / "benchmarks" / "results" / "recall_readme.json").exists()
+    assert (tmp_path / "files" / "studies" / "results" / "commands" / "recall_readme.json").exists()
 
 
 def check_search_without_a_server(site: Path) -> None:
