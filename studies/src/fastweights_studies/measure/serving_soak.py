@@ -43,6 +43,8 @@ from fastweights_studies.record import Origin, Row
 
 TASK = "serving_soak"
 NAME = "soaked"
+# Characters of the server's log in an error. What its engine says, which ends first, stands before its own.
+SHOWN = 16_000
 START, ANSWER, END = 300, 600, 120  # seconds at most: for the start, for an answer, until all requests are forgotten
 LONGEST, MOST_WRITTEN = 150, 100  # tokens of a prompt and an answer
 BEGINNINGS = 8  # that prompts share
@@ -70,7 +72,7 @@ def server(folder: Path, log: Path, options: Sequence[str]) -> Iterator[int]:
         yield port
         process.send_signal(signal.SIGINT)
         if process.wait(60):
-            raise RuntimeError(f"the server ended with code {process.returncode}: {log.read_text()[-4000:]}")
+            raise RuntimeError(f"the server ended with code {process.returncode}: {log.read_text()[-SHOWN:]}")
     finally:
         process.kill()
 
@@ -84,7 +86,7 @@ def await_health(process: subprocess.Popen[bytes], port: int, log: Path) -> None
             return
         except (URLError, OSError):
             time.sleep(1)
-    raise RuntimeError(f"no server after {START} s: {log.read_text()[-4000:]}")
+    raise RuntimeError(f"no server after {START} s: {log.read_text()[-SHOWN:]}")
 
 
 def send(port: int, prompt: str | list[int], tokens: int, **more: object) -> http.client.HTTPConnection:
