@@ -102,6 +102,15 @@ def test_prompts_read_at_once(tmp_path):
         check_same(own, llm, prompts())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="vLLM's second model runner needs a GPU")
+def test_the_second_model_runner(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    own = model(["gdn", "lattice"])
+    own.save_pretrained(tmp_path)
+    with engine(tmp_path) as llm:
+        check_same(own, llm, prompts(), CLOSE, in_pieces(llm, 10))
+
+
 def test_sequences_give_way_and_come_back(tmp_path):
     """A pool too small for all: vLLM takes the blocks of running sequences, which later begin once more."""
     own = model(["gdn", "softmax"])
