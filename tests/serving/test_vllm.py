@@ -262,6 +262,7 @@ def test_what_is_not_supported_is_refused_at_the_start(what, tmp_path):
         pass
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU sleeps, and then has no pool to fill")
 def test_the_pool_is_given_back_in_sleep(tmp_path, monkeypatch):
     """On a GPU sleep gives back all that vLLM allocates while it makes the pool. Here nothing sleeps, and the pool is filled with
     NaN in its place: nothing else that was made with it may be needed."""
