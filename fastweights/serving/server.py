@@ -20,7 +20,7 @@ __all__ = ["serve", "server_command"]
 
 LARGEST_PORT = 65_535
 LARGEST_MEMORY = 2**20  # GiB
-SMALLEST_MEMORY = 2**-10
+SMALLEST_MEMORY = 2**-14
 # Options of vLLM that would have it serve, or read, something else than the folder that was checked.
 OF_THE_MODEL = ("--model", "--model-tag", "--tokenizer", "--hf-config-path")
 

@@ -84,7 +84,9 @@ def engine(folder: Path, **settings: Any) -> Iterator[Any]:
     if torch.cuda.is_available():
         plain["gpu_memory_utilization"] = 0.1  # several tests at a time
     if torch.cuda.is_available() and "enforce_eager" not in settings:
-        graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
+        drafted = settings.get("speculative_config", {}).get("num_speculative_tokens", 0)
+        sizes = [count * (1 + drafted) for count in (1, 2, 4)]
+        graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
         plain |= {"enforce_eager": False, "compilation_config": graphs}
     llm = vllm.LLM(str(folder), **{**plain, **settings})
     try:

@@ -68,6 +68,13 @@ def test_the_command_of_the_server(found, module, tmp_path, monkeypatch):
     assert options[-1] == "--enforce-eager"
 
 
+def test_a_pool_may_be_so_small_that_sequences_give_way(tmp_path, with_vllm):
+    """As that of `serving_soak`."""
+    save(tmp_path)
+    command = server_command(tmp_path, memory=0.0007)
+    assert command[command.index("--kv-cache-memory-bytes") + 1] == str(int(0.0007 * 2**30))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

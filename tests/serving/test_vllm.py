@@ -102,6 +102,15 @@ def test_prompts_read_at_once(tmp_path):
         check_same(own, llm, prompts())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="vLLM's second model runner needs a GPU")
+def test_the_second_model_runner(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    own = model(["gdn", "lattice"])
+    own.save_pretrained(tmp_path)
+    with engine(tmp_path) as llm:
+        check_same(own, llm, prompts(), CLOSE, in_pieces(llm, 10))
+
+
 def test_sequences_give_way_and_come_back(tmp_path):
     """A pool too small for all: vLLM takes the blocks of running sequences, which later begin once more."""
     own = model(["gdn", "softmax"])
@@ -253,6 +262,7 @@ def test_what_is_not_supported_is_refused_at_the_start(what, tmp_path):
         pass
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU sleeps, and then has no pool to fill")
 def test_the_pool_is_given_back_in_sleep(tmp_path, monkeypatch):
     """On a GPU sleep gives back all that vLLM allocates while it makes the pool. Here nothing sleeps, and the pool is filled with
     NaN in its place: nothing else that was made with it may be needed."""

@@ -66,6 +66,16 @@ def pages_of(states: list[Tensor]) -> Tensor:
     return first.view(torch.uint8).as_strided((len(first), 1, 1, size), (size, size, size, 1))
 
 
+def with_lengths(told: Any) -> Any:
+    """What vLLM tells a builder, with the lengths of the sequences on the host, which the second model runner of 0.24 leaves out
+    for layers with a state. They matter only where a single token of a prompt is read. Other steps need no wait for the GPU."""
+    if getattr(told, "seq_lens_cpu_upper_bound", told.seq_lens) is not None:
+        return told
+    count_N = told.query_start_loc_cpu.diff()
+    matter = told.is_prefilling is not None and bool((told.is_prefilling & (count_N == 1)).any())
+    return told.replace(seq_lens_cpu_upper_bound=told.seq_lens.cpu() if matter else count_N)
+
+
 def counting_builder() -> Any:
     """A class of builders to which vLLM tells how many tokens of the step before each sequence keeps. It tells a few of its own
     classes only: since 0.29 one that adds nothing to the base, before that Mamba-2's, without its own methods here."""
@@ -85,7 +95,7 @@ def counting_builder() -> Any:
         ) -> Any:
             """Before 0.32 nothing is told in steps without drafts. The buffer of the steps with drafts has the numbers then, too.
             Until the first of these steps each sequence keeps one token."""
-            count = common_attn_metadata.num_reqs
+            common_attn_metadata, count = with_lengths(common_attn_metadata), common_attn_metadata.num_reqs
             if told.get("num_decode_draft_tokens_cpu") is not None:  # not while a CUDA graph is captured
                 self.counts = told["num_accepted_tokens"]
             elif self.num_spec_tokens and told.get("num_accepted_tokens") is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,19 @@ def test_rows_keep_batches_prompts_and_mixers_apart(tmp_path: Path) -> None:
         (None, 1): 4.0, (None, 64): 2.0, ("softmax", 1): 3.0,
     }  # fmt: skip
     assert all(row.unit == "ms" for row in rows)
+
+
+def test_rows_say_how_the_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that rows of one form do not replace those of another."""
+    plain = argparse.Namespace(launched=False, backend=None, layers=None)
+    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ENABLE_V1_MULTIPROCESSING"):
+        monkeypatch.delenv(name, raising=False)
+    assert serving_vllm.describe_form(plain) == {}
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    other = argparse.Namespace(launched=True, backend="TRITON_ATTN", layers=1)
+    assert serving_vllm.describe_form(other) == {
+        "launched": True, "backend": "TRITON_ATTN", "layers": 1, "engine": "in this process",
+    }  # fmt: skip
 
 
 def test_a_trace_says_how_long_the_gpu_waits() -> None:

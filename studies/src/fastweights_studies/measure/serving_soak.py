@@ -43,6 +43,8 @@ from fastweights_studies.record import Origin, Row
 
 TASK = "serving_soak"
 NAME = "soaked"
+# Characters of the server's log that are shown with an error. What its engine says, which ends first, stands before its own.
+SHOWN = 100_000
 START, ANSWER, END = 300, 600, 120  # seconds at most: for the start, for an answer, until all requests are forgotten
 LONGEST, MOST_WRITTEN = 150, 100  # tokens of a prompt and an answer
 BEGINNINGS = 8  # that prompts share
@@ -66,16 +68,19 @@ def server(folder: Path, log: Path, options: Sequence[str]) -> Iterator[int]:
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     try:
-        await_health(process, port, log)
+        await_health(process, port)
         yield port
         process.send_signal(signal.SIGINT)
         if process.wait(60):
-            raise RuntimeError(f"the server ended with code {process.returncode}: {log.read_text()[-4000:]}")
+            raise RuntimeError(f"the server ended with code {process.returncode}")
+    except BaseException:
+        print(log.read_text()[-SHOWN:], file=sys.stderr)
+        raise
     finally:
         process.kill()
 
 
-def await_health(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def await_health(process: subprocess.Popen[bytes], port: int) -> None:
     for _ in range(START):
         if process.poll() is not None:
             break
@@ -84,7 +89,7 @@ def await_health(process: subprocess.Popen[bytes], port: int, log: Path) -> None
             return
         except (URLError, OSError):
             time.sleep(1)
-    raise RuntimeError(f"no server after {START} s: {log.read_text()[-4000:]}")
+    raise RuntimeError(f"no server after {START} s, or it ended: code {process.poll()}")
 
 
 def send(port: int, prompt: str | list[int], tokens: int, **more: object) -> http.client.HTTPConnection:

@@ -4,12 +4,12 @@
     python -m fastweights_studies.measure.serving_vllm --mixers gdn,softmax --batches 1,64,256 --prompt 16384
     VLLM_USE_V2_MODEL_RUNNER=1 python -m fastweights_studies.measure.serving_vllm --launched --profile traces
 
-Needs vLLM (docs/serving.md). A preset with random weights is served in bfloat16 by vLLM's engine in a process of its own, with
-CUDA graphs of whole decoding steps. A step is the difference between two answers of different length to the same prompts, divided
-by the tokens between them. The time to the first token is that of an answer of one token. Both are medians. The step of
-`generate()` is measured before, in the same run, for presets without softmax layers. Checked: the part of greedy tokens that are
-those of `generate()`, which near ties in bfloat16 keep below 1. With --layers 1 the times are what vLLM takes beside the layers.
-With --profile vLLM's own profiler traces some steps of each
+Needs vLLM (docs/serving.md). A preset with random weights is served in bfloat16 by vLLM's engine in a process of its own, in this
+process with VLLM_ENABLE_V1_MULTIPROCESSING=0, which starts sooner. Whole decoding steps are CUDA graphs. A step is the difference
+between two answers of different length to the same prompts, divided by the tokens between them. The time to the first token is
+that of an answer of one token. Both are medians. The step of `generate()` is measured before, in the same run, for presets
+without softmax layers. Checked: the part of greedy tokens that are those of `generate()`, which near ties in bfloat16 keep below
+1. With --layers 1 the times are what vLLM takes beside the layers. With --profile vLLM's own profiler traces some steps of each
 batch, and a table says how much of them the GPU computes, and in which kernels. Writes
 studies/results/serving-vllm-<device>.json.
 """
@@ -199,6 +199,18 @@ def make_serving_rows(
     return make_rows(TASK, origin, values, mixer=mixer, column=column, run=run)
 
 
+def describe_form(asked: argparse.Namespace) -> dict[str, Plain]:
+    """How the server runs, other than by itself."""
+    form: dict[str, Plain] = {"launched": True} if asked.launched else {}
+    form |= {"backend": asked.backend} if asked.backend else {}
+    form |= {"layers": asked.layers} if asked.layers else {}
+    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+        form["model_runner"] = "v2"
+    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
+        form["engine"] = "in this process"
+    return form
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="gdn-340m")
@@ -231,19 +243,17 @@ def main() -> None:
     if asked.graphs:
         compilation["cudagraph_capture_sizes"] = [int(size) for size in asked.graphs.split(",")]
     settings |= {"compilation_config": compilation} if compilation else {}
-    form: dict[str, Plain] = {"launched": True} if asked.launched else {}
-    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
-        form["model_runner"] = "v2"
-    changed: dict[str, Any] = {}
-    if asked.layers:
-        changed["num_hidden_layers"] = form["layers"] = asked.layers
+    form = describe_form(asked)
+    changed: dict[str, Any] = {"num_hidden_layers": asked.layers} if asked.layers else {}
     for mixer in (None if name == "own" else name for name in asked.mixers.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             other = {**changed, "mixer": mixer} if mixer else changed
             own = save_model(folder, asked.preset, other, batches, asked.tokens)
             gc.collect()
             torch.cuda.empty_cache()
+            begin = time.perf_counter()
             server = Server(folder, max(batches), length, settings, asked.profile)
+            print(f"vLLM started in {time.perf_counter() - begin:.0f} s", flush=True)
             title = asked.preset + (f" with {mixer}" if mixer else "")
             same = same_tokens(server.answers(own.prompts, COMPARED[-1]), own.answers)
             first = first_token_ms(server.write, FIRST, asked.repeats)
