@@ -1,9 +1,11 @@
-"""Whether machine code reads a register before the load that fills it has ended.
+"""Whether machine code reads a register before the load that fills it has ended, or writes one that a product still reads.
 
 An instruction of Volta and later GPUs names in its upper bits the scoreboard, one of six, that it holds until its result is
 there, and the scoreboards that it waits for. The assembler has to set both. Loads from shared memory and shuffles end in the
 order in which they begin: a wait for one is a wait for those before it. Straight-line code is judged: nothing is known at a
 jump's target.
+
+A product of a warpgroup goes on while what stands behind it runs, until it is waited for, and reads its left operand on the way.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ WITHOUT_RESULT = ("STS", "STSM", "STG", "STL", "LDGSTS", "BAR", "HGMMA")
 SCOREBOARDS = 6  # 7 in the field of the one that is held: none
 BITS = r"\s+/\* 0x([0-9a-f]{16}) \*/"
 LINE = re.compile(rf"\s+/\*([0-9a-f]{{4,}})\*/\s+(?:@!?U?P\w+\s+)?([A-Z].*?)\s*;{BITS}\n{BITS}")
+WIDE = re.compile(r"CS2R(?!\.32)|IMAD\.WIDE")  # write two registers
+WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
 JUMP = re.compile(r"(?:BRA|BSSY)\b.* 0x([0-9a-f]+)")
 
 
@@ -52,7 +56,7 @@ class Instruction(NamedTuple):
         found = re.match(r"R(\d+)", operand)
         if found is None or self.name in WITHOUT_RESULT:
             return set()
-        return {int(found[1]) + i for i in range(self.width if self.is_load else 1)}
+        return {int(found[1]) + i for i in range(self.width if self.is_load else 2 if WIDE.match(self.text) else 1)}
 
     @property
     def read(self) -> set[int]:
@@ -107,3 +111,23 @@ def early_reads(sass: str) -> list[str]:
         if one.is_load and one.held < SCOREBOARDS:
             held[one.held].append((one.name in IN_ORDER, number))
     return wrong
+
+
+def late_writes(sass: str) -> list[str]:
+    """Instructions that write a register of the left operand of a product that may still run, as 'instruction: product'."""
+    groups: list[list[Instruction]] = [[]]  # products that are waited for together; the last is not complete
+    wrong = []
+    for one in read_instructions(sass):
+        if one.name == "HGMMA":
+            groups[-1].append(one)
+            if one.operands[-1] == "gsb0":
+                groups.append([])
+        elif wait := WAIT.match(one.text):
+            groups = groups[-1 - int(wait[1], 16) :]
+        else:
+            wrong += [f"{one.text}: {each.text}" for group in groups for each in group if one.written & each.read]
+    return wrong
+
+
+def register_hazards(sass: str) -> list[str]:
+    return early_reads(sass) + late_writes(sass)

@@ -17,7 +17,7 @@ from tests.ops.kernel_launches import Compilation, recorded
 
 from .described_gpu import on_hopper_in
 from .gluon_by_tensors import Programs
-from .scoreboards import early_reads
+from .scoreboards import register_hazards
 
 GLUON, PLAIN = (
     {"summarize_square_tile", "read_square_tile", "differentiate_square_tile"},
@@ -190,4 +190,4 @@ def test_machine_code(on_hopper: None, width: int) -> None:
             compiled = one.compile(90)
             fitting = 1 if name == "differentiate_square_tile" and width == 128 else 2
             assert compiled.shared <= 227 * 1024 // fitting - 1024 and compiled.stack <= 64
-            assert not early_reads(compiled.sass)
+            assert not register_hazards(compiled.sass)

@@ -11,7 +11,7 @@ from fastweights.ops.shared.inverse_gram import apply_inverse_gram
 from tests.ops.kernel_launches import Compilation, recorded
 
 from .described_gpu import on_hopper_in
-from .scoreboards import early_reads
+from .scoreboards import register_hazards
 
 SUMMED, REFRESHED = (
     {"solve_in_turn", "answer_tokens", "gradients_in_turn"},
@@ -88,6 +88,6 @@ def test_machine_code(on_hopper: None, width: int, refreshed: bool, gluon: set[s
         if name in gluon:
             compiled = one.compile(90)
             assert compiled.shared <= (227 if width == 128 else 113) * 1024 and compiled.stack <= spilled.get(name, 0)
-            assert not early_reads(compiled.sass)
+            assert not register_hazards(compiled.sass)
             waits = sum("WARPGROUP.DEPBAR" in line for line in compiled.sass.splitlines())
             assert waits <= WAITS[name], f"{name} waits for products one by one: {waits}"

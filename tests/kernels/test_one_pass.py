@@ -19,7 +19,7 @@ from fastweights.ops import delta_rule, linear_attention, preconditioned_delta_r
 from tests.ops.kernel_launches import Compilation, recorded
 
 from .described_gpu import on_hopper_in
-from .scoreboards import early_reads
+from .scoreboards import register_hazards
 
 SCALE = 0.3
 
@@ -547,7 +547,7 @@ def test_machine_code(on_hopper: None, rule: str, width: int) -> None:
     once = {one.kernel.__name__: one for one in with_backward(8192, rule=rule, width=width) if one.kernel.is_gluon()}
     for name, one in once.items():
         compiled = one.compile(90)
-        assert not early_reads(compiled.sass)
+        assert not register_hazards(compiled.sass)
         products = sum(x.startswith("HGMMA") for x in compiled.instructions)
         waits = sum(x.startswith("WARPGROUP.DEPBAR") for x in compiled.instructions)
         if name.startswith("summarize"):  # whose loops the assembler takes for uniform, see `uniform`
@@ -567,4 +567,4 @@ def test_every_load_is_waited_for(on_hopper: None, gates: torch.dtype, heads: in
         {} if edges is None else {"cu_seqlens": torch.tensor(edges, dtype=torch.int32), "sequences": len(edges) - 1}
     )
     (one,) = (x for x in with_backward(300, gates, heads, **given) if x.kernel.__name__ == "gradients_back")
-    assert not early_reads(one.compile(90).sass)
+    assert not register_hazards(one.compile(90).sass)

@@ -11,7 +11,7 @@ from fastweights.kernels.runtime import overlap
 from tests.ops.kernel_launches import Compilation, recorded
 
 from . import forms
-from .scoreboards import early_reads
+from .scoreboards import register_hazards
 
 FORMS = (
     forms.decoding, forms.gated_norm, forms.linear_rows, forms.residual_norm, forms.l2_normalize, forms.step_decay,
@@ -70,7 +70,7 @@ def test_nothing_is_read_or_written_before_the_wait(on_cpu_tensors: None) -> Non
         assert bool(before) == (name in READ_EARLY) and all(x.startswith("LDG") for x in before), name
         fetched = [place for place, x in enumerate(instructions) if x.startswith("CCTL")]
         assert bool(fetched) == (name in FETCH) and all(place < waits[-1] for place in fetched), name
-        assert not early_reads(compiled.sass), name
+        assert not register_hazards(compiled.sass), name
 
 
 @pytest.mark.compiler

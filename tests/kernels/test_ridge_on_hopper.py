@@ -17,7 +17,7 @@ from tests.ops.kernel_launches import Compilation, recorded
 
 from .cases import DEVICE
 from .described_gpu import on_hopper_in
-from .scoreboards import early_reads
+from .scoreboards import register_hazards
 
 
 @pytest.mark.kernels
@@ -118,4 +118,4 @@ def test_machine_code(on_hopper: None, width: int, solver: str) -> None:
         if name in GLUON:
             compiled = one.compile(90)
             assert compiled.shared <= 113 * 1024 and compiled.stack <= spilled[name]
-            assert not one.kernel.is_gluon() or not early_reads(compiled.sass)
+            assert not one.kernel.is_gluon() or not register_hazards(compiled.sass)

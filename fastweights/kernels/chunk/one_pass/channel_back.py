@@ -54,6 +54,15 @@ def copy_written(u, us, first, head, c, live, HV: gl.constexpr, V: gl.constexpr)
     async_copy.commit_group()
 
 
+@gluon.jit
+def own_and_later(LEFT: gl.constexpr):
+    """A left operand [64, 64] that adds up rows from a token on: 1 where a column is a row's token or a later one, else 0. ptxas
+    12.8 may load numbers that it knows into registers only after the product that reads them has begun, so these it does not."""
+    row = gl.arange(0, 64, gl.SliceLayout(1, LEFT)) + unknown_zero()
+    column = gl.arange(0, 64, gl.SliceLayout(0, LEFT))
+    return gl.where(column[None, :] >= row[:, None], 1.0, 0.0).to(gl.bfloat16)
+
+
 @gluon.jit(do_not_specialize=["time", "length", "stride"])
 def channel_gradients_back(
     q, k, w, v, gates, made, do, u, h, begin, added, transition, norms, dS, dq, dk, dw, dv, dg, gate_grads, z, dP, dh,
@@ -127,6 +136,7 @@ def channel_gradients_back(
     zeros = gl.zeros([V, 64], gl.float32, TOKENS)
     none = gl.zeros([64, 64], gl.float32, SQUARE)
     nothing = gl.zeros([64, K], gl.float32, WIDE)
+    onward = own_and_later(LEFT_SUM)
     for n in range(chunks):
         c = chunks - 1 - n
         live = gl.where(n == 0, tokens - (chunks - 1) * 64, 64)
@@ -226,9 +236,6 @@ def channel_gradients_back(
         values = gl.load(v + token * V + at, here, 0.0)
         fence_async_shared()
         gl.thread_barrier()
-        t = gl.arange(0, 64, gl.SliceLayout(1, LEFT_SUM))
-        s = gl.arange(0, 64, gl.SliceLayout(0, LEFT_SUM))
-        onward = gl.where(s[None, :] >= t[:, None], 1.0, 0.0).to(gl.bfloat16)
         summed = warpgroup_mma(onward, upper, nothing, use_acc=False, is_async=True)
         summed = warpgroup_mma(onward, lower, summed, is_async=True)
         corrected = zs.load(at.type.layout)
