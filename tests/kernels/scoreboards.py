@@ -11,6 +11,7 @@ A product of a warpgroup goes on while what stands behind it runs, until it is w
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 IN_ORDER = ("LDS", "LDSM", "SHFL")
@@ -83,9 +84,8 @@ def read_instructions(sass: str) -> list[Instruction]:
     return found
 
 
-def early_reads(sass: str) -> list[str]:
+def early_reads(instructions: Sequence[Instruction]) -> list[str]:
     """Instructions that read what may not be there yet, as 'instruction: load'."""
-    instructions = read_instructions(sass)
     targets = {int(jump[1], 16) for one in instructions if (jump := JUMP.match(one.text))}
     pending: dict[int, tuple[bool, int]] = {}  # register -> whether its load is one of those in order, and its number
     held: list[list[tuple[bool, int]]] = [[] for _ in range(SCOREBOARDS)]
@@ -113,11 +113,11 @@ def early_reads(sass: str) -> list[str]:
     return wrong
 
 
-def late_writes(sass: str) -> list[str]:
+def late_writes(instructions: Sequence[Instruction]) -> list[str]:
     """Instructions that write a register of the left operand of a product that may still run, as 'instruction: product'."""
     groups: list[list[Instruction]] = [[]]  # products that are waited for together; the last is not complete
     wrong = []
-    for one in read_instructions(sass):
+    for one in instructions:
         if one.name == "HGMMA":
             groups[-1].append(one)
             if one.operands[-1] == "gsb0":
@@ -130,4 +130,6 @@ def late_writes(sass: str) -> list[str]:
 
 
 def register_hazards(sass: str) -> list[str]:
-    return early_reads(sass) + late_writes(sass)
+    """Early reads and late writes in what `cuobjdump -sass` prints."""
+    instructions = read_instructions(sass)
+    return early_reads(instructions) + late_writes(instructions)

@@ -19,7 +19,7 @@ from . import forms
 from .cases import KERNEL_CASES, ONE_OF_EACH_FAMILY
 from .pipelining import overwritten_operands
 from .reductions import disordered_reductions
-from .scoreboards import early_reads, late_writes, register_hazards
+from .scoreboards import early_reads, late_writes, read_instructions, register_hazards
 
 pytestmark = pytest.mark.compiler
 # Bytes that a program may have (CUDA programming guide, compute capabilities).
@@ -314,10 +314,10 @@ ON_FIRST, ON_SECOND, ON_NONE = "002", "004", "000"  # a bit per scoreboard; the 
 def test_an_early_read_is_recognized(waits: str) -> None:
     """Loads from shared memory end in order: a wait for the second is one for the first."""
     wrong = ["PRMT R134, R165, 0x7632, R134: LDS.128 R164, [R12+UR4+0xc000]"] if waits == ON_NONE else []
-    assert early_reads(FENCED + READ.format(waits=waits)) == wrong
+    assert early_reads(read_instructions(FENCED + READ.format(waits=waits))) == wrong
 
 
-# Of another that CUDA 12.8's got wrong: a number that it knew is loaded into an operand's register behind the product.
+# Of another, which the assembler of CUDA 12.8 got wrong: a constant is loaded into an operand's register behind the product.
 PRODUCTS = """
         /*e5c0*/   HGMMA.64x64x16.F32.BF16 R88, R184, gdesc[UR44].tnspB, R88 ;          /* 0x40e000002c587df0 */
                                                                                         /* 0x000fe40008701858 */
@@ -336,7 +336,8 @@ LATE = """
 
 @pytest.mark.parametrize(("left", "register", "is_wrong"), [(1, "R194", True), (1, "R196", False), (0, "R194", False)])
 def test_a_late_write_is_recognized(left: int, register: str, is_wrong: bool) -> None:
-    found = late_writes(PRODUCTS + WAITED_FOR.format(left=left) + LATE.format(register=register))
+    sass = PRODUCTS + WAITED_FOR.format(left=left) + LATE.format(register=register)
+    found = late_writes(read_instructions(sass))
     product = "HGMMA.64x64x16.F32.BF16 R88, R192, gdesc[UR48].tnspB, R88, gsb0"
     assert found == [f"IMAD.MOV.U32 {register}, RZ, RZ, 0x3f803f80: {product}"] * is_wrong
 

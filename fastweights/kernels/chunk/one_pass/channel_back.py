@@ -55,9 +55,10 @@ def copy_written(u, us, first, head, c, live, HV: gl.constexpr, V: gl.constexpr)
 
 
 @gluon.jit
-def own_and_later(LEFT: gl.constexpr):
-    """A left operand [64, 64] that adds up rows from a token on: 1 where a column is a row's token or a later one, else 0. ptxas
-    12.8 may load numbers that it knows into registers only after the product that reads them has begun, so these it does not."""
+def reverse_cumsum_operand(LEFT: gl.constexpr):
+    """A left operand [64, 64] for the reverse cumsum over tokens: 1 where a column is a row's token or a later one, else 0.
+    `unknown_zero` hides the values from ptxas: 12.8 loaded constants into registers of an operand behind the product that reads
+    them."""
     row = gl.arange(0, 64, gl.SliceLayout(1, LEFT)) + unknown_zero()
     column = gl.arange(0, 64, gl.SliceLayout(0, LEFT))
     return gl.where(column[None, :] >= row[:, None], 1.0, 0.0).to(gl.bfloat16)
@@ -136,7 +137,7 @@ def channel_gradients_back(
     zeros = gl.zeros([V, 64], gl.float32, TOKENS)
     none = gl.zeros([64, 64], gl.float32, SQUARE)
     nothing = gl.zeros([64, K], gl.float32, WIDE)
-    onward = own_and_later(LEFT_SUM)
+    onward = reverse_cumsum_operand(LEFT_SUM)
     for n in range(chunks):
         c = chunks - 1 - n
         live = gl.where(n == 0, tokens - (chunks - 1) * 64, 64)

@@ -34,7 +34,7 @@ WHOLE = PassTile(128, 3)
 HALF = PassTile(64, 3)
 PROGRAMS = 132  # of all columns, that keep an H100 or H200 busy
 MIN_NARROW_SEGMENTS = 4  # of a row with heads of 64 channels, below which finding their states costs more than it saves
-SOLVE_REGISTERS, MORE_REGISTERS = 128, 168  # per thread: four and three programs per multiprocessor
+SOLVE_REGISTERS, MORE_SOLVE_REGISTERS = 128, 168  # per thread: four and three programs per multiprocessor
 GRADIENT_REGISTERS, ADD_REGISTERS = 128, 80  # two and three programs of 8 warps, for the gradients of write keys
 MOST_LOST = 200.0  # in base 2, by a channel in a chunk where one product has all pairs, as in `channel.py`
 MANY_SEGMENTS = 8  # of a row, from which on it pays to find out how many a state needs; at 4 it costs 2 us per launch
@@ -117,7 +117,7 @@ class OnePass(DeltaRule):
 
     def solve_registers(self) -> int:
         """Per thread: more with a decay per channel, by halves, or where keys are preconditioned, as fewer would spill."""
-        return MORE_REGISTERS if self.decay == 2 or self.makes_write_keys else SOLVE_REGISTERS
+        return MORE_SOLVE_REGISTERS if self.decay == 2 or self.makes_write_keys else SOLVE_REGISTERS
 
     def heads(self, tokens: Tokens) -> dict[str, int]:
         return {"H": int(tokens.q.shape[2]), "HEADS_W": self.group(tokens.w)}
