@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from fastweights_studies.measure import chosen_tests
 from fastweights_studies.measure.gpu_tests import Counts, GpuTests, left_by, read_report, read_tests, write_tests
 from fastweights_studies.record import Origin
 
@@ -80,3 +84,17 @@ def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path.write_text('{"passed": 1, "runs": []}')
     with pytest.raises(ResultsError, match="is not of format 1; delete that file"):
         read_tests(path)
+
+
+def test_processes_are_spread_over_the_gpus(tmp_path: Path) -> None:
+    Path(tmp_path, "test_seen.py").write_text(
+        "import os\nfrom pathlib import Path\n"
+        "def test_device():\n"
+        "    name = os.environ['PYTEST_XDIST_WORKER'] + ' ' + os.environ['CUDA_VISIBLE_DEVICES']\n"
+        "    Path(name).touch()\n"
+        "test_again = test_another = test_device\n"
+    )
+    environment = {**os.environ, chosen_tests.DEVICES: "2,5", chosen_tests.FILE: str(tmp_path / "chosen.json")}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "3", "-p", chosen_tests.__name__, "test_seen.py"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    assert {"gw0 2", "gw1 5", "gw2 2"} <= {path.name for path in tmp_path.iterdir()}

@@ -2,7 +2,9 @@
 
     python -m fastweights_studies.measure.gpu_tests [arguments of pytest, such as -n 8 tests/gpu]
     python -m fastweights_studies.measure.gpu_tests tests/gpu/test_large_tensors.py
-        in one process: these tests take the GPU's memory for themselves
+        in one process: these tests take the GPU's memory for themselves, those of several GPUs take all of them
+
+With -n the processes are spread over the machine's GPUs, one GPU for each process.
 
 Writes studies/results/gpu_tests.json. A run may be split by files: the files of tests that are not run again keep their
 counts, with the origin of their own run. With -k or a single test nothing is written. An interrupted run (Ctrl-C, or `timeout -s
@@ -26,11 +28,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import transformers
 
 from fastweights.files import write_bytes
 from fastweights.results.records import ResultsError, from_record, read_object, reading_fields
-from fastweights_studies.measure.chosen_tests import FILE
+from fastweights_studies.measure.chosen_tests import DEVICES, FILE
 from fastweights_studies.measure.environment import describe, find_gpu
 from fastweights_studies.places import RESULTS, ROOT, SOURCES
 from fastweights_studies.record import Origin
@@ -196,6 +199,11 @@ def left_by(before: GpuTests, files: str, named: Sequence[str] = ()) -> tuple[st
     return tuple(test for test in before.not_run if not named or test.partition("::")[0] in named)
 
 
+def visible_devices() -> str:
+    """The GPUs of this process, as CUDA_VISIBLE_DEVICES has them."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+
+
 def main() -> None:
     origin = describe(find_gpu(), transformers=transformers.__version__)
     arguments, rest = [argument for argument in sys.argv[1:] if argument != "--rest"], "--rest" in sys.argv
@@ -212,7 +220,13 @@ def main() -> None:
         command = [sys.executable, "-m", "pytest", "-m", "gpu or kernels", f"--junitxml={report}", *arguments, *left]
         path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
         # The references run on the CPU, in as many processes as pytest is given.
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, FILE: str(chosen)}
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+            "PYTHONPATH": path,
+            FILE: str(chosen),
+            DEVICES: visible_devices(),
+        }
         code = run([*command, "-p", "fastweights_studies.measure.chosen_tests"], environment)
         if not report.exists():
             raise SystemExit("pytest ended before it wrote a report; nothing was written")
