@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
-from fastweights_studies.measure import serving_bench, serving_vllm
+from fastweights_studies.measure import serving_bench, serving_models, serving_vllm
 from fastweights_studies.measure.environment import describe
 from fastweights_studies.measure.rows import replace_rows
 from fastweights_studies.record import read_rows, select
@@ -101,3 +102,25 @@ def test_the_report_of_vllms_bench_becomes_rows() -> None:
     }
     with pytest.raises(SystemExit, match="7 of 8"):
         serving_bench.make_bench_rows("gdn-340m", "gdn", 16384, 128, 8, 45.0, {**report, "completed": 7}, origin)
+
+
+def test_rows_of_models_keep_kernels_apart_and_say_what_vllm_had(tmp_path: Path) -> None:
+    file, origin = tmp_path / "rows.json", describe("a GPU")
+    asked = serving_models.Asked([2048, 16384], [1], 64, 5, True, 0.5)
+    for kernels, ms in ((serving_models.THEIRS, 3.0), (serving_models.OURS, 2.0)):
+        found = serving_models.Found({"2048": ms, "16384": 8 * ms}, {"1": ms / 2}, [])
+        replace_rows(file, serving_models.make_model_rows(found, kernels, asked, {}, origin))
+    rows = read_rows(file)
+    first = select(rows, measure="first_token_ms")
+    assert {(row.column["kernels"], row.column["prompt"]): row.value for row in first} == {
+        ("vLLM", 2048): 3.0, ("vLLM", 16384): 24.0, ("fastweights", 2048): 2.0, ("fastweights", 16384): 16.0,
+    }  # fmt: skip
+    assert {row.column["flashinfer"] for row in rows if row.column["kernels"] == "vLLM"} == {False}
+    assert [row.value for row in select(rows, measure="step_ms")] == [1.5, 1.0]
+
+
+def test_the_model_without_weights_is_one_that_vllm_reads(tmp_path: Path) -> None:
+    serving_models.save_config(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3NextForCausalLM"] and config["mlp_only_layers"] == [0, 1, 2, 3]
+    assert config["linear_num_value_heads"] == 32 and config["max_position_embeddings"] > 65536
