@@ -12,7 +12,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from fastweights_studies.measure.serving_soak import answer, send, server, soak
+from fastweights_studies.measure.serving_soak import LEFT, answer, send, server, soak
 
 from tests.evaluation.small import model, save, tokenizer
 from tests.serving.engine import generated
@@ -52,16 +52,16 @@ def test_an_answer_comes_piece_by_piece(port: int) -> None:
 
 def check_soak(port: int, requests: int, checked: int) -> dict[str, Any]:
     report = soak(port, model(**SIZES), requests=requests, at_once=8, checked=checked, seed=0)
-    assert report["given up"] == requests // 3 and report["checked"] == checked
-    assert report["wrong"] == report["tokens of the wrong number"] == 0
-    assert report["left over"] == {"running": 0, "waiting": 0, "part of the pool held": 0}
+    assert report["given_up"] == requests // 3 and report["checked"] == checked
+    assert report["wrong"] == report["answers_of_wrong_length"] == 0
+    assert not any(report[f"left_{name}"] for name in LEFT)
     return report
 
 
 def test_requests_that_are_given_up_leave_nothing_behind(port: int) -> None:
     """Many at once, of any length, a third of them given up: the others are answered as if alone, and the pool is empty at the
     end. The module itself does it with thousands."""
-    assert check_soak(port, 60, 15)["prompt tokens found in the cache"] > 0
+    assert check_soak(port, 60, 15)["cached_prompt_tokens"] > 0
 
 
 def test_two_engines_share_the_requests(tmp_path: Path) -> None:
