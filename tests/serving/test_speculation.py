@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fastweights.layers import MIXERS
+from fastweights.serving.vllm.versions import has_room_for_drafts
 
 from .engine import (
     CLOSE,
@@ -91,6 +92,27 @@ def test_hybrids(name, tmp_path):
         with small_pool(llm, 2 * (len(HYBRIDS[name]) + 3 * memories)):
             check_same(own, llm, prompts([block - short for short in (3, 2, 1, 8, 4)]))
     assert len(set(given_way)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="vLLM has no kernel for CPUs that copies the states of drafts"
+)
+@pytest.mark.parametrize("mixer", ["gdn", ["gdn", "softmax", "vla"]], ids=["one memory", "hybrid"])
+def test_prefix_caching(mixer, tmp_path):
+    """A prompt that was read before is read from its last full block on, also the states that drafts have left there."""
+    if mixer == "gdn" and not has_room_for_drafts():
+        pytest.skip("refused")
+    own = model(mixer)
+    own.save_pretrained(tmp_path)
+    first, other = prompts((200, 150))
+    asked = [first, first[:150] + other[:30], first[:64] + other, other[:10] + first[:100]]
+    with speculating(tmp_path, enable_prefix_caching=True, block_size=32, max_num_batched_tokens=64) as llm:
+        check_same(own, llm, asked)
+        check_same(own, llm, asked[::-1], nullcontext(), failing_pool(llm))
+        settings = vllm.SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+        again = llm.generate([{"prompt_token_ids": first}], settings, use_tqdm=False)
+    assert again[0].num_cached_tokens > 0
 
 
 @pytest.mark.slow

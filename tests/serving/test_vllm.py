@@ -13,6 +13,7 @@ import torch
 
 from fastweights.layers import MIXERS, DeltaNet, Lattice, SoftmaxAttention, register_mixer, registry
 from fastweights.serving.vllm.pool import PooledMixer
+from fastweights.serving.vllm.versions import has_room_for_drafts
 
 from ..models.hybrid.small import hybrid
 from .engine import (
@@ -115,7 +116,8 @@ def test_sequences_give_way_and_come_back(tmp_path):
     """A pool too small for all: vLLM takes the blocks of running sequences, which later begin once more."""
     own = model(["gdn", "softmax"])
     own.save_pretrained(tmp_path)
-    with engine(tmp_path, max_model_len=512, num_gpu_blocks_override=9) as llm, counted_preemptions(llm) as given_way:
+    few = {"max_model_len": 512, "block_size": 128, "num_gpu_blocks_override": 9}
+    with engine(tmp_path, **few) as llm, counted_preemptions(llm) as given_way:
         block = llm.llm_engine.vllm_config.cache_config.block_size
         # Four fill the pool until they need a second block.
         asked = prompts([block - short for short in (3, 2, 1, 8, 4)])
@@ -172,7 +174,7 @@ def test_blocks_are_used_again(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 0.1), ("float16", 0.02)])
+@pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 0.2), ("float16", 0.02)])
 def test_weights_in_16_bits(dtype, close, tmp_path):
     """Tokens are those of our own model in this dtype except where two of them are nearly as likely."""
     own = model(["gdn", WINDOW, "palimpsa-d", "lattice"]).to(getattr(torch, dtype))
@@ -217,9 +219,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"speculative_config": {"method": "custom_class", "model": "own.Drafts", "num_speculative_tokens": 2}},
         "speculative_config must have one of the methods ngram, ngram_gpu, suffix, draft_model",
     ),
-    "drafts and prefix caching on a CPU": (
+    "drafts and prefix caching": (
         {"speculative_config": NGRAM, "enable_prefix_caching": True},
-        "enable_prefix_caching must be False on a CPU",
+        "enable_prefix_caching must be False (on a CPU )?with speculative_config",
     ),
     "states of little range": ({"mamba_ssm_cache_dtype": "float16"}, "mamba_ssm_cache_dtype must be"),
     "divided adapters": (
@@ -256,6 +258,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_not_supported_is_refused_at_the_start(what, tmp_path):
+    if torch.cuda.is_available():
+        if what == "drafts and prefix caching" and has_room_for_drafts():
+            pytest.skip("supported on a GPU")
+        if what in ("a pipeline", "parts of a prompt", "parts of a cache") and torch.cuda.device_count() < 2:
+            pytest.skip("vLLM itself asks for two GPUs first")
     model("gdn").save_pretrained(tmp_path)
     settings, message = REFUSED[what]
     with pytest.raises(Exception, match=message), engine(tmp_path, **settings):
@@ -323,6 +330,7 @@ def test_values_of_another_layer_are_refused(tmp_path):
         pass
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="vLLM's attention on a GPU has them")
 def test_heads_that_vllms_attention_does_not_have_are_refused_at_the_start(tmp_path):
     model(["gdn", "softmax"], hidden_size=72, num_heads=3).save_pretrained(tmp_path)
     with pytest.raises(Exception, match="head_dim of softmax layers must be one of 32, .* got 24"), engine(tmp_path):

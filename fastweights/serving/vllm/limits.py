@@ -11,7 +11,7 @@ from ...layers import MIXERS, SoftmaxAttention
 from ...models import FastWeightsConfig
 from ...models.parts import check_parts
 from .pool import STATE_DTYPES
-from .versions import has_copies_on_cpus
+from .versions import has_copies_on_cpus, has_room_for_drafts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -45,6 +45,12 @@ class Limits(VerifyAndUpdateConfig):
             ),
             "enable_prefix_caching must be False on a CPU with speculative_config": (
                 cache.enable_prefix_caching and speculative is not None and current_platform.is_cpu()
+            ),
+            "enable_prefix_caching must be False with speculative_config before vLLM 0.26 in a model without softmax layers": (
+                cache.enable_prefix_caching
+                and speculative is not None
+                and not has_room_for_drafts()
+                and not any(issubclass(MIXERS[name].layer, SoftmaxAttention) for name, _ in model.hf_config.mixers())
             ),
             "fully_sharded_loras must be False": lora is not None and lora.fully_sharded_loras,
             # vLLM fills vllm_config.quant_config and, for an offloading size, kv_transfer_config after this call.

@@ -235,7 +235,7 @@ class StateBlock(NamedTuple):
         """What every memory layer of the model fits into."""
         config = part_of_config(vllm_config.model_config.hf_config, vllm_config.parallel_config.tensor_parallel_size)
         dtype = STATE_DTYPES[vllm_config.cache_config.mamba_ssm_cache_dtype]
-        context = memory = 0
+        context, memory = ROW_ALIGNMENT, 0  # vLLM before 0.27 takes one byte for a tensor without elements
         for name, options in dict((repr(mixer), mixer) for mixer in config.mixers()).values():
             with torch.device("meta"):
                 mixer = build_mixer(

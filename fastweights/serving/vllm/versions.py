@@ -15,6 +15,7 @@ __all__ = [
     "counting_builder",
     "find_installed",
     "has_copies_on_cpus",
+    "has_room_for_drafts",
     "kimi_inputs",
     "our_backend",
     "pages_of",
@@ -111,6 +112,12 @@ def counting_builder() -> Any:
 def has_copies_on_cpus() -> bool:
     """Whether vLLM copies states between blocks on a CPU, for prefix caching. Before 0.31 only Triton's kernel does."""
     return not environment.is_version(find_installed(), "0.24 to 0.30")
+
+
+def has_room_for_drafts() -> bool:
+    """Whether vLLM's tables have columns for the blocks of drafts beside those that prefix caching keeps, where all layers have
+    blocks of one size. 0.24 and 0.25 make these tables before they know the layers, and again only where sizes differ."""
+    return not environment.is_version(find_installed(), "0.24 to 0.25")
 
 
 def register_adapted(layer: type) -> None:
