@@ -59,6 +59,15 @@ def test_drafted_tokens_are_taken_back(name):
     assert pool.is_untouched(0, 3, 6)
 
 
+def test_a_rehearsal_of_drafts_comes_with_counts_of_0():
+    """As vLLM runs a model before the first request. An index of -1 ends the process on a GPU."""
+    pool, counts_N = Pool(build_mixer("gdn", hidden_size=32, num_heads=2).eval()), torch.zeros(2, dtype=torch.int32)
+    rows_NS, edges = torch.zeros(2, 2, dtype=torch.int32), torch.tensor([0, 2, 4], dtype=torch.int32)
+    with torch.no_grad():
+        y_TD = pool.pooled.verify(torch.randn(4, 32), rows_NS, counts_N, edges)
+    assert y_TD.isfinite().all() and pool.is_untouched(0, 1, 2, 3, 4, 5)
+
+
 @pytest.mark.parametrize(("state_dtype", "error"), [(None, 1e-5), (torch.bfloat16, 0.02)], ids=["own", "16 bits"])
 def test_long_drafts_and_states_in_16_bits_are_read_token_by_token(state_dtype, error):
     mixer = build_mixer("gdn", hidden_size=32, num_heads=2).eval()
