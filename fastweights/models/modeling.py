@@ -69,7 +69,7 @@ class SwiGLU(nn.Module):
             h = multiply(x, *self.input_products()[0])
             if residual is not None and residual.dtype == h.dtype:
                 return linear_rows(h, self.down_proj.weight, kind="add", other=residual)[0]
-        elif len(self.gate_proj.weight) % HALF_COLUMNS == 0 and trains_jointly(x, self.gate_proj, self.up_proj):
+        elif trains_jointly(x, self.gate_proj, self.up_proj) and len(self.gate_proj.weight) % HALF_COLUMNS == 0:
             h = silu_product_of_halves(project_jointly(x, self.gate_proj, self.up_proj))
         else:
             h = silu_product(*project_together(x, self.gate_proj, self.up_proj))

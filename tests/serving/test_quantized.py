@@ -24,11 +24,16 @@ def round_rows(x: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def save_quantized(own: Any, folder: Path, kind: str) -> None:
     """The model with weights in 8 bits, one scale per row. The model itself then computes with these numbers, and its
-    projections with inputs that are rounded per token."""
+    projections with inputs that are rounded per token. Projections whose sizes are no multiples of 16 stay, as vLLM's kernels for
+    GPUs would fill them up, and fail."""
     own.save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
+    weights, ignored = load_file(folder / "model.safetensors"), ["lm_head"]
     for name, layer in own.named_modules():
-        if isinstance(layer, torch.nn.Linear) and name != "lm_head":
+        if not isinstance(layer, torch.nn.Linear) or name == "lm_head":
+            continue
+        if layer.in_features % 16 or layer.out_features % 16:
+            ignored.append(name)
+        else:
             rounded, scale = round_rows(layer.weight.detach(), kind)
             weights |= {f"{name}.weight": rounded, f"{name}.weight_scale": scale}
             layer.weight.data.copy_(rounded.float() * scale)
@@ -45,16 +50,17 @@ def save_quantized(own: Any, folder: Path, kind: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {
         "quant_method": "compressed-tensors", "format": f"{kind}-quantized", "quantization_status": "compressed",
-        "ignore": ["lm_head"], "config_groups": {"all": group},
+        "ignore": ignored, "config_groups": {"all": group},
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize(("kind", "close"), [("float", CLOSE), ("int", 0.02)])
 def test_weights_in_8_bits(kind, close, tmp_path):
-    """An integer next to a tie may be rounded the other way."""
+    """An integer next to a tie may be rounded the other way. vLLM's products on a GPU give 16 bits."""
     own, plain = (model(["gdn", "softmax", "lattice"], initializer_range=0.1) for _ in range(2))
     save_quantized(own, tmp_path, kind)
-    with engine(tmp_path) as llm:
+    close, dtype = (0.02, "float16") if torch.cuda.is_available() else (close, "float32")
+    with engine(tmp_path, dtype=dtype) as llm:
         outputs = written(llm, prompts())
     assert largest_error(own, prompts(), outputs) < close < largest_error(plain, prompts(), outputs)

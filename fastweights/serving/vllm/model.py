@@ -167,19 +167,24 @@ class ExactLogits(UnquantizedEmbeddingMethod):
         return F.linear(x, layer.weight[: self.vocab_size], bias)
 
 
+def adapted_embeddings(dtype: torch.dtype) -> dict[str, str]:
+    """The layers beside the projections that take adapters, as vLLM calls them. vLLM's kernels for these give requests without an
+    adapter one of the others' on a CPU, and take 16 bits only on a GPU."""
+    if current_platform.is_cpu() or dtype == torch.float32:
+        return {}
+    return {"embed_tokens": "input_embeddings", "lm_head": "output_embeddings"}
+
+
 class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsLoRA):
     """`fastweights.models.FastWeightsForCausalLM` in vLLM, with the same names of weights."""
 
-    # For adapters: no projections are joined, and which layers beside them take some. On a CPU none: vLLM's kernels there give
-    # requests without an adapter one of the others'.
+    # For adapters: no projections are joined. Which layers beside them take some is decided for each model.
     packed_modules_mapping: dict[str, list[str]] = {}
-    embedding_modules: dict[str, str] = (
-        {} if current_platform.is_cpu() else {"embed_tokens": "input_embeddings", "lm_head": "output_embeddings"}
-    )
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.config = config = vllm_config.model_config.hf_config
+        self.embedding_modules = adapted_embeddings(vllm_config.model_config.dtype)
         if vllm_config.model_config.runner_type == "draft" and "linear_attention" in config.layer_types:
             raise ValueError(
                 "a draft model in vLLM must have softmax layers only, because vLLM takes no token of a draft model's memory back"
