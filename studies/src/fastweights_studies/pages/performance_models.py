@@ -96,7 +96,7 @@ def decode_page(rows: Sequence[Row], device: str) -> str:
                 cells += [number(value_of(own, "step_ms", column=column)), f"{speed:,.0f}"]
             else:
                 cells += ["does not fit" if select(own, measure="fits", column=column) else "–", "–"]
-        lines.append([*cells, measured(own[0].origin)])
+        lines.append([*cells, "; ".join(dict.fromkeys(measured(row.origin) for row in own))])
     text = (
         f"## Tokens per second of decoding, {device}\n\n![Tokens per second against the context, for 1, 8 and 64 "
         f"sequences](images/{decode_image(device)})\n\nThe captured step alone, {rows[0].column['layers']} layers of width 1024 "
