@@ -79,6 +79,22 @@ def gram_sums_back(
     tl.store(sums + at, -0.5 * found, inside)
 
 
+@triton.jit
+def load_added(
+    sums, gate, step, low, chunks, first, stop, head, HV, at, K: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr
+):
+    """What AHEAD chunks from `step` on add, and their decays; 0 past the last one."""
+    added, totals = (), ()
+    for later in tl.static_range(AHEAD):
+        here = step + later < chunks
+        m = (chunks - 1 - step - later) if BACK else (step + later)
+        R = sums + ((low + m).to(tl.int64) * HV + head) * K * K + at
+        added += (tl.load(R, (at < K * K) & here, 0.0),)  # type: ignore[assignment]
+        last = tl.minimum(first + m * 64 + 64, stop) - 1
+        totals += (tl.load(gate + last * HV + head, here, 0.0),)  # type: ignore[assignment]
+    return added, totals
+
+
 @triton.jit(do_not_specialize=["time"])
 def scan_states(
     begin, sums, states, squares, gate, end, cu_seqlens, time, HV,
@@ -98,15 +114,10 @@ def scan_states(
         S = tl.zeros((BLOCK,), tl.float32)
     else:
         S = 0.5 * (tl.load(begin + own + at, inside, 0.0) + tl.load(begin + own + (at % K) * K + at // K, inside, 0.0))
+    added, totals = load_added(sums, gate, 0, low, chunks, first, stop, head, HV, at, K, AHEAD, BACK)
     for step in range(0, chunks, AHEAD):
-        added, totals = (), ()
-        for later in tl.static_range(AHEAD):
-            here = step + later < chunks
-            m = (chunks - 1 - step - later) if BACK else (step + later)
-            R = sums + ((low + m).to(tl.int64) * HV + head) * K * K + at
-            added += (tl.load(R, inside & here, 0.0),)  # type: ignore[assignment]
-            last = tl.minimum(first + m * 64 + 64, stop) - 1
-            totals += (tl.load(gate + last * HV + head, here, 0.0),)  # type: ignore[assignment]
+        now, factors = added, totals
+        added, totals = load_added(sums, gate, step + AHEAD, low, chunks, first, stop, head, HV, at, K, AHEAD, BACK)
         for later in tl.static_range(AHEAD):
             here = step + later < chunks
             m = (chunks - 1 - step - later) if BACK else (step + later)
@@ -116,6 +127,6 @@ def scan_states(
                 part = ((low + m).to(tl.int64) * HV + head) * tl.num_programs(2) + tl.program_id(2)
                 own_sums = tl.sum(tl.reshape(S * S, (8, BLOCK // 8)), 1)
                 tl.store(squares + part * 8 + tl.arange(0, 8), own_sums, here)
-            S = tl.exp2(totals[later]) * S + added[later]
+            S = tl.exp2(factors[later]) * S + now[later]
     if end is not None:
         tl.store(end + own + at, infinite_to_nan(S), inside)
