@@ -4,7 +4,15 @@ Numbers of float32 are sums of bfloat16 ones: of three where results must be exa
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import add, load_chunk_rows, product_layout, show_to_products, token_layout
+from ..common.hopper_tiles import (
+    add,
+    fetch_rows,
+    later_chunk,
+    load_chunk_rows,
+    product_layout,
+    show_to_products,
+    token_layout,
+)
 from ..common.math import is_bad, zero_where
 from ..common.packing import program_chunk
 from ..runtime.gluon import gl, gluon, warpgroup_mma, warpgroup_mma_wait
@@ -22,16 +30,25 @@ def split_into(x, COUNT: gl.constexpr):
     return parts
 
 
-@gluon.jit(do_not_specialize=["time"])
-def answer_tokens(
-    u, gain, refresh, A, R, D, b, out, chunks, time,
+@gluon.jit
+def fetch_later_chunk(
+    chunks, time, u, A, R, b, HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr, HEADS_B: gl.constexpr
+):
+    """What the program that takes this one's place reads."""
+    m, head, first, count = later_chunk(chunks, time, 128 // K, HV)
+    fetch_rows(A + (m.to(gl.int64) * HV + head) * (K * K), gl.where(count > 0, K, 0), K, K, K)
+    fetch_rows(R + (first * HV + head) * K, count, HV * K, 64, K)
+    fetch_rows(u + (first * (HV // HEADS) + head // HEADS) * K, count, HV // HEADS * K, 64, K)
+    fetch_rows(b + (first * (HV // HEADS_B) + head // HEADS_B) * K, count, HV // HEADS_B * K, 64, K)
+
+
+@gluon.jit
+def answer_chunk(
+    u, gain, refresh, A, R, D, b, out, m, head, first, count,
     HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr, HEADS_GAIN: gl.constexpr, HEADS_B: gl.constexpr,
-    SCALED: gl.constexpr, EXACT: gl.constexpr,
+    SCALED: gl.constexpr, EXACT: gl.constexpr, FETCH: gl.constexpr = False, chunks=None, time=None,
 ):  # fmt: skip
-    """Arguments as of `solve_tokens`."""
-    m, head, first, count = program_chunk(chunks, time)
-    if count == 0:
-        return
+    """Of one chunk, see `answer_tokens`."""
     PARTS: gl.constexpr = 3 if EXACT else 2
     PARTS_B: gl.constexpr = 1 if b.dtype.element_ty == gl.bfloat16 else PARTS
     WARPS: gl.constexpr = gl.num_warps()
@@ -71,6 +88,8 @@ def answer_tokens(
     for k in gl.static_range(PARTS):
         solved.index(k).store(parts[k])
     show_to_products()
+    if FETCH:  # this program's own loads have ended
+        fetch_later_chunk(chunks, time, u, A, R, b, HV, K, HEADS, HEADS_B)
     scores = gl.zeros([64, 64], gl.float32, SQUARE)
     for i in gl.static_range(PARTS):
         for j in gl.static_range(PARTS_B):
@@ -130,3 +149,19 @@ def answer_tokens(
         spoiled = gl.maximum(spoiled, gl.convert_layout(gl.max(bad.to(gl.int32), 1), BY_TOKEN))
         found = gl.where((gl.convert_layout(spoiled, TOKEN) > 0)[None, :], float("nan"), found)
     store_columns(found, out + (first * HV + head) * K, count, HV * K)
+
+
+@gluon.jit(do_not_specialize=["time"])
+def answer_tokens(
+    u, gain, refresh, A, R, D, b, out, chunks, time,
+    HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr, HEADS_GAIN: gl.constexpr, HEADS_B: gl.constexpr,
+    SCALED: gl.constexpr, EXACT: gl.constexpr, FETCH: gl.constexpr,
+):  # fmt: skip
+    """Arguments as of `solve_tokens`."""
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
+    answer_chunk(
+        u, gain, refresh, A, R, D, b, out, m, head, first, count, HV, K, HEADS, HEADS_GAIN, HEADS_B, SCALED, EXACT, FETCH,
+        chunks, time,
+    )  # fmt: skip
