@@ -24,6 +24,7 @@ SOLVE_REGISTERS = 128  # per thread, so that a multiprocessor runs two programs 
 SEGMENT_CHUNKS = 4, 8  # of 64 tokens in a segment: up to 64 channels, and with more
 PROGRAMS = 128  # of a segment each, which fill a Hopper GPU
 BESIDE = True
+FOUR = 0, 0  # warps of solve_in_turn and gradients_in_turn; 0: those of a whole matrix
 FETCH = True
 LONGER = 2  # times as long, where that leaves a program for most multiprocessors
 
@@ -152,7 +153,12 @@ class InverseGram(GramCall):
         if self.solves_in_turn:
             from .chunks_in_turn import solve_in_turn  # needs Gluon
 
-            self.launch_segments(solve_in_turn, saved, x.u, x.gain, saved.A, saved.R, saved.D, answers)
+            if FOUR[0] and self.K == 128:
+                from .chunks_by_halves import solve_by_halves as solve_in_turn
+
+            self.launch_segments(
+                solve_in_turn, saved, x.u, x.gain, saved.A, saved.R, saved.D, answers, num_warps=FOUR[0] or self.warps
+            )
         else:
             T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS * CHUNK + 512)
             self.launch_segments(solve_segment, saved, x.u, x.gain, saved.A, saved.R, saved.D, answers, T, scratch)
@@ -175,7 +181,9 @@ class InverseGram(GramCall):
         if self.solves_in_turn:
             from .chunks_in_turn import gradients_in_turn  # needs Gluon
 
-            self.launch_segments(gradients_in_turn, saved, *of_tokens, SELF=alone)
+            self.launch_segments(
+                gradients_in_turn, saved, *of_tokens, SELF=alone, num_warps=FOUR[1] or self.warps
+            )
         else:
             self.launch_segments(segment_gradients, saved, *of_tokens, PRECISION=precision, SELF=alone)
         return GramInputs(du, db, dgain, dG)
