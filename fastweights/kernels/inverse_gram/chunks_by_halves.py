@@ -169,7 +169,7 @@ def solve_by_halves(
             for l in gl.static_range(3):
                 if k >= l:  # the smallest products first
                     found = warpgroup_mma(
-                        parts.index(2 - k), factors.index(l).permute((1, 0)), found, is_async=True
+                        parts.index(2 - k), factors.index(k - l).permute((1, 0)), found, is_async=True
                     )
         found = warpgroup_mma_wait(0, deps=[found])
         gl.thread_barrier()  # no warp reads these tiles any more
