@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon
-from .packing import chunk_place
 
-MULTIPROCESSORS = gl.constexpr(132)
+MULTIPROCESSORS = gl.constexpr(132)  # of an H100 or H200
 
 
 @gluon.constexpr_function
@@ -104,48 +103,3 @@ def copy_rows(buffer, x, live, STRIDE: gl.constexpr, MASKED: gl.constexpr):
         async_copy.async_copy_global_to_shared(buffer, x + at, mask=(row < live)[:, None])
     else:
         async_copy.async_copy_global_to_shared(buffer, x + at)
-
-
-@gluon.jit
-def later_chunk(chunks, time, SHARE: gl.constexpr, HV: gl.constexpr):
-    """As `program_chunk`, for the program that takes this one's place on a multiprocessor, which so many share; no tokens where
-    there is none."""
-    programs = gl.num_programs(0)
-    number = gl.program_id(1) * programs + gl.program_id(0) + SHARE * MULTIPROCESSORS
-    m, head = number % programs, number // programs
-    first, count = chunk_place(chunks, m, time)
-    return m, head, first, gl.where(head < HV, count, 0)
-
-
-@gluon.jit
-def fetch_rows(x, live, STRIDE: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
-    """Ask the L2 cache for rows of WIDTH numbers of x, STRIDE apart, those before `live` of HEIGHT, by lines of 128 bytes."""
-    NUMBERS: gl.constexpr = 1024 // x.dtype.element_ty.primitive_bitwidth
-    LINES: gl.constexpr = WIDTH // NUMBERS
-    line = gl.arange(0, HEIGHT * LINES, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    row = line // LINES
-    places = x + (row.to(gl.int64) * STRIDE + line % LINES * NUMBERS)
-    gl.inline_asm_elementwise(
-        "{ .reg .pred live; setp.ne.s32 live, $2, 0; @live prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
-        "=r,l,r", [places.to(gl.int64), (row < live).to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def begin_in_turn(pause, SHARE: gl.constexpr):
-    """Of the programs that begin together on a multiprocessor, so many, each waits `pause` cycles longer than the one before:
-    while one loads or stores the others multiply, and so do those that take their places."""
-    turn = (gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)) // MULTIPROCESSORS
-    pause = gl.where(turn < SHARE, turn * pause, 0)
-    if pause > 0:
-        begun = passed_cycles()
-        while passed_cycles() - begun < pause:
-            pass
-
-
-@gluon.jit
-def passed_cycles():
-    """A count that goes on and on; the warp sleeps for a moment."""
-    return gl.inline_asm_elementwise(
-        "nanosleep.u32 100; mov.u32 $0, %clock;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )

@@ -5,16 +5,15 @@ Numbers of float32 are sums of bfloat16 ones: of three where results must be exa
 from __future__ import annotations
 
 from ..common.hopper_tiles import (
+    MULTIPROCESSORS,
     add,
-    fetch_rows,
-    later_chunk,
     load_chunk_rows,
     product_layout,
     show_to_products,
     token_layout,
 )
 from ..common.math import is_bad, zero_where
-from ..common.packing import program_chunk
+from ..common.packing import chunk_place, program_chunk
 from ..runtime.gluon import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .chunks_in_turn import larger, store_columns
 from .sums import split_first_bits
@@ -31,24 +30,45 @@ def split_into(x, COUNT: gl.constexpr):
 
 
 @gluon.jit
+def fetch_rows(x, live, STRIDE: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
+    """Ask the L2 cache for rows of WIDTH numbers of x, STRIDE apart, those before `live` of HEIGHT, by lines of 128 bytes."""
+    NUMBERS: gl.constexpr = 1024 // x.dtype.element_ty.primitive_bitwidth
+    LINES: gl.constexpr = WIDTH // NUMBERS
+    line = gl.arange(0, HEIGHT * LINES, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    row = line // LINES
+    places = x + (row.to(gl.int64) * STRIDE + line % LINES * NUMBERS)
+    gl.inline_asm_elementwise(
+        "{ .reg .pred live; setp.ne.s32 live, $2, 0; @live prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l,r", [places.to(gl.int64), (row < live).to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def fetch_later_chunk(
     chunks, time, u, A, R, b, HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr, HEADS_B: gl.constexpr
 ):
-    """What the program that takes this one's place reads."""
-    m, head, first, count = later_chunk(chunks, time, 128 // K, HV)
+    """What the program reads that takes this one's place on a multiprocessor, which 128 // K share."""
+    programs = gl.num_programs(0)
+    number = gl.program_id(1) * programs + gl.program_id(0) + 128 // K * MULTIPROCESSORS
+    m, head = number % programs, number // programs
+    first, count = chunk_place(chunks, m, time)
+    count = gl.where(head < HV, count, 0)
     fetch_rows(A + (m.to(gl.int64) * HV + head) * (K * K), gl.where(count > 0, K, 0), K, K, K)
     fetch_rows(R + (first * HV + head) * K, count, HV * K, 64, K)
     fetch_rows(u + (first * (HV // HEADS) + head // HEADS) * K, count, HV // HEADS * K, 64, K)
     fetch_rows(b + (first * (HV // HEADS_B) + head // HEADS_B) * K, count, HV // HEADS_B * K, 64, K)
 
 
-@gluon.jit
-def answer_chunk(
-    u, gain, refresh, A, R, D, b, out, m, head, first, count,
+@gluon.jit(do_not_specialize=["time"])
+def answer_tokens(
+    u, gain, refresh, A, R, D, b, out, chunks, time,
     HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr, HEADS_GAIN: gl.constexpr, HEADS_B: gl.constexpr,
-    SCALED: gl.constexpr, EXACT: gl.constexpr, FETCH: gl.constexpr = False, chunks=None, time=None,
+    SCALED: gl.constexpr, EXACT: gl.constexpr,
 ):  # fmt: skip
-    """Of one chunk, see `answer_tokens`."""
+    """Arguments as of `solve_tokens`."""
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
     PARTS: gl.constexpr = 3 if EXACT else 2
     PARTS_B: gl.constexpr = 1 if b.dtype.element_ty == gl.bfloat16 else PARTS
     WARPS: gl.constexpr = gl.num_warps()
@@ -88,8 +108,7 @@ def answer_chunk(
     for k in gl.static_range(PARTS):
         solved.index(k).store(parts[k])
     show_to_products()
-    if FETCH:  # this program's own loads have ended
-        fetch_later_chunk(chunks, time, u, A, R, b, HV, K, HEADS, HEADS_B)
+    fetch_later_chunk(chunks, time, u, A, R, b, HV, K, HEADS, HEADS_B)  # this program's own loads have ended
     scores = gl.zeros([64, 64], gl.float32, SQUARE)
     for i in gl.static_range(PARTS):
         for j in gl.static_range(PARTS_B):
@@ -149,19 +168,3 @@ def answer_chunk(
         spoiled = gl.maximum(spoiled, gl.convert_layout(gl.max(bad.to(gl.int32), 1), BY_TOKEN))
         found = gl.where((gl.convert_layout(spoiled, TOKEN) > 0)[None, :], float("nan"), found)
     store_columns(found, out + (first * HV + head) * K, count, HV * K)
-
-
-@gluon.jit(do_not_specialize=["time"])
-def answer_tokens(
-    u, gain, refresh, A, R, D, b, out, chunks, time,
-    HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr, HEADS_GAIN: gl.constexpr, HEADS_B: gl.constexpr,
-    SCALED: gl.constexpr, EXACT: gl.constexpr, FETCH: gl.constexpr,
-):  # fmt: skip
-    """Arguments as of `solve_tokens`."""
-    m, head, first, count = program_chunk(chunks, time)
-    if count == 0:
-        return
-    answer_chunk(
-        u, gain, refresh, A, R, D, b, out, m, head, first, count, HV, K, HEADS, HEADS_GAIN, HEADS_B, SCALED, EXACT, FETCH,
-        chunks, time,
-    )  # fmt: skip

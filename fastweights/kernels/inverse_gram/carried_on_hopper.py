@@ -3,15 +3,7 @@ rounding would be too much, an operand is the sum of two numbers. See the head o
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import (
-    add,
-    fetch_rows,
-    later_chunk,
-    load_chunk_rows,
-    product_layout,
-    show_to_products,
-    token_layout,
-)
+from ..common.hopper_tiles import add, load_chunk_rows, product_layout, show_to_products, token_layout
 from ..common.packing import program_chunk
 from ..runtime.gluon import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
@@ -99,24 +91,10 @@ def load_roots(D, first, count, head, HV: gl.constexpr, LAYOUT: gl.constexpr):
     return gl.where(i < count, gl.rsqrt(gl.load(D + first * HV + head + i * HV, i < count, 1.0)), 0.0)
 
 
-@gluon.jit
-def fetch_later_tokens(
-    chunks, time, R, given, u, b, T, HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr, HEADS_B: gl.constexpr
-):
-    """What the program that takes this one's place begins with."""
-    m, head, first, count = later_chunk(chunks, time, 2, HV)
-    fetch_rows(R + (first * HV + head) * K, count, HV * K, 64, K)
-    fetch_rows(given + (first * HV + head) * K, count, HV * K, 64, K)
-    fetch_rows(u + (first * (HV // HEADS) + head // HEADS) * K, count, HV // HEADS * K, 64, K)
-    if b is not None:
-        fetch_rows(b + (first * (HV // HEADS_B) + head // HEADS_B) * K, count, HV // HEADS_B * K, 64, K)
-    fetch_rows(T + (m.to(gl.int64) * HV + head) * 4096, gl.where(count > 0, 64, 0), 64, 64, 64)
-
-
 @gluon.jit(do_not_specialize=["time"])
 def adjoint_of_chunk(
     u, b, dy, R, D, T, transition, written, direct, chunks, time,
-    HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr, HEADS_B: gl.constexpr, FETCH: gl.constexpr,
+    HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr, HEADS_B: gl.constexpr,
 ):  # fmt: skip
     """Arguments as of `chunk_adjoint`."""
     m, head, first, count = program_chunk(chunks, time)
@@ -149,8 +127,6 @@ def adjoint_of_chunk(
     keys = new_tile(1, 64, K).index(0)
     keys.store(lifted.to(TYPE))
     show_to_products()
-    if FETCH:
-        fetch_later_tokens(chunks, time, R, dy, u, b, T, HV, K, HEADS, HEADS_B)
     none = gl.zeros([64, 64], gl.float32, SQUARE)
     E = gl.zeros([K, K], gl.float32, WHOLE)
     E = warpgroup_mma(keys.permute((1, 0)), Z, E, use_acc=False, is_async=True)
@@ -214,9 +190,8 @@ def times_matrix(rows, matrix, out, SIGN: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["time"])
 def gradients_of_chunk(
-    u, refresh, A, R, D, T, adjoint, direct, du, chunks, time,
-    HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr, FETCH: gl.constexpr,
-):  # fmt: skip
+    u, refresh, A, R, D, T, adjoint, direct, du, chunks, time, HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr
+):
     """Arguments as of `finish_gradients`."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
@@ -226,8 +201,6 @@ def gradients_of_chunk(
     SQUARE: gl.constexpr = token_layout(64, WARPS)
     BY_TOKEN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     number = m.to(gl.int64) * HV + head
-    if FETCH:  # what is read last
-        fetch_rows(A + number * (K * K), K, K, K, K)
     t = gl.arange(0, 64, BY_TOKEN)
     added = gl.load(refresh + first + t, t < count, 0.0)
     before = gl.convert_layout(gl.associative_scan(added, 0, add) - added, gl.SliceLayout(1, WIDE))[:, None]
@@ -240,8 +213,6 @@ def gradients_of_chunk(
     Z, U = new_tile(2, 64, K), new_tile(1, 64, K).index(0)
     store_two(Z, rows * load_roots(D, first, count, head, HV, gl.SliceLayout(1, rows.type.layout))[:, None])
     U.store(tokens)
-    if FETCH:
-        fetch_later_tokens(chunks, time, R, direct, u, None, T, HV, K, HEADS, 1)
     dZ = times_matrix(Z, adjoint + number * (K * K), dZ, -1.0)
     root = load_roots(D, first, count, head, HV, gl.SliceLayout(1, SQUARE))
     change = store_change(load_lifted(T + number * 4096, root))

@@ -18,9 +18,9 @@ from ..common.hopper_tiles import (
     token_layout,
 )
 from ..common.math import is_bad, zero_where
-from ..common.packing import chunk_place, pieces_of_sequence, program_chunk, tokens_of_sequence
+from ..common.packing import pieces_of_sequence, program_chunk, tokens_of_sequence
 from ..runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .answers import answer_chunk, split_into
+from .answers import split_into
 from .carried import COARSE, FAR, FINE, ROUNDING
 from .chunks_in_turn import FLOATS, LINE, PLAIN, eliminate_in_place, store_as_two, store_columns, times_floats
 
@@ -80,47 +80,12 @@ def update_by_tokens(now, u, added, count, U_ROW: gl.constexpr):
     return now
 
 
-@gluon.jit
-def wait_for(flag):
-    """Until another program has called `announce` with this place, and what it wrote before is there."""
-    while read_flag(flag) == 0:
-        pass
-
-
-@gluon.jit
-def read_flag(flag):
-    return gl.inline_asm_elementwise(
-        "nanosleep.u32 100; ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [flag.to(gl.int64)], dtype=gl.int32, is_pure=False,
-        pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def announce(flag):
-    """Behind a barrier: all that the program wrote before is there for those that find a 1 in this place."""
-    gl.inline_asm_elementwise(
-        """{ .reg .pred first; .reg .u32 thread; mov.u32 thread, %tid.x; setp.eq.u32 first, thread, 0;
-        @first st.release.gpu.global.s32 [$1], 1; mov.b32 $0, 0; }""",
-        "=r,l", [flag.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def clear_flags(done, count, BLOCK: gl.constexpr):
-    i = gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    gl.store(done + i, gl.zeros_like(i), i < count)
-
-
 @gluon.jit(do_not_specialize=["time"])
 def carry_in_turn(
-    u, refresh, start, A, end, W, S, done, cu_seqlens, time, HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr
+    u, refresh, start, A, end, W, S, cu_seqlens, time, HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr
 ):
     """Arguments as of `carry_inverse`, and for `factor_tokens` W = U A of all tokens [BT, HV, K], where tokens add to A what each
-    finds of it, and S [M, HV, 64, 64], the products W U^T of a chunk. done: see `tokens_beside_chain`, or None."""
-    if done is not None:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
+    finds of it, and S [M, HV, 64, 64], the products W U^T of a chunk."""
     WARPS: gl.constexpr = gl.num_warps()
     WHOLE: gl.constexpr = product_layout(WARPS, K, 16)
     TALL: gl.constexpr = product_layout(WARPS, 64, 16)
@@ -163,9 +128,6 @@ def carry_in_turn(
         added = gl.load(refresh + token + t, t < left, 0.0)
         async_copy.wait_group(0)
         show_to_products()
-        if done is not None:  # what the step before wrote is on its way for long
-            if step > 0:
-                announce(done + number - HV)
         copy_rows(tokens.index((step + 1) % 2), u + 64 * U_ROW, left - 64, U_ROW, True)
         async_copy.commit_group()
         given = U.load(READ)
@@ -243,17 +205,17 @@ def carry_in_turn(
         now += gl.where(spoils, float("nan"), 0.0)
         u += 64 * U_ROW
         gl.thread_barrier()  # no warp's products read the tiles of this chunk any more
-    if done is not None:
-        if count > 0:
-            announce(done + (chunk + (count - 1) // 64) * HV + head)
     if end is not None:
         gl.store(end + sequence + at, now)
     async_copy.wait_group(0)
 
 
-@gluon.jit
-def factor_chunk(R, D, T, m, head, first, count, HV: gl.constexpr, K: gl.constexpr):
-    """Of one chunk, see `factor_tokens`."""
+@gluon.jit(do_not_specialize=["time"])
+def factor_tokens(R, D, T, chunks, time, HV: gl.constexpr, K: gl.constexpr):
+    """R holds W and takes r, T holds S and takes T, of what `carry_in_turn` leaves; D [BT, HV] takes d."""
+    m, head, first, count = program_chunk(chunks, time)
+    if count == 0:
+        return
     WARPS: gl.constexpr = gl.num_warps()
     WIDE: gl.constexpr = token_layout(K, WARPS)
     SQUARE: gl.constexpr = token_layout(64, WARPS)
@@ -282,42 +244,3 @@ def factor_chunk(R, D, T, m, head, first, count, HV: gl.constexpr, K: gl.constex
     c = gl.arange(0, K, gl.SliceLayout(0, WIDE))
     at = (first * HV + head) * K + t[:, None] * (HV * K) + c[None, :]
     gl.store(R + at, found, (t < count)[:, None])
-
-
-@gluon.jit(do_not_specialize=["time"])
-def factor_tokens(R, D, T, chunks, time, HV: gl.constexpr, K: gl.constexpr):
-    """R holds W and takes r, T holds S and takes T, of what `carry_in_turn` leaves; D [BT, HV] takes d."""
-    m, head, first, count = program_chunk(chunks, time)
-    if count == 0:
-        return
-    factor_chunk(R, D, T, m, head, first, count, HV, K)
-
-
-@gluon.jit(do_not_specialize=["time"])
-def tokens_beside_chain(
-    u, refresh, A, R, D, T, b, out, done, chunks, time,
-    HV: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr, HEADS_B: gl.constexpr, EXACT: gl.constexpr,
-):  # fmt: skip
-    """`factor_tokens` and `answer_tokens` of a chunk, as soon as `carry_in_turn`, which still runs, has said in `done` [M, HV]
-    that it has passed the chunk. Programs take first what comes first in its sequence. The last one waits until all of
-    `carry_in_turn` is done, for the kernels that follow."""
-    number = gl.program_id(0)
-    if chunks is None:
-        per_row = (time + 63) // 64
-        sequences = gl.num_programs(0) // (per_row * HV)
-        place = number % (sequences * HV)
-        m, head = place % sequences * per_row + number // (sequences * HV), place // sequences
-    else:
-        m, head = number // HV, number % HV
-    first, count = chunk_place(chunks, m, time)
-    if count > 0:
-        wait_for(done + m * HV + head)
-        factor_chunk(R, D, T, m, head, first, count, HV, K)
-        gl.thread_barrier()  # what other threads wrote is read
-        answer_chunk(
-            u, None, refresh, A, R, D, b, out, m, head, first, count, HV, K, HEADS, 1, HEADS_B, False, EXACT
-        )  # fmt: skip
-    if number == gl.num_programs(0) - 1:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )

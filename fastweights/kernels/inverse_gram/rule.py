@@ -22,11 +22,7 @@ ROWS = 16  # of a block that is eliminated at once
 SCAN_BLOCK = 1024  # numbers of the state that one program adds up
 SOLVE_REGISTERS = 128  # per thread, so that a multiprocessor runs two programs of 8 warps
 SEGMENT_CHUNKS = 4, 8  # of 64 tokens in a segment: up to 64 channels, and with more
-PROGRAMS = 128  # of a segment each, which fill a Hopper GPU
-BESIDE = True
-FOUR = 0, 0  # warps of solve_in_turn and gradients_in_turn; 0: those of a whole matrix
-FETCH = True
-LONGER = 2  # times as long, where that leaves a program for most multiprocessors
+PROGRAMS = 132  # that a Hopper GPU runs at once, of 128 channels
 
 
 class GramInputs(namedtuple("GramInputs", "u b gain G cu_seqlens", defaults=(None,))):
@@ -91,7 +87,7 @@ class GramCall(Call):
 
             self.launch_chunks(
                 answer_tokens, saved, self.x.u, gain, refresh, saved.A, saved.R, saved.D, b, out, HEADS_B=self.group(b),
-                SCALED=scaled, EXACT=precision == self.precision, FETCH=FETCH,
+                SCALED=scaled, EXACT=precision == self.precision,
             )  # fmt: skip
             return
         self.launch_chunks(
@@ -110,9 +106,12 @@ class InverseGram(GramCall):
 
     def set_up(self) -> None:
         super().set_up()
-        least = CHUNK * SEGMENT_CHUNKS[self.PK > 64]
-        programs = self.B * self.T * self.HV // least
-        self.length = least * torch.sym_max(1, torch.sym_min(LONGER, programs // PROGRAMS))
+        self.length = CHUNK * SEGMENT_CHUNKS[self.PK > 64]
+        if self.solves_in_turn and self.K == 128:
+            # Twice as long where half as many programs fill the GPU, in half as many rounds: that spares inverses.
+            programs = self.B * self.T * self.HV // self.length
+            rounds = -(-programs // PROGRAMS)
+            self.length *= 1 + torch.sym_min(1, programs // 256) * (1 - rounds % 2)
         self.P = max_pieces(self.N, self.T, self.length, self.packed)
         self.constants["LENGTH"] = self.length
 
@@ -153,12 +152,7 @@ class InverseGram(GramCall):
         if self.solves_in_turn:
             from .chunks_in_turn import solve_in_turn  # needs Gluon
 
-            if FOUR[0] and self.K == 128:
-                from .chunks_by_halves import solve_by_halves as solve_in_turn
-
-            self.launch_segments(
-                solve_in_turn, saved, x.u, x.gain, saved.A, saved.R, saved.D, answers, num_warps=FOUR[0] or self.warps
-            )
+            self.launch_segments(solve_in_turn, saved, x.u, x.gain, saved.A, saved.R, saved.D, answers)
         else:
             T, scratch = self.floats(P, HV, CHUNK, CHUNK), self.floats(P, HV, ROWS * CHUNK + 512)
             self.launch_segments(solve_segment, saved, x.u, x.gain, saved.A, saved.R, saved.D, answers, T, scratch)
@@ -181,9 +175,7 @@ class InverseGram(GramCall):
         if self.solves_in_turn:
             from .chunks_in_turn import gradients_in_turn  # needs Gluon
 
-            self.launch_segments(
-                gradients_in_turn, saved, *of_tokens, SELF=alone, num_warps=FOUR[1] or self.warps
-            )
+            self.launch_segments(gradients_in_turn, saved, *of_tokens, SELF=alone)
         else:
             self.launch_segments(segment_gradients, saved, *of_tokens, PRECISION=precision, SELF=alone)
         return GramInputs(du, db, dgain, dG)
@@ -223,23 +215,12 @@ class Refreshed(GramCall):
         (y, end), saved = self.shapes(final)
         self.record_table(saved)
         if self.solves_in_turn:
-            from .inverse_in_turn import carry_in_turn, clear_flags, factor_tokens, tokens_beside_chain  # needs Gluon
+            from .inverse_in_turn import carry_in_turn, factor_tokens  # needs Gluon
 
-            beside = BESIDE and self.N * self.HV <= 66  # chains that leave half of a GPU to others
-            done = self.empty(self.M, self.HV, dtype=torch.int32) if beside else None
-            if beside:
-                count = self.M * self.HV
-                self.launch(clear_flags, (-(-count // 1024),), done, count, BLOCK=1024, num_warps=4)
             self.launch(
-                carry_in_turn, (self.N, self.HV), x.u, x.refresh, x.A, saved.A, end, saved.R, saved.T, done, x.cu_seqlens,
-                self.T, num_warps=self.warps,
+                carry_in_turn, (self.N, self.HV), x.u, x.refresh, x.A, saved.A, end, saved.R, saved.T, x.cu_seqlens, self.T,
+                num_warps=self.warps,
             )  # fmt: skip
-            if beside:
-                self.launch(
-                    tokens_beside_chain, (self.M * self.HV,), x.u, x.refresh, saved.A, saved.R, saved.D, saved.T, x.b, y, done,
-                    saved.chunk_table, self.T, HEADS_B=self.group(x.b), EXACT=True, num_warps=self.warps, launch_pdl=True,
-                )  # fmt: skip
-                return (y, end), saved
             self.launch_chunks(factor_tokens, saved, saved.R, saved.D, saved.T, num_warps=4)
         else:
             self.launch_sequences(carry_inverse, x.u, x.refresh, x.A, saved.A, end, num_warps=self.warps)
@@ -259,7 +240,7 @@ class Refreshed(GramCall):
         if self.solves_in_turn:
             from .carried_on_hopper import adjoint_of_chunk  # needs Gluon
 
-            self.launch_chunks(adjoint_of_chunk, saved, *of_tokens, HEADS_B=self.group(x.b), FETCH=FETCH, num_warps=4)
+            self.launch_chunks(adjoint_of_chunk, saved, *of_tokens, HEADS_B=self.group(x.b), num_warps=4)
         else:
             self.launch_chunks(chunk_adjoint, saved, *of_tokens, HEADS_B=self.group(x.b), PRECISION=precision)
         dA = self.matrices(self.N) if state_grads else None
@@ -272,7 +253,7 @@ class Refreshed(GramCall):
         if self.solves_in_turn:
             from .carried_on_hopper import gradients_of_chunk
 
-            self.launch_chunks(gradients_of_chunk, saved, *kept, FETCH=FETCH, num_warps=4)
+            self.launch_chunks(gradients_of_chunk, saved, *kept, num_warps=4)
         else:
             self.launch_chunks(finish_gradients, saved, *kept, PRECISION=precision)
         return RefreshInputs(du, db, None, dA)

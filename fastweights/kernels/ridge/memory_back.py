@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import add, begin_in_turn, copy_rows, fetch_rows, later_chunk, product_layout
+from ..common.hopper_tiles import add, copy_rows, product_layout
 from ..common.packing import program_chunk
 from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .solve_systems import as_square, store_tokens
@@ -21,23 +21,10 @@ def state_overlap(hs, ds):
     return gl.sum(gl.sum(met, 1), 0)
 
 
-@gluon.jit
-def fetch_later_chunk(chunks, time, y, y_rest, writes, v, do, h, HV: gl.constexpr, K: gl.constexpr, HEADS_W: gl.constexpr):
-    """What the program that takes this one's place begins with."""
-    m, head, first, count = later_chunk(chunks, time, 2, HV)
-    at = (first * HV + head) * K
-    fetch_rows(writes + (first * (HV // HEADS_W) + head // HEADS_W) * K, count, HV // HEADS_W * K, 64, K)
-    fetch_rows(y + at, count, HV * K, 64, K)
-    fetch_rows(y_rest + at, count, HV * K, 64, K)
-    fetch_rows(do + at, count, HV * K, 64, K)
-    fetch_rows(v + at, count, HV * K, 64, K)
-    fetch_rows(h + (m.to(gl.int64) * HV + head) * (K * K), gl.where(count > 0, K, 0), K, K, K)
-
-
-@gluon.jit(do_not_specialize=["time", "stride", "pause"])
+@gluon.jit(do_not_specialize=["time", "stride"])
 def memory_back(
-    y, y_rest, writes, v, do, gate, h, dh, dv, dP, dy, d_writes, gate_grads, chunks, time, stride, pause,
-    HV: gl.constexpr, K: gl.constexpr, HEADS_W: gl.constexpr, FETCH: gl.constexpr,
+    y, y_rest, writes, v, do, gate, h, dh, dv, dP, dy, d_writes, gate_grads, chunks, time, stride,
+    HV: gl.constexpr, K: gl.constexpr, HEADS_W: gl.constexpr,
 ):  # fmt: skip
     """dv [BT, HV, K], dP [BT, HV, 64], and in float32 dy and d_writes [BT, HV, K], of one chunk of one head. y, y_rest: what the
     memory is asked, as the sum of two; writes: its keys; h, dh [M, HV, K, K]: the states at the chunks' starts and the gradients
@@ -46,7 +33,6 @@ def memory_back(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    begin_in_turn(pause, 2)
     TYPE: gl.constexpr = v.dtype.element_ty
     WIDE: gl.constexpr = product_layout(4, K)
     SQUARE: gl.constexpr = product_layout(4, 64)
@@ -68,8 +54,6 @@ def memory_back(
     copy_rows(vs, v + token * K, count, HV * K, True)
     copy_rows(hs, h + number * (K * K), K, K, False)
     async_copy.commit_group()
-    if FETCH >= 1:  # what takes the place of what is asked
-        fetch_rows(dh + number * (K * K), K, K, K, K)
 
     i = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
     c = gl.arange(0, 64, gl.SliceLayout(0, SQUARE))
@@ -86,8 +70,6 @@ def memory_back(
     async_copy.wait_group(0)
     fence_async_shared()
     gl.thread_barrier()
-    if FETCH >= 2:
-        fetch_later_chunk(chunks, time, y, y_rest, writes, v, do, h, HV, K, HEADS_W)
     scores = warpgroup_mma(ws, asked.index(0).permute((1, 0)), none, use_acc=False, is_async=True)
     scores = warpgroup_mma(ws, asked.index(1).permute((1, 0)), scores, is_async=True)
     grad_P = warpgroup_mma(dos, vs.permute((1, 0)), none, use_acc=False, is_async=True)

@@ -24,10 +24,7 @@ SCAN_BLOCK = 1024  # numbers of a state that one program takes from chunk to chu
 SCAN_AHEAD = 4  # chunks that it loads at once
 PREPARE = {"BK": 64, "num_warps": 8, "num_stages": 1, "maxnreg": 128}  # two programs per multiprocessor
 SOLVE_REGISTERS = {64: 168, 128: 255}  # per thread: three and two programs per multiprocessor
-KEEP = True  # states for the backward
-FETCH = 2
-PAUSE = [30000, 40000]
-PAUSE_BACK = 15000
+PAUSES = 30_000, 40_000  # cycles, forward and backward: see `begin_in_turn`
 TYPICAL_RIDGE = 0.02  # over |H|_F, where a constant ridge leaves that open
 
 
@@ -122,8 +119,8 @@ class Ridge(DeltaRule):
         )
         memory = kept.G, kept.starts, kept.transitions, kept.chunk_table, kept.segment_table
         states = (self.gram(self.N), self.state(self.N)) if final else (None, None)
-        chunk_states = super().chunk_states() if KEEP else None
-        return (self.token_tensor(HV, self.V), *states), Saved(*solved, y, y_rest, *system, *memory, chunk_states)
+        saved = Saved(*solved, y, y_rest, *system, *memory, super().chunk_states())
+        return (self.token_tensor(HV, self.V), *states), saved
 
     def ask_memory(self, saved: Saved) -> SavedForBackward:
         """Let the memory have the solutions as its queries and beta k as its keys; what it saves."""
@@ -134,10 +131,10 @@ class Ridge(DeltaRule):
         return SavedForBackward(**shared)
 
     def chunk_states(self) -> TensorSpec:
-        return self.kept_states if KEEP else super().chunk_states()
+        return self.kept_states
 
     def pass_state_again(self, chunks: ChunkOperands, saved: SavedForBackward) -> TensorSpec:
-        return self.kept_states if KEEP else super().pass_state_again(chunks, saved)
+        return self.kept_states
 
     def forward(self, final: bool) -> tuple[Specs, Saved]:
         (o, H_end, U_end), saved = self.shapes(final)
@@ -156,7 +153,7 @@ class Ridge(DeltaRule):
             self.launch(
                 prepare_systems, (self.M, self.HV), x.k, x.beta, saved.G, states, squares, saved.units, saved.outsides,
                 saved.norms, saved.keys, saved.weights, saved.factors, saved.chunk_table, self.T, self.HV, SQUARES=parts,
-                FETCH=FETCH, **PREPARE,
+                **PREPARE,
             )  # fmt: skip
         self.solve(saved, states=states)
         self.record_outputs(chunks, kept, 1.0, o, U_end)
@@ -172,9 +169,10 @@ class Ridge(DeltaRule):
             self.T, self.HV, BLOCK=SCAN_BLOCK, AHEAD=SCAN_AHEAD, BACK=back, num_warps=4,
         )  # fmt: skip
 
-    def pause(self, cycles: int) -> int:
-        """Of `begin_in_turn`: none where few programs follow those that begin together."""
-        return cycles if self.M * self.HV >= 3 * 264 else 0
+    def pause(self, back: bool) -> int:
+        """Of `begin_in_turn`: none where few programs follow the 264 that begin together, or products are less of the time."""
+        pays = self.K == 128 and self.by_chebyshev and self.M * self.HV >= 3 * 264
+        return PAUSES[back] if pays else 0
 
     def solve(
         self, saved: Saved, states: Any = None, dy: Any = None, e: Any = None, slope: Any = None, crossed: Any = None,
@@ -191,8 +189,8 @@ class Ridge(DeltaRule):
                 solve_systems, (self.M, self.HV), x.q, saved.G, x.mix, x.ridge, saved.units, saved.outsides, saved.keys,
                 saved.weights, saved.factors, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope, crossed, dq, dmix, sums,
                 saved.chunk_table, self.T, options.scale, options.ridge, options.iterations, stride,
-                self.pause(PAUSE[dy is not None]), HV=self.HV, CHEBYSHEV=self.by_chebyshev, BACK=dy is not None,
-                FETCH=FETCH, num_warps=4, maxnreg=SOLVE_REGISTERS[self.K],
+                self.pause(dy is not None), HV=self.HV, CHEBYSHEV=self.by_chebyshev, BACK=dy is not None, num_warps=4,
+                maxnreg=SOLVE_REGISTERS[self.K],
             )  # fmt: skip
             return
         self.launch(
@@ -235,8 +233,7 @@ class Ridge(DeltaRule):
             self.launch(
                 systems_back, (M, HV), x.q, x.k, x.beta, saved.G, x.mix, dP, saved.x, saved.x_rest, e, crossed, slope,
                 saved.norms, saved.units, saved.outsides, later, d_writes, memory_gates, system_gates, dk,
-                per_chunk, *place, self.options.scale, stride, self.pause(PAUSE_BACK), HV=HV, MEMORY_PARTS=memory_parts,
-                FETCH=FETCH, num_warps=4,
+                per_chunk, *place, self.options.scale, stride, HV=HV, MEMORY_PARTS=memory_parts, num_warps=4,
             )  # fmt: skip
         else:
             self.launch(
@@ -270,8 +267,7 @@ class Ridge(DeltaRule):
             gates = self.floats(1, 2, *self.rows, HV)
             self.launch(
                 memory_back, (self.M, HV), *saved.asked, keys, v, do, kept.G, h, dh, dv, dP, dy, d_writes, gates,
-                kept.chunk_table, self.T, prod(gates.shape[1:]), self.pause(PAUSE_BACK), HV=HV, HEADS_W=self.group(keys),
-                FETCH=FETCH, num_warps=4,
+                kept.chunk_table, self.T, prod(gates.shape[1:]), HV=HV, HEADS_W=self.group(keys), num_warps=4,
             )  # fmt: skip
             return dy, d_writes, dv, dP, gates, dU
         self.record_value_grads(chunks, kept, 1.0, do, dv, dP, dh)

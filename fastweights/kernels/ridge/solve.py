@@ -236,22 +236,11 @@ def solve_chunk(
             store_in_two(y, y_high + at, None if y_rest is None else y_rest + at, here)
 
 
-@triton.jit
-def fetch_matrix(x, here, NUMBERS: tl.constexpr):
-    """Ask the L2 cache for so many numbers of float32, `here` or none. The interpreter lacks the instruction."""
-    line = tl.arange(0, NUMBERS // 32)
-    tl.inline_asm_elementwise(
-        "{ .reg .pred live; setp.ne.s32 live, $2, 0; @live prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
-        "=r,l,r", [(x + line * 32).to(tl.int64), (line < tl.where(here, NUMBERS, 0)).to(tl.int32)], dtype=tl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
-
-
 @triton.jit(do_not_specialize=["time"])
 def prepare_systems(
     k, beta, gate, states, squares, units, outsides, norms, keys, weights, factors, chunks, time, HV,
     K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, SQUARES: tl.constexpr, HEADS_K: tl.constexpr,
-    HEADS_BETA: tl.constexpr, PRECISION: tl.constexpr, FETCH: tl.constexpr,
+    HEADS_BETA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What `solve_systems` takes of a chunk, in float16: keys [M, HV, 64, K] and weights [M, HV, 64, 64], see `weigh_systems`; in
     float32 factors [M, HV, 2, 64]: what rows keep of H, and their norms, NaN from a bad key on. states, units, outsides,
@@ -264,14 +253,6 @@ def prepare_systems(
     c = tl.arange(0, PK)
     number = m.to(tl.int64) * HV + head
     at_H = number * (K * K) + c[:, None] * K + tl.arange(0, BK)[None, :]
-    if FETCH >= 1:
-        fetch_matrix(states + number * (K * K), count > 0, K * K)
-    if FETCH >= 2:  # what a program that takes this one's place reads
-        later = tl.program_id(1) * tl.num_programs(0) + m + 264
-        last = tl.num_programs(0) * HV
-        fetch_matrix(
-            states + (later % tl.num_programs(0) * HV + later // tl.num_programs(0)).to(tl.int64) * (K * K), later < last, K * K
-        )
     outside = tl.sqrt(tl.sum(tl.load(squares + number * SQUARES + tl.arange(0, SQUARES))))
     whole = load_rows(k, first, live, head, HV, c, K, HEADS_K)
     unit, gain, bad = key_units(whole, beta, first, live, head, HV, PK, HEADS_BETA)

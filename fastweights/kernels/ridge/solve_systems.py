@@ -6,7 +6,7 @@ tensor cores busy, and the keys, H and what is copied ahead are all that is in s
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import begin_in_turn, copy_rows, fetch_rows, later_chunk, product_layout, row_places
+from ..common.hopper_tiles import MULTIPROCESSORS, copy_rows, product_layout, row_places
 from ..common.math import infinite_to_nan
 from ..common.packing import program_chunk
 from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
@@ -160,18 +160,23 @@ def store_gram_gradient(
 
 
 @gluon.jit
-def fetch_later_chunk(
-    chunks, time, q, keys, units, weights, dy, HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr, BACK: gl.constexpr
-):
-    """What the program that takes this one's place begins with."""
-    m, head, first, count = later_chunk(chunks, time, 2 if K == 128 else 3, HV)
-    number = m.to(gl.int64) * HV + head
-    fetch_rows(q + (first * (HV // HEADS_K) + head // HEADS_K) * K, count, HV // HEADS_K * K, 64, K)
-    fetch_rows(keys + number * (64 * K), gl.where(count > 0, 64, 0), K, 64, K)
-    fetch_rows(units + number * (K * K), gl.where(count > 0, K, 0), K, K, K)
-    fetch_rows(weights + number * 4096, gl.where(count > 0, 64, 0), 64, 64, 64)
-    if BACK:
-        fetch_rows(dy + (first * HV + head) * K, count, HV * K, 64, K)
+def passed_cycles():
+    """A count that goes on and on; the warp sleeps for a moment."""
+    return gl.inline_asm_elementwise(
+        "nanosleep.u32 100; mov.u32 $0, %clock;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def begin_in_turn(pause):
+    """Of the two programs that begin together on a multiprocessor let the second one wait so many cycles. From then on one loads
+    and stores while the other multiplies, and so do those that take their places."""
+    turn = (gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)) // MULTIPROCESSORS
+    pause = gl.where(turn < 2, turn * pause, 0)
+    if pause > 0:
+        begun = passed_cycles()
+        while passed_cycles() - begun < pause:
+            pass
 
 
 @gluon.jit(do_not_specialize=["time", "iterations", "stride", "pause"])
@@ -179,7 +184,7 @@ def solve_systems(
     q, gate, mix, diagonal, units, outsides, keys, weights, factors, dy, x_high, x_rest, e, y_high, y_rest, slope, crossed, dq,
     dmix, sums, chunks, time, scale, ridge, iterations, stride, pause,
     HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr, HEADS_MIX: gl.constexpr, ADAPTIVE: gl.constexpr,
-    CHEBYSHEV: gl.constexpr, BACK: gl.constexpr, FETCH: gl.constexpr,
+    CHEBYSHEV: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
     """x and y [BT, HV, K], each the sum of two tensors; BACK: e from dy. keys, weights, factors: see `prepare_systems`; units:
     H at the chunk's start over its norm, outsides; slope [BT, HV]: w; crossed [BT, HV]: z x^T H e with H there; sums
@@ -187,7 +192,7 @@ def solve_systems(
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    begin_in_turn(pause, 2 if K == 128 else 3)
+    begin_in_turn(pause)
     TYPE: gl.constexpr = q.dtype.element_ty
     WORK: gl.constexpr = gl.float16
     WIDE: gl.constexpr = product_layout(4, K)
@@ -204,14 +209,11 @@ def solve_systems(
     copy_rows(ks, keys + number * (64 * K), 64, K, False)
     copy_rows(Hs, units + number * (K * K), K, K, False)
     async_copy.commit_group()
-    token = first * HV + head
-    if FETCH >= 1 and BACK:  # what is read once the system is solved
-        fetch_rows(x_high + token * K, count, HV * K, 64, K)
-        fetch_rows(x_rest + token * K, count, HV * K, 64, K)
 
     i = gl.arange(0, 64, ROW)
     c = gl.arange(0, K, gl.SliceLayout(0, WIDE))
     at = i[:, None] * (HV * K) + c[None, :]
+    token = first * HV + head
     kept = gl.load(factors + number * 128 + i)
     norm = gl.load(factors + number * 128 + 64 + i)
     channels = gl.full([K], 0.5, WORK, gl.SliceLayout(0, WIDE))
@@ -236,8 +238,6 @@ def solve_systems(
             b *= alpha
     async_copy.wait_group(0)
     gl.thread_barrier()
-    if FETCH >= 2:  # when the loads of all that begin together have ended
-        fetch_later_chunk(chunks, time, q, keys, units, weights, dy, HV, K, HEADS_K, BACK)
     if not BACK:
         b = qs.load(WIDE).to(gl.float32) * scale
     size = power_of_two(gl.sum(gl.abs(b), 1) * K**-0.5)

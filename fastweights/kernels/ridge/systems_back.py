@@ -4,7 +4,7 @@ them from registers."""
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import add, begin_in_turn, copy_rows, fetch_rows, later_chunk, product_layout
+from ..common.hopper_tiles import add, copy_rows, product_layout
 from ..common.packing import program_chunk
 from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .solve_systems import as_square, store_tokens
@@ -41,36 +41,18 @@ def meet(Hs, Ls):
     return gl.sum(gl.sum(met, 1), 0)
 
 
-@gluon.jit
-def fetch_later_chunk(
-    chunks, time, q, k, mix, x, x_rest, e, dP, HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr
-):
-    """What the program that takes this one's place begins with."""
-    m, head, first, count = later_chunk(chunks, time, 2, HV)
-    token = first * HV + head
-    at_key = (first * (HV // HEADS_K) + head // HEADS_K) * K
-    fetch_rows(k + at_key, count, HV // HEADS_K * K, 64, K)
-    if mix is not None:
-        fetch_rows(q + at_key, count, HV // HEADS_K * K, 64, K)
-    fetch_rows(x + token * K, count, HV * K, 64, K)
-    fetch_rows(x_rest + token * K, count, HV * K, 64, K)
-    fetch_rows(e + token * K, count, HV * K, 64, K)
-    fetch_rows(dP + token * 64, count, HV * 64, 64, 64)
-
-
-@gluon.jit(do_not_specialize=["time", "stride", "pause"])
+@gluon.jit(do_not_specialize=["time", "stride"])
 def systems_back(
     q, k, beta, gate, mix, dP, x, x_rest, e, crossed, slope, norms, units, outsides, later, d_writes, memory_gates, gate_grads,
-    dk, d_diagonal, chunks, time, scale, stride, pause,
+    dk, d_diagonal, chunks, time, scale, stride,
     HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr, HEADS_BETA: gl.constexpr, HEADS_MIX: gl.constexpr,
-    MEMORY_PARTS: gl.constexpr, ADAPTIVE: gl.constexpr, FETCH: gl.constexpr,
+    MEMORY_PARTS: gl.constexpr, ADAPTIVE: gl.constexpr,
 ):  # fmt: skip
     """One chunk of one head. crossed: see `solve_systems`; later [M, HV, K, K]: the gradient of H at the chunk's end, in the
     dtype of k; gate_grads [1, 2, BT, HV]: dbeta and dg. All others: see `system_gradients`."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    begin_in_turn(pause, 2)
     TYPE: gl.constexpr = k.dtype.element_ty
     WIDE: gl.constexpr = product_layout(4, K)
     SQUARE: gl.constexpr = product_layout(4, 64)
@@ -93,10 +75,6 @@ def systems_back(
     if mix is not None:
         copy_rows(qs, q + at_key, count, KEY_ROW, True)
     async_copy.commit_group()
-    if FETCH >= 1:  # what takes the place of these tiles
-        fetch_rows(later + number * (K * K), K, K, K, K)
-        fetch_rows(units + number * (K * K), K, K, K, K)
-        fetch_rows(d_writes + token * K, count, HV * K, 64, K)
 
     i = gl.arange(0, 64, gl.SliceLayout(1, SQUARE))
     c = gl.arange(0, 64, gl.SliceLayout(0, SQUARE))
@@ -118,8 +96,6 @@ def systems_back(
 
     async_copy.wait_group(0)
     gl.thread_barrier()
-    if FETCH >= 2:
-        fetch_later_chunk(chunks, time, q, k, mix, x, x_rest, e, dP, HV, K, HEADS_K)
     of_x = warpgroup_mma(ks, xs.permute((1, 0)), none, use_acc=False, is_async=True)
     of_x = warpgroup_mma(ks, rest.permute((1, 0)), of_x, is_async=True)
     of_e = warpgroup_mma(ks, es.permute((1, 0)), none, use_acc=False, is_async=True)
