@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,6 +13,7 @@ from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
 from ..runtime.workspace import TensorSpec
+from .by_products import answer_products, pass_by_products, write_by_products
 from .tokens import BLOCK, block_systems, key_overlaps, pass_gradients, write_tokens
 
 PART = 8  # tokens of a block that are unrolled: the time to compile grows with the third power
@@ -27,6 +28,25 @@ class Saved(namedtuple("Saved", "answers factors overlaps u starts transitions c
     """In float32 the answers z [BT, HV, V], the factors that follow from their length [BT, HV, 4] and the products of keys
     [BT, H, 16]; what is written [BT, HV, V]; of the linear attention with these values the states at the segments' starts and the
     tables."""
+
+
+class Form(NamedTuple):
+    """Which launches find what tokens write and their gradients: by products or as before; None: the default number of warps."""
+
+    forward_products: bool = True
+    backward_products: bool = True
+    forward_warps: int | None = None
+    backward_warps: int | None = None
+    fetch: bool = True
+
+
+FORM = Form()  # to be measured
+
+
+def knows_inner_products(dtype: torch.dtype) -> bool:
+    """Whether inner products of answers follow from earlier ones: where answers are short they lose half of the digits, which
+    float32 has need of."""
+    return dtype is not torch.float32
 
 
 class OutputNormalizedTTT(DeltaRule):
@@ -44,6 +64,7 @@ class OutputNormalizedTTT(DeltaRule):
         self.constants |= {
             "PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma), "LANES": lanes,
             "COPIES": 32 * self.warps // lanes, "EACH": PV // lanes, "PART": PART,
+            "GRAM": knows_inner_products(x.v.dtype), "FETCH": FORM.fetch and self.precision == "tf32",
         }  # fmt: skip
 
     def scratch(self) -> TensorSpec:
@@ -73,10 +94,17 @@ class OutputNormalizedTTT(DeltaRule):
             key_overlaps, (self.M * (CHUNK // BLOCK.value), self.H), x.k, saved.overlaps, saved.chunk_table, self.T, self.H,
             BK=padded(self.K), num_warps=1,
         )  # fmt: skip
-        self.launch(
-            write_tokens, (self.N, self.HV), x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors, saved.u,
-            self.scratch(), x.cu_seqlens, self.T, self.HV, num_warps=self.warps, num_stages=1,
-        )  # fmt: skip
+        if FORM.forward_products:
+            self.launch(
+                write_by_products, (self.N, self.HV), x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors,
+                saved.u, x.cu_seqlens, self.T, self.HV, PV=max(32, padded(self.V)),
+                num_warps=FORM.forward_warps or self.warps, num_stages=1,
+            )  # fmt: skip
+        else:
+            self.launch(
+                write_tokens, (self.N, self.HV), x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors, saved.u,
+                self.scratch(), x.cu_seqlens, self.T, self.HV, num_warps=self.warps, num_stages=1,
+            )  # fmt: skip
         self.record_outputs(chunks, kept, 1.0, o, S_end)
         return (o, S_end), saved
 
@@ -90,16 +118,28 @@ class OutputNormalizedTTT(DeltaRule):
         dz, dv, dgamma = self.token_tensor(HV, V), self.token_tensor(HV, V), self.gate_gradient(x.gamma)
         dh, dS = self.empty(self.M, HV, K, V), self.state(self.N) if state_grads else None
         blocks = self.M * (CHUNK // BLOCK.value)
-        through, turned = (self.floats(blocks, HV, BLOCK.value, BLOCK.value) for _ in range(2))
-        systems = self.floats(blocks, HV, 2 * BLOCK.value, 2 * BLOCK.value)
-        self.launch(
-            block_systems, (blocks, HV), x.v, x.gamma, saved.overlaps, saved.answers, saved.factors, through, turned, systems,
-            saved.chunk_table, self.T, HV, num_warps=1,
-        )  # fmt: skip
-        self.launch(
-            pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, do, dS_end, saved.answers, saved.factors, du, through, turned,
-            systems, dz, dv, dgamma, dh, dS, x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
-        )  # fmt: skip
+        if FORM.backward_products:
+            products = self.floats(blocks, HV, 2 * BLOCK.value, 2 * BLOCK.value)
+            self.launch(
+                answer_products, (blocks, HV), x.v, saved.answers, products, saved.chunk_table, self.T, HV,
+                PV=max(32, padded(V)), num_warps=1,
+            )  # fmt: skip
+            self.launch(
+                pass_by_products, (self.N, HV), x.q, x.k, x.v, x.gamma, saved.overlaps, do, dS_end, saved.answers,
+                saved.factors, du, products, dz, dv, dgamma, dh, dS, x.cu_seqlens, self.T, HV, PV=max(32, padded(V)),
+                num_warps=FORM.backward_warps or self.warps, num_stages=1,
+            )  # fmt: skip
+        else:
+            through, turned = (self.floats(blocks, HV, BLOCK.value, BLOCK.value) for _ in range(2))
+            systems = self.floats(blocks, HV, 2 * BLOCK.value, 2 * BLOCK.value)
+            self.launch(
+                block_systems, (blocks, HV), x.v, x.gamma, saved.overlaps, saved.answers, saved.factors, through, turned, systems,
+                saved.chunk_table, self.T, HV, num_warps=1,
+            )  # fmt: skip
+            self.launch(
+                pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, do, dS_end, saved.answers, saved.factors, du, through, turned,
+                systems, dz, dv, dgamma, dh, dS, x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
+            )  # fmt: skip
 
         dq, dk = self.token_tensor(HV, K), self.token_tensor(HV, K)
         inputs, grads = (x.q, x.k, x.k, None, None), (dq, dk, None, None, None)
