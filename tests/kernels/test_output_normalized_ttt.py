@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.ops import output_normalized_ttt
 from fastweights.kernels.output_normalized_ttt.rule import Form
+from fastweights.ops import output_normalized_ttt
 from fastweights.testing.contract.compare import assert_close, replace_tokens, values_and_gradients
 from tests.ops.kernel_launches import plans_anew
 

@@ -9,7 +9,16 @@ import triton.language as tl
 
 from ..common.math import prefetch_rows, to_float_or_nan
 from ..common.packing import chunk_place, pieces_of_sequence, tokens_of_sequence
-from .tokens import BLOCK, SHORTEST, find_factors, load_keys, load_transposed, load_values, store_transposed
+from .tokens import (
+    BLOCK,
+    SHORTEST,
+    fetch_tokens,
+    find_factors,
+    load_keys,
+    load_transposed,
+    load_values,
+    store_transposed,
+)
 
 
 @triton.jit
@@ -56,11 +65,13 @@ def place_columns(row, COUNT: tl.constexpr, stride):
 
 @triton.jit
 def load_products(overlaps, t, stop, head, HV, HEADS_K: tl.constexpr):
-    """[32, 16]: of every key of a block the products with later ones, that with key i in row 2 i, 0 in odd rows."""
-    i, lane = tl.arange(0, BLOCK), tl.arange(0, 32)
-    at = place_columns(lane // 2, 16, HV // HEADS_K * BLOCK)
-    later = (lane[:, None] // 2 > i[None, :]) & (t + lane // 2 < stop)[:, None] & (lane % 2 == 0)[:, None]
-    return tl.load(overlaps + (t * (HV // HEADS_K) + head // HEADS_K) * BLOCK + at, later, 0.0)
+    """Of every key of a block [32] the products with later ones: that with key i in lane 2 i, 0 in odd lanes."""
+    lane = tl.arange(0, 32)
+    row = overlaps + (t * (HV // HEADS_K) + head // HEADS_K) * BLOCK + lane // 2
+    here, found = (t + lane // 2 < stop) & (lane % 2 == 0), ()
+    for i in tl.static_range(BLOCK):
+        found += (tl.load(row + i * (HV // HEADS_K * BLOCK), here & (lane // 2 > i), 0.0),)
+    return found
 
 
 @triton.jit
@@ -69,12 +80,6 @@ def load_spread_columns(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr)
     i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
     inside = (t + i < stop)[None, :] & (j < V)[:, None]
     return tl.load(x + (t * HV + head) * V + place_columns(j, 16, HV * V), inside, 0.0)
-
-
-@triton.jit
-def fetch_tokens(x, t, count, head, HV, WIDTH: tl.constexpr, HEADS: tl.constexpr):
-    """Fetch `count` tokens of a tensor [BT, HV / HEADS, WIDTH], at most 16, into the L1 cache."""
-    prefetch_rows(x, t * (HV // HEADS) + head // HEADS, count, HV // HEADS, WIDTH, BLOCK)
 
 
 @triton.jit
@@ -89,7 +94,7 @@ def find_shares(square, along, gain):
 def write_by_products(
     k, v, gamma, overlaps, start, answers, kept, u, cu_seqlens, T, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-    GRAM: tl.constexpr, FETCH: tl.constexpr, PRECISION: tl.constexpr,
+    GRAM: tl.constexpr, FETCH: tl.constexpr, APART: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V]. GRAM: inner products of answers follow
     from those at the block's start; else they are sums over the channels."""
@@ -105,12 +110,17 @@ def write_by_products(
     for block in range(0, blocks):
         t = first + block * BLOCK
         left = tl.minimum(stop - t, BLOCK).to(tl.int32)
-        answer_row, write_row = answers + (t * HV + head) * V + channel, u + (t * HV + head) * V + channel
+        row = (t * HV + head) * V + channel
+        value_row, answer_row, write_row = v + row, answers + row, u + row
         keys = load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK)
-        values = load_spread_columns(v, t, stop, head, HV, V, PV)
+        if APART:
+            values = load_columns(v, t, stop, head, HV, V, PV)
+        else:
+            values = load_spread_columns(v, t, stop, head, HV, V, PV)
+            value = split_columns(values, 16)
         gain = gamma + (t + lane) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA
         gain = tl.load(gain, (lane < BLOCK) & (t + lane < stop), 0.0).to(tl.float32)
-        products = load_products(overlaps, t, stop, head, HV, HEADS_K)
+        with_later = load_products(overlaps, t, stop, head, HV, HEADS_K)
         if FETCH:
             after = tl.minimum(t + BLOCK, stop - 1)
             ahead = tl.minimum(stop - after, BLOCK)
@@ -119,7 +129,7 @@ def write_by_products(
             fetch_tokens(gamma, after, ahead, head, HV, 1, HEADS_GAMMA)
             fetch_tokens(overlaps, after, ahead, head, HV, 16, HEADS_K)
         Z = tl.dot(S.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
-        z, value, with_later = split_columns(Z, 16), split_columns(values, 16), split_columns(products, 16)
+        z = split_columns(Z, 16)
         if GRAM:
             both = tl.reshape(tl.join(Z, values.to(tl.float32)), (PV, 32))  # z in even columns, v in odd ones
             both = split_columns(tl.dot(tl.trans(both), both, input_precision=PRECISION), 32)
@@ -127,7 +137,11 @@ def write_by_products(
             square, along = take_lane(by_z[0], 0), take_lane(by_v[0], 0)
         squares, alongs = tl.zeros((32,), tl.float32), tl.zeros((32,), tl.float32)
         for now in tl.static_range(BLOCK):
-            answer, wanted = tl.reshape(z[0], (PV // 32, 32)), tl.reshape(value[now].to(tl.float32), (PV // 32, 32))
+            answer = tl.reshape(z[0], (PV // 32, 32))
+            if APART:
+                wanted = tl.load(value_row + now * stride, inside & (now < left), 0.0).to(tl.float32)
+            else:
+                wanted = tl.reshape(value[now].to(tl.float32), (PV // 32, 32))
             if not GRAM:
                 square, along = tl.sum(answer * answer), tl.sum(answer * wanted)
             squares, alongs = tl.where(lane == now, square, squares), tl.where(lane == now, along, alongs)
@@ -196,7 +210,7 @@ def load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA: tl.constexpr):
 def pass_by_products(
     q, k, v, gamma, overlaps, do, d_end, answers, kept, du, products, dz, dv, dgamma, states, d_start, cu_seqlens, T, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-    FETCH: tl.constexpr, PRECISION: tl.constexpr,
+    FETCH: tl.constexpr, APART: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """du [BT, HV, V]: P^T dO of every chunk of 64 tokens. dz [BT, HV, V] comes out negated. states [M, HV, K, V]: the gradient
     of the state at the end of every chunk."""
@@ -214,16 +228,23 @@ def pass_by_products(
         block = blocks - 1 - step
         t = first + block * BLOCK
         left = tl.minimum(stop - t, BLOCK).to(tl.int32)
-        answer_grads, value_grads = dz + (t * HV + head) * V + channel, dv + (t * HV + head) * V + channel
+        row = (t * HV + head) * V + channel
+        answer_row, value_row, answer_grads, value_grads = answers + row, v + row, dz + row, dv + row
         if (step == 0) | (block % 4 == 3):
             store_transposed(states + ((m + block // 4).to(tl.int64) * HV + head) * K * V, L, K, V)
         keys = load_keys(k, t, stop, head, HV, K, PK, HEADS_K, BLOCK)
         D = load_columns(du, t, stop, head, HV, V, PV)
-        Z = load_spread_columns(answers, t, stop, head, HV, V, PV)
-        values = load_spread_columns(v, t, stop, head, HV, V, PV)
+        if APART:
+            Z, values = load_columns(answers, t, stop, head, HV, V, PV), load_columns(v, t, stop, head, HV, V, PV)
+        else:
+            Z = load_spread_columns(answers, t, stop, head, HV, V, PV)
+            values = load_spread_columns(v, t, stop, head, HV, V, PV)
+            z, value = split_columns(Z, 16), split_columns(values, 16)
         of_block = products + ((m.to(tl.int64) * 4 + block) * HV + head) * 1024
-        with_both = split_columns(tl.load(of_block + place_columns(lane, 32, 32)), 32)
-        with_later = split_columns(load_products(overlaps, t, stop, head, HV, HEADS_K), 16)
+        with_both = ()
+        for i in tl.static_range(32):
+            with_both += (tl.load(of_block + i * 32 + lane),)
+        with_later = load_products(overlaps, t, stop, head, HV, HEADS_K)
         r, p, along, aside, less, more = load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA)
         if FETCH:
             before = tl.maximum(t - BLOCK, first)
@@ -237,7 +258,7 @@ def pass_by_products(
             fetch_tokens(overlaps, before, ahead, head, HV, 16, HEADS_K)
             prefetch_rows(products, (m.to(tl.int64) * 4 + tl.maximum(block - 1, 0)) * HV + head, 1, 0, 1024, 1)
         D = tl.dot(L.to(keys.dtype), tl.trans(keys), D, input_precision=PRECISION)
-        z, value, grad = split_columns(Z, 16), split_columns(values, 16), split_columns(D, 16)
+        grad = split_columns(D, 16)
         pairs = tl.trans(tl.reshape(tl.join(Z, values.to(tl.float32)), (PV, 32)))
         by_grad = split_columns(tl.dot(pairs, D, input_precision=PRECISION), 16)
         answer_dots, value_dots = tl.zeros((32,), tl.float32), tl.zeros((32,), tl.float32)
@@ -249,11 +270,15 @@ def pass_by_products(
             x, y = take_lane(along, 15 - back) * a - y * b, y * a
             loss = take_lane(less, 15 - back)
             by_answer = x * with_both[30 - 2 * back] - y * with_both[31 - 2 * back] - loss * by_grad[15 - back]
-            answer, d_write = tl.reshape(z[15 - back], (PV // 32, 32)), tl.reshape(grad[15 - back], (PV // 32, 32))
-            wanted = tl.reshape(value[15 - back].to(tl.float32), (PV // 32, 32))
+            here, d_write = inside & (15 - back < left), tl.reshape(grad[15 - back], (PV // 32, 32))
+            if APART:
+                answer = tl.load(answer_row + (15 - back) * stride, here, 0.0)
+                wanted = tl.load(value_row + (15 - back) * stride, here, 0.0).to(tl.float32)
+            else:
+                answer = tl.reshape(z[15 - back], (PV // 32, 32))
+                wanted = tl.reshape(value[15 - back].to(tl.float32), (PV // 32, 32))
             negated = y[None, :] * wanted + loss[None, :] * d_write - x[None, :] * answer
             d_value = take_lane(more, 15 - back)[None, :] * d_write - y[None, :] * answer
-            here = inside & (15 - back < left)
             tl.store(answer_grads + (15 - back) * stride, negated.to(dz.dtype.element_ty), here)
             tl.store(value_grads + (15 - back) * stride, d_value.to(dv.dtype.element_ty), here)
             rest, rest_by = (), ()

@@ -38,6 +38,7 @@ class Form(NamedTuple):
     forward_warps: int | None = None
     backward_warps: int | None = None
     fetch: bool = True
+    apart: bool = False
 
 
 FORM = Form()  # to be measured
@@ -64,7 +65,7 @@ class OutputNormalizedTTT(DeltaRule):
         self.constants |= {
             "PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma), "LANES": lanes,
             "COPIES": 32 * self.warps // lanes, "EACH": PV // lanes, "PART": PART,
-            "GRAM": knows_inner_products(x.v.dtype), "FETCH": FORM.fetch and self.precision == "tf32",
+            "GRAM": knows_inner_products(x.v.dtype), "FETCH": FORM.fetch and self.precision == "tf32", "APART": FORM.apart,
         }  # fmt: skip
 
     def scratch(self) -> TensorSpec:
@@ -137,8 +138,8 @@ class OutputNormalizedTTT(DeltaRule):
                 saved.chunk_table, self.T, HV, num_warps=1,
             )  # fmt: skip
             self.launch(
-                pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, do, dS_end, saved.answers, saved.factors, du, through, turned,
-                systems, dz, dv, dgamma, dh, dS, x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
+                pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, do, dS_end, saved.answers, saved.factors, du, through,
+                turned, systems, dz, dv, dgamma, dh, dS, x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
             )  # fmt: skip
 
         dq, dk = self.token_tensor(HV, K), self.token_tensor(HV, K)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.math import to_float_or_nan
+from ..common.math import prefetch_rows, to_float_or_nan
 from ..common.packing import chunk_place, pieces_of_sequence, tokens_of_sequence
 from ..common.tiles import tile_address
 
@@ -72,6 +72,12 @@ def load_overlaps(
         turn = first_of_part + j % PART
         found += (tl.load(row + (BLOCK - 1 - turn if BACK else turn), here & (first_of_part >= 0), 0.0),)
     return found
+
+
+@triton.jit
+def fetch_tokens(x, t, count, head, HV, WIDTH: tl.constexpr, HEADS: tl.constexpr):
+    """Fetch `count` tokens of a tensor [BT, HV / HEADS, WIDTH], at most 16, into the L1 cache."""
+    prefetch_rows(x, t * (HV // HEADS) + head // HEADS, count, HV // HEADS, WIDTH, BLOCK)
 
 
 @triton.jit
@@ -246,7 +252,7 @@ def block_systems(
 def pass_gradients(
     q, k, v, gamma, do, d_end, answers, kept, du, through, turned, systems, dz, dv, dgamma, states, d_start, cu_seqlens, T, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-    PRECISION: tl.constexpr,
+    FETCH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """du [BT, HV, V]: P^T dO of every chunk of 64 tokens. dz [BT, HV, V] comes out negated. states [M, HV, K, V]: the gradient
     of the state at the end of every chunk."""
@@ -271,6 +277,19 @@ def pass_gradients(
         Z, values = load_columns(answers, t, stop, head, HV, V, PV), load_columns(v, t, stop, head, HV, V, PV)
         gain, r, p, along, across, aside = load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA)
         D = load_columns(du, t, stop, head, HV, V, PV)
+        if FETCH:
+            before = tl.maximum(t - BLOCK, first)
+            ahead = tl.minimum(stop - before, BLOCK)
+            fetch_tokens(k, before, ahead, head, HV, K, HEADS_K)
+            fetch_tokens(v, before, ahead, head, HV, V, 1)
+            fetch_tokens(answers, before, ahead, head, HV, V, 1)
+            fetch_tokens(du, before, ahead, head, HV, V, 1)
+            fetch_tokens(gamma, before, ahead, head, HV, 1, HEADS_GAMMA)
+            fetch_tokens(kept, before, ahead, head, HV, 4, 1)
+            next_system = (m.to(tl.int64) * 4 + tl.maximum(block - 1, 0)) * HV + head
+            prefetch_rows(through, next_system, 1, 0, 256, 1)
+            prefetch_rows(turned, next_system, 1, 0, 256, 1)
+            prefetch_rows(systems, next_system, 1, 0, 1024, 1)
         D = tl.dot(L.to(keys.dtype), tl.trans(keys), D, input_precision=PRECISION)
         D = tl.dot(D, M, input_precision="tf32x3")
         dots = tl.reshape(tl.join(tl.sum(Z * D, 0), tl.sum(values * D, 0)), (32,))
