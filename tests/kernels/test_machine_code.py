@@ -32,7 +32,6 @@ SPILLED = {
     "summarize_elements": 56,
     "read_chunk": 216,
     "differentiate_chunk": 648,  # at 128 channels; at 64 channels 40
-    "pass_by_products": 112,  # at 128 channels
     "block_systems": 1624,  # at 128 channels, outside of any loop; at 64 channels 16
     "pass_tokens_back": 224,
     "decode_tokens": 304,  # on sm_80; on sm_90 40

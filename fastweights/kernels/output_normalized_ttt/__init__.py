@@ -9,17 +9,16 @@ tokens follow from its answers by the memory at the block's start S_0, one matri
 
     z_t = S_0^T k_t + sum_{j < t in the block} (k_j.k_t) u_j
 
-`write_tokens` goes through the blocks of a sequence in order.
-
-`write_by_products` does so in 16 bits without a sum over channels. What follows token by token are two numbers, |z|^2 and z.v.
-They are read off the inner products of all answers z and values v of the block, which begin as matrix products with S_0^T k_t.
-Once token t has written, every later answer z_s of the block gains c_s u_t, c_s = k_t.k_s, so
+A launch goes through the blocks of a sequence in order. In float32 it is `write_tokens`, which sums |z|^2 and z.v over channels.
+In 16 bits it is `write_by_products`, which reads the two off the inner products of all answers z and values v of the block. These
+begin as matrix products with S_0^T k_t. Once token t has written, every later answer z_s of the block gains c_s u_t, where
+c_s = k_t.k_s, so
 
     x.u_t = gamma r (x.v_t) - gamma p (x.z_t)                          for every z and v in the place of x
     z_s.x += c_s (x.u_t) + c_x (z_s.u_t + c_s |u_t|^2)                 c_x = 0 where x is a value
 
-u_t lies across z_t, so |u_t|^2 is gamma r (v_t.u_t). A warp has these inner products in its lanes and registers, and a thread one
-channel of all answers. In float32 |z|^2 and z.v are sums over channels: where answers are short, z_s.x loses half of its digits.
+u_t lies across z_t, so |u_t|^2 is gamma r (v_t.u_t). Every warp has these inner products in its lanes and registers, and a thread
+one channel of all answers. Where answers are short, z_s.x loses half of its digits, which float32 needs.
 
 Backward, with L the gradient in the state after token t, that of its output included, du = L^T k and dh = gamma du:
 
@@ -36,8 +35,4 @@ products k_j.k_t for t > j, D what du has from later blocks and P^T dO of the ch
 `block_systems` finds M, N and (I - L)^-1 of all blocks in parallel. A and L are strictly triangular in tokens, so their 16th
 powers are 0 and the inverses are products: (I - L)^-1 = (I + L)(I + L^2)(I + L^4)(I + L^8). `pass_gradients` then goes through
 the blocks from the last with a few products for each. With the dz known, the gradients of q and k are those of the delta rule,
-whose launch computes them: -dz takes the place of its z.
-
-`pass_by_products` solves nothing: of its channels a token's dz needs a and b alone. It begins with the inner products of every z
-and v of the block with D, one matrix product. Token t then adds (k_j.k_t) dz_t to the earlier du_j, and so to their inner
-products, from those of all z and v with each other, which `answer_products` finds in parallel."""
+whose launch computes them: -dz takes the place of its z."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -12,8 +12,7 @@ from ..common.call import Specs, make_rule, padded
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
-from ..runtime.workspace import TensorSpec
-from .by_products import answer_products, pass_by_products, write_by_products
+from .by_products import write_by_products
 from .tokens import BLOCK, block_systems, key_overlaps, pass_gradients, write_tokens
 
 PART = 8  # tokens of a block that are unrolled: the time to compile grows with the third power
@@ -30,23 +29,9 @@ class Saved(namedtuple("Saved", "answers factors overlaps u starts transitions c
     tables."""
 
 
-class Form(NamedTuple):
-    """Which launches find what tokens write and their gradients: by products or as before; None: the default number of warps."""
-
-    forward_products: bool = True
-    backward_products: bool = True
-    forward_warps: int | None = None
-    backward_warps: int | None = None
-    fetch: bool = True
-    apart: bool = False
-
-
-FORM = Form()  # to be measured
-
-
-def knows_inner_products(dtype: torch.dtype) -> bool:
-    """Whether inner products of answers follow from earlier ones: where answers are short they lose half of the digits, which
-    float32 has need of."""
+def writes_by_products(dtype: torch.dtype) -> bool:
+    """Whether what tokens write is found by inner products of answers: where answers are short these lose half of their digits,
+    which float32 needs."""
     return dtype is not torch.float32
 
 
@@ -61,15 +46,8 @@ class OutputNormalizedTTT(DeltaRule):
         super().set_up()
         x = self.x
         PV = padded(self.V)
-        lanes, self.warps = min(PV, 32), 8 if padded(self.K) * PV > 8192 else 4
-        self.constants |= {
-            "PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma), "LANES": lanes,
-            "COPIES": 32 * self.warps // lanes, "EACH": PV // lanes, "PART": PART,
-            "GRAM": knows_inner_products(x.v.dtype), "FETCH": FORM.fetch and self.precision == "tf32", "APART": FORM.apart,
-        }  # fmt: skip
-
-    def scratch(self) -> TensorSpec:
-        return self.floats(self.N, self.HV, BLOCK.value, self.V)
+        self.warps = 8 if padded(self.K) * PV > 8192 else 4
+        self.constants |= {"PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma)}
 
     def ask_memory(self, saved: Saved) -> tuple[SavedForBackward, ChunkOperands]:
         """Let the memory have what is written as its values: what it saves, and its operands."""
@@ -95,19 +73,22 @@ class OutputNormalizedTTT(DeltaRule):
             key_overlaps, (self.M * (CHUNK // BLOCK.value), self.H), x.k, saved.overlaps, saved.chunk_table, self.T, self.H,
             BK=padded(self.K), num_warps=1,
         )  # fmt: skip
-        if FORM.forward_products:
-            self.launch(
-                write_by_products, (self.N, self.HV), x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors,
-                saved.u, x.cu_seqlens, self.T, self.HV, PV=max(32, padded(self.V)),
-                num_warps=FORM.forward_warps or self.warps, num_stages=1,
-            )  # fmt: skip
-        else:
-            self.launch(
-                write_tokens, (self.N, self.HV), x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors, saved.u,
-                self.scratch(), x.cu_seqlens, self.T, self.HV, num_warps=self.warps, num_stages=1,
-            )  # fmt: skip
+        self.record_writes(saved)
         self.record_outputs(chunks, kept, 1.0, o, S_end)
         return (o, S_end), saved
+
+    def record_writes(self, saved: Saved) -> None:
+        x, PV, grid = self.x, padded(self.V), (self.N, self.HV)
+        tensors = (x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors, saved.u)
+        sizes, how = (x.cu_seqlens, self.T, self.HV), {"num_warps": self.warps, "num_stages": 1}
+        if writes_by_products(self.dtype):
+            self.launch(write_by_products, grid, *tensors, *sizes, PV=max(32, PV), FETCH=False, **how)
+        else:
+            scratch, lanes = self.floats(self.N, self.HV, BLOCK.value, self.V), min(PV, 32)
+            self.launch(
+                write_tokens, grid, *tensors, scratch, *sizes, LANES=lanes, COPIES=32 * self.warps // lanes, EACH=PV // lanes,
+                PART=PART, **how,
+            )  # fmt: skip
 
     def backward(self, saved: Saved, output_grads: Sequence[Any], state_grads: bool) -> TTTInputs:
         x, (do, dS_end), HV, K, V = self.x, output_grads, self.HV, self.K, self.V
@@ -119,28 +100,16 @@ class OutputNormalizedTTT(DeltaRule):
         dz, dv, dgamma = self.token_tensor(HV, V), self.token_tensor(HV, V), self.gate_gradient(x.gamma)
         dh, dS = self.empty(self.M, HV, K, V), self.state(self.N) if state_grads else None
         blocks = self.M * (CHUNK // BLOCK.value)
-        if FORM.backward_products:
-            products = self.floats(blocks, HV, 2 * BLOCK.value, 2 * BLOCK.value)
-            self.launch(
-                answer_products, (blocks, HV), x.v, saved.answers, products, saved.chunk_table, self.T, HV,
-                PV=max(32, padded(V)), num_warps=1,
-            )  # fmt: skip
-            self.launch(
-                pass_by_products, (self.N, HV), x.q, x.k, x.v, x.gamma, saved.overlaps, do, dS_end, saved.answers,
-                saved.factors, du, products, dz, dv, dgamma, dh, dS, x.cu_seqlens, self.T, HV, PV=max(32, padded(V)),
-                num_warps=FORM.backward_warps or self.warps, num_stages=1,
-            )  # fmt: skip
-        else:
-            through, turned = (self.floats(blocks, HV, BLOCK.value, BLOCK.value) for _ in range(2))
-            systems = self.floats(blocks, HV, 2 * BLOCK.value, 2 * BLOCK.value)
-            self.launch(
-                block_systems, (blocks, HV), x.v, x.gamma, saved.overlaps, saved.answers, saved.factors, through, turned, systems,
-                saved.chunk_table, self.T, HV, num_warps=1,
-            )  # fmt: skip
-            self.launch(
-                pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, do, dS_end, saved.answers, saved.factors, du, through,
-                turned, systems, dz, dv, dgamma, dh, dS, x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
-            )  # fmt: skip
+        through, turned = (self.floats(blocks, HV, BLOCK.value, BLOCK.value) for _ in range(2))
+        systems = self.floats(blocks, HV, 2 * BLOCK.value, 2 * BLOCK.value)
+        self.launch(
+            block_systems, (blocks, HV), x.v, x.gamma, saved.overlaps, saved.answers, saved.factors, through, turned, systems,
+            saved.chunk_table, self.T, HV, num_warps=1,
+        )  # fmt: skip
+        self.launch(
+            pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, do, dS_end, saved.answers, saved.factors, du, through, turned,
+            systems, dz, dv, dgamma, dh, dS, x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
+        )  # fmt: skip
 
         dq, dk = self.token_tensor(HV, K), self.token_tensor(HV, K)
         inputs, grads = (x.q, x.k, x.k, None, None), (dq, dk, None, None, None)
