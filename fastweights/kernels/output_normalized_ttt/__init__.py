@@ -9,8 +9,18 @@ tokens follow from its answers by the memory at the block's start S_0, one matri
 
     z_t = S_0^T k_t + sum_{j < t in the block} (k_j.k_t) u_j
 
-`write_tokens` goes through the blocks of a sequence in order. Backward, with L the gradient in the state after token t, that of
-its output included, du = L^T k and dh = gamma du:
+A launch goes through the blocks of a sequence in order. In float32 it is `write_tokens`, which sums |z|^2 and z.v over channels.
+In 16 bits it is `write_by_products`, which reads the two off the inner products of all answers z and values v of the block. These
+begin as matrix products with S_0^T k_t. Once token t has written, every later answer z_s of the block gains c_s u_t, where
+c_s = k_t.k_s, so
+
+    x.u_t = gamma r (x.v_t) - gamma p (x.z_t)                          for every z and v in the place of x
+    z_s.x += c_s (x.u_t) + c_x (z_s.u_t + c_s |u_t|^2)                 c_x = 0 where x is a value
+
+u_t lies across z_t, so |u_t|^2 is gamma r (v_t.u_t). Every warp has these inner products in its lanes and registers, and a thread
+one channel of all answers. Where answers are short, z_s.x loses half of its digits, which float32 needs.
+
+Backward, with L the gradient in the state after token t, that of its output included, du = L^T k and dh = gamma du:
 
     dz = -p dh + (3 p r^2 (z.dh) - r^3 (v.dh)) z - r^3 (z.dh) v      dv = r dh - r^3 (z.dh) z
     dgamma = h.du                                                    L <- L + k dz^T

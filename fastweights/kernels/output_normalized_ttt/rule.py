@@ -12,7 +12,7 @@ from ..common.call import Specs, make_rule, padded
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
-from ..runtime.workspace import TensorSpec
+from .by_products import write_by_products
 from .tokens import BLOCK, block_systems, key_overlaps, pass_gradients, write_tokens
 
 PART = 8  # tokens of a block that are unrolled: the time to compile grows with the third power
@@ -29,6 +29,12 @@ class Saved(namedtuple("Saved", "answers factors overlaps u starts transitions c
     tables."""
 
 
+def writes_by_products(dtype: torch.dtype) -> bool:
+    """Whether what tokens write is found by inner products of answers: where answers are short these lose half of their digits,
+    which float32 needs."""
+    return dtype is not torch.float32
+
+
 class OutputNormalizedTTT(DeltaRule):
     """Linear attention whose values are what the tokens write. No options. Outputs: o, S (None unless it is wanted)."""
 
@@ -40,14 +46,8 @@ class OutputNormalizedTTT(DeltaRule):
         super().set_up()
         x = self.x
         PV = padded(self.V)
-        lanes, self.warps = min(PV, 32), 8 if padded(self.K) * PV > 8192 else 4
-        self.constants |= {
-            "PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma), "LANES": lanes,
-            "COPIES": 32 * self.warps // lanes, "EACH": PV // lanes, "PART": PART,
-        }  # fmt: skip
-
-    def scratch(self) -> TensorSpec:
-        return self.floats(self.N, self.HV, BLOCK.value, self.V)
+        self.warps = 8 if padded(self.K) * PV > 8192 else 4
+        self.constants |= {"PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma)}
 
     def ask_memory(self, saved: Saved) -> tuple[SavedForBackward, ChunkOperands]:
         """Let the memory have what is written as its values: what it saves, and its operands."""
@@ -73,12 +73,22 @@ class OutputNormalizedTTT(DeltaRule):
             key_overlaps, (self.M * (CHUNK // BLOCK.value), self.H), x.k, saved.overlaps, saved.chunk_table, self.T, self.H,
             BK=padded(self.K), num_warps=1,
         )  # fmt: skip
-        self.launch(
-            write_tokens, (self.N, self.HV), x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors, saved.u,
-            self.scratch(), x.cu_seqlens, self.T, self.HV, num_warps=self.warps, num_stages=1,
-        )  # fmt: skip
+        self.record_writes(saved)
         self.record_outputs(chunks, kept, 1.0, o, S_end)
         return (o, S_end), saved
+
+    def record_writes(self, saved: Saved) -> None:
+        x, PV, grid = self.x, padded(self.V), (self.N, self.HV)
+        tensors = (x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors, saved.u)
+        sizes, how = (x.cu_seqlens, self.T, self.HV), {"num_warps": self.warps, "num_stages": 1}
+        if writes_by_products(self.dtype):
+            self.launch(write_by_products, grid, *tensors, *sizes, PV=max(32, PV), FETCH=False, **how)
+        else:
+            scratch, lanes = self.floats(self.N, self.HV, BLOCK.value, self.V), min(PV, 32)
+            self.launch(
+                write_tokens, grid, *tensors, scratch, *sizes, LANES=lanes, COPIES=32 * self.warps // lanes, EACH=PV // lanes,
+                PART=PART, **how,
+            )  # fmt: skip
 
     def backward(self, saved: Saved, output_grads: Sequence[Any], state_grads: bool) -> TTTInputs:
         x, (do, dS_end), HV, K, V = self.x, output_grads, self.HV, self.K, self.V

@@ -1,5 +1,5 @@
-"""What the tokens of a sequence write, and backwards their gradients, from the last token to the first. One program per sequence
-and head goes through blocks of 16 tokens. See the derivation in __init__.py.
+"""What the tokens of a sequence write in float32, and backwards in every dtype their gradients, from the last token to the first.
+One program per sequence and head goes through blocks of 16 tokens. See the derivation in __init__.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def sum_over_channels(x):
 def load_keys(k, t, stop, head, HV, K: tl.constexpr, PK: tl.constexpr, HEADS_K: tl.constexpr, ROWS: tl.constexpr):
     """[ROWS, PK] of keys or queries from token t on."""
     i, c = tl.arange(0, ROWS), tl.arange(0, PK)
-    inside = ((t + i < stop) & (t >= 0))[:, None] & (c < K)[None, :]
+    inside = (t + i < stop)[:, None] & (c < K)[None, :]
     return tl.load(tile_address(k, t, head, HV, c, K, HEADS_K, ROWS), inside, 0.0)
 
 
@@ -59,18 +59,14 @@ def load_values(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr, ROWS: t
 
 
 @triton.jit
-def load_overlaps(
-    overlaps, t, here, head, HV, begin, i: tl.constexpr, PART: tl.constexpr, BACK: tl.constexpr, HEADS_K: tl.constexpr
-):
-    """The products of key t with the keys whose turn in the block comes before its own, the last BLOCK - PART before its part
-    and those of the part; 0 where the block has no such turn. Its own turn is i in the part that begins at turn `begin`, or
-    beyond, in the next part. BACK: turns count from the block's last token."""
+def load_overlaps(overlaps, t, here, head, HV, begin, i: tl.constexpr, PART: tl.constexpr, HEADS_K: tl.constexpr):
+    """The products of key t with keys before it in the block, the last BLOCK - PART before its part and those of the part; 0
+    where the block has no such key. It is key i of the part that begins at key `begin`, or beyond, in the next part."""
     row = overlaps + (t * (HV // HEADS_K) + head // HEADS_K) * BLOCK
     found = ()
     for j in tl.static_range(BLOCK - PART + i % PART):
         first_of_part = begin + (i // PART + 1 + j // PART) * PART - BLOCK
-        turn = first_of_part + j % PART
-        found += (tl.load(row + (BLOCK - 1 - turn if BACK else turn), here & (first_of_part >= 0), 0.0),)
+        found += (tl.load(row + first_of_part + j % PART, here & (first_of_part >= 0), 0.0),)
     return found
 
 
@@ -116,7 +112,7 @@ def load_token(
         tl.load(first_answers + place * V + channel, inside, 0.0),
         tl.load(v + (t * HV + head) * V + channel, inside, 0.0),
         tl.load(gamma + t * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0),
-        load_overlaps(overlaps, t, here, head, HV, begin, i, PART, False, HEADS_K),
+        load_overlaps(overlaps, t, here, head, HV, begin, i, PART, HEADS_K),
     )
 
 
@@ -126,7 +122,8 @@ def write_tokens(
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
     LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V]. scratch [N, HV, 16, V]."""
+    """All in float32, but gamma of any dtype. answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V].
+    scratch [N, HV, 16, V]."""
     n, head = tl.program_id(0), tl.program_id(1)
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     stop = first + count
@@ -139,7 +136,7 @@ def write_tokens(
     blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
     for block in range(0, blocks):
         t = first + block * BLOCK
-        Z = tl.dot(S.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
+        Z = tl.dot(S, tl.trans(keys), input_precision=PRECISION)
         tl.store(scratch + i[None, :] * V + j[:, None], Z, (j < V)[:, None])
         tl.debug_barrier()
         next_keys = load_keys(k, t + BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
@@ -160,7 +157,6 @@ def write_tokens(
                         v, gamma, overlaps, scratch, t, begin, now + AHEAD, stop, head, channel, HV, V, HEADS_K, HEADS_GAMMA, PART
                     ),
                 )  # fmt: skip
-                value = value.to(tl.float32)
                 for earlier in tl.static_range(BLOCK - PART + now):
                     z += row[earlier] * before[earlier]
                 square, along = sum_over_channels(z * z), sum_over_channels(z * value)
@@ -170,7 +166,7 @@ def write_tokens(
                 place = (t + begin + now) * HV + head
                 here = (copy == 0) & (t + begin + now < stop)
                 tl.store(answers + place * V + channel, z, here & (channel < V))
-                tl.store(u + place * V + channel, write.to(u.dtype.element_ty), here & (channel < V))
+                tl.store(u + place * V + channel, write, here & (channel < V))
                 numbers = tl.where(channel < 2, tl.where(channel == 0, r, p), tl.where(channel == 2, cubed, turn))
                 tl.store(kept + place * 4 + channel, numbers, here & (channel < 4))
             before = before[PART:]
