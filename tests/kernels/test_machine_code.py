@@ -33,6 +33,7 @@ SPILLED = {
     "read_chunk": 216,
     "differentiate_chunk": 648,  # at 128 channels; at 64 channels 40
     "block_systems": 1624,  # at 128 channels, outside of any loop; at 64 channels 16
+    "pass_gradients": 16,  # at 128 channels, with states before and after
     "pass_tokens_back": 224,
     "decode_tokens": 304,  # on sm_80; on sm_90 40
     "decode_tokens_back": 280,  # on sm_80; on sm_90 56
@@ -195,6 +196,7 @@ MORE = [
     ("variational_linear_attention-refresh", "bfloat16", 128, 90),
     ("variational_linear_attention-plain", "bfloat16", 64, 90),
     ("recursive_least_squares-none", "float16", 128, 80),
+    ("output_normalized_ttt", "bfloat16", 128, 90),
 ]
 
 
@@ -362,6 +364,13 @@ def test_all_forms_of_memory(name: str, dtype: str, width: int, capability: int)
     case = KERNEL_CASES[name]
     whole = partial(launch, case, width, time=256, heads=8, with_states=False, dtype=getattr(torch, dtype))
     check_compiled(all_forms([whole, in_segments(name, dtype, width)]), capability)
+
+
+@pytest.mark.slow
+def test_writes_in_float32() -> None:
+    """Of output-normalised TTT, which has another kernel for them in 16 bits."""
+    kernels = recorded(in_segments("output_normalized_ttt", "float32", 64))
+    check_compiled([one for one in kernels if one.kernel.__name__ == "write_tokens"], 90)
 
 
 def read_of_narrow_heads() -> Compilation:
