@@ -214,9 +214,10 @@ class ConfiguredMixer(Mixer):
 
 
 def token_of(layer: Mixer) -> Tensor:
-    """An input [1, 1, D] of zeros, in the dtype of the layer."""
-    numbers = (x for x in layer.parameters() if x.is_floating_point() and x.itemsize > 1)  # not quantised weights
-    width, first = getattr(layer, "hidden_size", None), next(numbers, torch.zeros(()))
+    """An input [1, 1, D] of zeros, in the dtype of the layer: the narrowest of 16 bits or more. Quantised weights have fewer, and
+    their scales are float32."""
+    numbers = (x for x in layer.parameters() if x.is_floating_point() and x.itemsize > 1)
+    width, first = getattr(layer, "hidden_size", None), min(numbers, key=lambda x: x.itemsize, default=torch.zeros(()))
     if width is None:
         raise ValueError(f"{type(layer).__name__} must have the attribute hidden_size, the width of its input; set it")
     return first.new_zeros(1, 1, check_size("hidden_size", width), device=execution_device(layer))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from fastweights.layers import MIXERS, LayerCache, Mixer, build_mixer
+from fastweights.layers.mixer import token_of
 
 MEMORIES = [name for name in MIXERS if name not in ("softmax", "vla-softmax")]
 
@@ -34,6 +36,15 @@ def test_sequences_begin_from_the_initial_state(name):
     cache = layer.initial_state(3)
     with torch.no_grad():
         torch.testing.assert_close(layer(x_BTD, cache), layer(x_BTD, LayerCache()))
+
+
+def test_inputs_have_the_dtype_of_a_layer_whose_weights_are_quantised():
+    layer = build_mixer("gdn", hidden_size=32, num_heads=2).half()
+    projection = layer.qkv.q_proj
+    projection.weight = nn.Parameter(projection.weight.detach().to(torch.int8), requires_grad=False)
+    projection.weight_scale = nn.Parameter(torch.ones(1))
+    first = next(x for x in layer.parameters() if x.is_floating_point())
+    assert first is projection.weight_scale and token_of(layer).dtype == torch.float16
 
 
 def test_initial_states_need_not_be_zero():

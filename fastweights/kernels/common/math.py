@@ -105,17 +105,3 @@ def prefetch(address):
     tl.inline_asm_elementwise(
         "prefetch.global.L1 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
     )
-
-
-LINE = tl.constexpr(128)  # bytes
-
-
-@triton.jit
-def prefetch_rows(x, row, count, apart, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """Fetch into the L1 cache the rows `row`, `row + apart`, .. of WIDTH numbers, `count` of them, at most ROWS; one cache line
-    per thread."""
-    BYTES: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
-    LINES: tl.constexpr = triton.next_power_of_2((WIDTH * BYTES + LINE - 1) // LINE)
-    i = tl.arange(0, ROWS * LINES)
-    at = (row + tl.minimum(i // LINES, count - 1) * apart) * WIDTH + tl.minimum(i % LINES * (LINE // BYTES), WIDTH - 1)
-    prefetch((x + at).to(tl.int64, bitcast=True))

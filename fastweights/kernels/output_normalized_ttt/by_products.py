@@ -7,15 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.math import prefetch_rows
 from ..common.packing import tokens_of_sequence
 from .tokens import BLOCK, SHORTEST, find_factors, load_keys, load_transposed, load_values
-
-
-@triton.jit
-def fetch_tokens(x, t, count, head, HV, WIDTH: tl.constexpr, HEADS: tl.constexpr):
-    """Fetch `count` tokens of a tensor [BT, HV / HEADS, WIDTH], at most 16, into the L1 cache."""
-    prefetch_rows(x, t * (HV // HEADS) + head // HEADS, count, HV // HEADS, WIDTH, BLOCK)
 
 
 @triton.jit
@@ -76,10 +69,9 @@ def find_shares(square, along, gain):
 def write_by_products(
     k, v, gamma, overlaps, start, answers, kept, u, cu_seqlens, T, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-    FETCH: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V]. FETCH: the next block is fetched into
-    the L1 cache."""
+    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V]."""
     n, head = tl.program_id(0), tl.program_id(1)
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     stop = first + count
@@ -100,13 +92,6 @@ def write_by_products(
         gain = gamma + (t + lane) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA
         gain = tl.load(gain, (lane < BLOCK) & (t + lane < stop), 0.0).to(tl.float32)
         with_later = load_products(overlaps, t, stop, head, HV, HEADS_K)
-        if FETCH:
-            begin = tl.minimum(t + BLOCK, stop - 1)
-            ahead = tl.minimum(stop - begin, BLOCK)
-            fetch_tokens(k, begin, ahead, head, HV, K, HEADS_K)
-            fetch_tokens(v, begin, ahead, head, HV, V, 1)
-            fetch_tokens(gamma, begin, ahead, head, HV, 1, HEADS_GAMMA)
-            fetch_tokens(overlaps, begin, ahead, head, HV, BLOCK, HEADS_K)
         Z = tl.dot(S.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
         z = split_columns(Z, 16)
         both = tl.reshape(tl.join(Z, values.to(tl.float32)), (PV, 32))  # z in even columns, v in odd ones

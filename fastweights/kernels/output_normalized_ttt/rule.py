@@ -82,7 +82,7 @@ class OutputNormalizedTTT(DeltaRule):
         tensors = (x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors, saved.u)
         sizes, how = (x.cu_seqlens, self.T, self.HV), {"num_warps": self.warps, "num_stages": 1}
         if writes_by_products(self.dtype):
-            self.launch(write_by_products, grid, *tensors, *sizes, PV=max(32, PV), FETCH=False, **how)
+            self.launch(write_by_products, grid, *tensors, *sizes, PV=max(32, PV), **how)
         else:
             scratch, lanes = self.floats(self.N, self.HV, BLOCK.value, self.V), min(PV, 32)
             self.launch(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.math import prefetch_rows, to_float_or_nan
+from ..common.math import to_float_or_nan
 from .forward import (
     EVERY,
     FEW,
@@ -30,6 +30,7 @@ from .forward import (
 )
 from .layout import (
     load_four,
+    prefetch_rows,
     slot_and_channel,
     store_four,
     sum_over_channels,

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from ..common.lanes import halve
-from ..common.math import prefetch_rows, reciprocal, to_float_or_nan
+from ..common.math import reciprocal, to_float_or_nan
 from .forward import (
     EVERY,
     FEW,
@@ -40,6 +40,7 @@ from .forward import (
 from .layout import (
     hide_layout,
     load_four,
+    prefetch_rows,
     slot_and_channel,
     store_four,
     sum_over_channels,

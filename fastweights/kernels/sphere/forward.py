@@ -9,12 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.math import prefetch_rows, to_float_or_nan
+from ..common.math import to_float_or_nan
 from ..common.packing import pieces_of_sequence, tokens_of_sequence
 from .layout import (
     hide_layout,
     load_four,
     neighbour_index,
+    prefetch_rows,
     single_slots,
     slot_and_channel,
     store_four,

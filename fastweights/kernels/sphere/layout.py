@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from ..common.lanes import halve
+from ..common.math import prefetch
 
 
 @triton.jit
@@ -114,6 +115,9 @@ def sum_over_channels(x):
     return tl.broadcast_to(total, (x.shape[0], x.shape[1], x.shape[2], x.shape[3], 1, 1))
 
 
+LINE = tl.constexpr(128)  # bytes
+
+
 @triton.jit
 def neighbour_index(AXIS: tl.constexpr):
     i = tl.arange(0, 4)
@@ -165,3 +169,14 @@ def store_four(x, row, four, values, mask, SIZE: tl.constexpr, AXIS: tl.constexp
             tl.store(words + at, tl.sum(shifted, AXIS, keep_dims=True), here)
     else:
         tl.store(x + hide_layout(row * SIZE + four * 4 + i), values, mask & (four * 4 + i < SIZE))
+
+
+@triton.jit
+def prefetch_rows(x, row, count, apart, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Fetch into the L1 cache the rows `row`, `row + apart`, .. of WIDTH numbers, `count` of them, at most ROWS; one cache line
+    per thread."""
+    BYTES: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+    LINES: tl.constexpr = triton.next_power_of_2((WIDTH * BYTES + LINE - 1) // LINE)
+    i = tl.arange(0, ROWS * LINES)
+    at = (row + tl.minimum(i // LINES, count - 1) * apart) * WIDTH + tl.minimum(i % LINES * (LINE // BYTES), WIDTH - 1)
+    prefetch((x + at).to(tl.int64, bitcast=True))

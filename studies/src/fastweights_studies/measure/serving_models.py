@@ -78,10 +78,11 @@ def measure(folder: Path, asked: Asked) -> Found:
 
 
 def measure_apart(folder: Path, asked: Asked, kernels: str) -> Found:
-    """In a process of its own."""
+    """In a process of its own, whose imports ask for the GPU before vLLM divides it."""
     with tempfile.NamedTemporaryFile() as written:
+        environment = {**os.environ, OUR_KERNELS: str(int(kernels == OURS)), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
         command = [sys.executable, "-m", __spec__.name, "--measure", str(folder), written.name, json.dumps(asked)]
-        subprocess.run(command, env={**os.environ, OUR_KERNELS: str(int(kernels == OURS))}, check=True)
+        subprocess.run(command, env=environment, check=True)
         return Found(*json.loads(Path(written.name).read_text()))
 
 
