@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from fastweights_studies.measure import serving_bench
+from fastweights_studies.measure.environment import describe
+from fastweights_studies.measure.rows import find_rows, replace_rows
 from fastweights_studies.pages import (
     block,
     block_effects,
@@ -12,6 +15,7 @@ from fastweights_studies.pages import (
     performance,
     performance_models,
     recall_figure,
+    serving_figure,
 )
 from fastweights_studies.pages.results import read_measured
 from fastweights_studies.places import DOCS, RESULTS
@@ -67,3 +71,16 @@ def test_other_results_give_another_figure(tmp_path: Path) -> None:
     assert after.values == (before.values[0], 0.5, before.values[2]) and after.mean < before.mean
     recall_figure.draw(files, tmp_path / "recall.png")
     assert source(tmp_path / "recall.png") == recall_figure.source(files) != source(recall_figure.PICTURE)
+
+
+def test_throughput_of_servers_is_drawn_for_every_mixer_and_length(tmp_path: Path) -> None:
+    file, origin = tmp_path / "rows.json", describe("a GPU")
+    for mixer, slower in (("gdn", 1.0), ("softmax", 3.0)):
+        for length in (16384, 65536):
+            report = dict.fromkeys(serving_bench.KEPT.values(), slower * length) | {"completed": 8}
+            rows = serving_bench.make_bench_rows("gdn-340m", mixer, length, 128, 8, 45.0, report, origin)
+            replace_rows(file, rows)
+    serving_figure.draw(file, tmp_path / "serving.png")
+    drawn = source(tmp_path / "serving.png")
+    assert drawn == serving_figure.source(find_rows(file))
+    assert drawn != serving_figure.source([row for row in find_rows(file) if row.column["prompt"] != 65536])
