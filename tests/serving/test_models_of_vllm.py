@@ -133,8 +133,9 @@ def continued(own: Any, asked: list[list[int]], tokens: int = 12) -> list[list[i
 def check_same(own: Any, llm: Any, asked: list[list[int]], wanted: list[list[int]]) -> None:
     outputs = written(llm, asked)
     assert [list(output.token_ids) for output in outputs] == wanted
-    # On a GPU vLLM's own layers round more: the error is 6.3e-4 in every form of the engine.
-    assert largest_error(own, asked, outputs) < (1e-3 if torch.cuda.is_available() else CLOSE)
+    # On a GPU vLLM's own layers of Qwen3-Next round more: the error is 6.3e-4 in every form of the engine.
+    rounded = torch.cuda.is_available() and own.config.model_type == "qwen3_next"
+    assert largest_error(own, asked, outputs) < (1e-3 if rounded else CLOSE)
 
 
 FAMILIES = ("qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear")

@@ -24,14 +24,14 @@ def round_rows(x: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def save_quantized(own: Any, folder: Path, kind: str) -> None:
     """The model with weights in 8 bits, one scale per row. The model itself then computes with these numbers, and its
-    projections with inputs that are rounded per token. Projections whose sizes are no multiples of 16 stay, as vLLM's kernels for
-    GPUs would fill them up, and fail."""
+    projections with inputs that are rounded per token. On a GPU projections whose sizes are no multiples of 16 stay, as vLLM's
+    kernels would fill them up, and fail."""
     own.save_pretrained(folder)
     weights, ignored = load_file(folder / "model.safetensors"), ["lm_head"]
     for name, layer in own.named_modules():
         if not isinstance(layer, torch.nn.Linear) or name == "lm_head":
             continue
-        if layer.in_features % 16 or layer.out_features % 16:
+        if torch.cuda.is_available() and (layer.in_features % 16 or layer.out_features % 16):
             ignored.append(name)
         else:
             rounded, scale = round_rows(layer.weight.detach(), kind)

@@ -174,11 +174,13 @@ def test_blocks_are_used_again(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 0.2), ("float16", 0.02)])
+@pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 0.1), ("float16", 0.02)])
 def test_weights_in_16_bits(dtype, close, tmp_path):
     """Tokens are those of our own model in this dtype except where two of them are nearly as likely."""
     own = model(["gdn", WINDOW, "palimpsa-d", "lattice"]).to(getattr(torch, dtype))
     own.save_pretrained(tmp_path)
+    if dtype == "bfloat16" and torch.cuda.is_available():
+        close = 0.2  # vLLM on the GPU beside our model on the CPU
     with engine(tmp_path, dtype=dtype) as llm:
         asked = prompts()
         outputs = written(llm, asked)

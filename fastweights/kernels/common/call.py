@@ -16,6 +16,7 @@ from .packing import CHUNK
 
 Specs = Sequence[TensorSpec | None]
 SUM_BLOCK = 1024  # numbers that one program sums
+MULTIPROCESSORS = 132  # of an H100 or H200
 
 
 def padded(size: int, least: int = 16) -> int:

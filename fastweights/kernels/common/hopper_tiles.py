@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon
+from . import call
 
-MULTIPROCESSORS = gl.constexpr(132)  # of an H100 or H200
+MULTIPROCESSORS = gl.constexpr(call.MULTIPROCESSORS)
 
 
 @gluon.constexpr_function

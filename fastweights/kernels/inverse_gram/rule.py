@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..common.call import Call, Specs, make_rule, max_pieces, padded
+from ..common.call import MULTIPROCESSORS, Call, Specs, make_rule, max_pieces, padded
 from ..common.packing import CHUNK, record_tables
 from ..runtime.gluon import runs_gluon
 from ..runtime.workspace import TensorSpec
@@ -22,7 +22,7 @@ ROWS = 16  # of a block that is eliminated at once
 SCAN_BLOCK = 1024  # numbers of the state that one program adds up
 SOLVE_REGISTERS = 128  # per thread, so that a multiprocessor runs two programs of 8 warps
 SEGMENT_CHUNKS = 4, 8  # of 64 tokens in a segment: up to 64 channels, and with more
-PROGRAMS = 132  # that a Hopper GPU runs at once, of 128 channels
+ENOUGH_PROGRAMS = 128  # of segments with 128 channels, one per multiprocessor
 
 
 class GramInputs(namedtuple("GramInputs", "u b gain G cu_seqlens", defaults=(None,))):
@@ -108,10 +108,12 @@ class InverseGram(GramCall):
         super().set_up()
         self.length = CHUNK * SEGMENT_CHUNKS[self.PK > 64]
         if self.solves_in_turn and self.K == 128:
-            # Twice as long where half as many programs fill the GPU, in half as many rounds: that spares inverses.
+            # Twice as long where half as many programs fill the GPU, in half as many rounds: that spares inverses. Products serve
+            # as branches, as sizes may be symbols.
             programs = self.B * self.T * self.HV // self.length
-            rounds = -(-programs // PROGRAMS)
-            self.length *= 1 + torch.sym_min(1, programs // 256) * (1 - rounds % 2)
+            half_fill = torch.sym_min(1, programs // (2 * ENOUGH_PROGRAMS))
+            rounds_are_even = 1 - -(-programs // MULTIPROCESSORS) % 2
+            self.length *= 1 + half_fill * rounds_are_even
         self.P = max_pieces(self.N, self.T, self.length, self.packed)
         self.constants["LENGTH"] = self.length
 

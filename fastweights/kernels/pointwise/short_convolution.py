@@ -33,7 +33,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.call import padded
+from ..common.call import MULTIPROCESSORS, padded
 from ..common.math import sigmoid
 from ..runtime.launch_plan import alignment, launch, make_rows_contiguous
 from .tile_sums import sum_tiles
@@ -46,7 +46,7 @@ FORWARD_PLACES = (8,)  # per segment: as many rows as registers hold
 BACKWARD_PLACES = range(32, 97, 4)  # per segment
 BACKWARD_STEP = {4: 4, 8: 1}  # rows loaded ahead, by the width of the filter
 FEW_REGISTERS = 128  # per thread at most, so that four programs share a multiprocessor
-AT_ONCE = 4 * 132  # programs of the backward that run at the same time on an H100 or H200
+AT_ONCE = 4 * MULTIPROCESSORS  # programs of the backward that run at the same time on an H100 or H200
 BEFORE_FIRST = 10  # places that take as long as the start of a program
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from ..common.call import Call, Specs, make_rule, max_pieces, padded
+from ..common.call import MULTIPROCESSORS, Call, Specs, make_rule, max_pieces, padded
 from ..common.packing import CHUNK, record_tables
 from ..runtime.workspace import TensorSpec
 from .gradients import posterior_gradients
 from .read import read_posterior, segment_gradients
 from .state import posterior_state
 
-MULTIPROCESSORS = 132  # of an H100 or H200
 MIN_SEGMENT_CHUNKS = 4  # the fewest of a segment
 # Parts of key channels up to which a program that reads has registers for the loads of the next token, and parts of its tile
 # then: as many blocks of columns share a token's key and query, if there are enough programs.

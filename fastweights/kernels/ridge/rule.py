@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..common.call import Specs, make_rule, padded
+from ..common.call import MULTIPROCESSORS, Specs, make_rule, padded
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
@@ -170,8 +170,9 @@ class Ridge(DeltaRule):
         )  # fmt: skip
 
     def pause(self, back: bool) -> int:
-        """Of `begin_in_turn`: none where few programs follow the 264 that begin together, or products are less of the time."""
-        pays = self.K == 128 and self.by_chebyshev and self.M * self.HV >= 3 * 264
+        """Cycles of `begin_in_turn`: 0 where few programs follow those that begin together, or products take less of the time."""
+        together = 2 * MULTIPROCESSORS
+        pays = self.K == 128 and self.by_chebyshev and 3 * together <= self.M * self.HV
         return PAUSES[back] if pays else 0
 
     def solve(

@@ -161,7 +161,7 @@ def store_gram_gradient(
 
 @gluon.jit
 def passed_cycles():
-    """A count that goes on and on; the warp sleeps for a moment."""
+    """The cycle counter of the multiprocessor, read after the warp has slept for a moment."""
     return gl.inline_asm_elementwise(
         "nanosleep.u32 100; mov.u32 $0, %clock;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )

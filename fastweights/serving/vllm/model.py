@@ -178,7 +178,7 @@ def adapted_embeddings(dtype: torch.dtype) -> dict[str, str]:
 class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsLoRA):
     """`fastweights.models.FastWeightsForCausalLM` in vLLM, with the same names of weights."""
 
-    # For adapters: no projections are joined. Which layers beside them take some is decided for each model.
+    # For adapters, as `embedding_modules` below: no projections are joined.
     packed_modules_mapping: dict[str, list[str]] = {}
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:

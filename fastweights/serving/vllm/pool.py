@@ -136,7 +136,7 @@ class PooledMixer:
         tokens, steps = len(x_TD), rows_NS.shape[1]
         token_NS = edges[:-1, None].long() + torch.arange(steps, device=edges.device)
         reads_NS = token_NS < edges[1:, None]
-        # vLLM's rehearsals, before the first request, come with counts of 0.
+        # Before the first request vLLM rehearses with counts of 0.
         source_N1 = rows_NS.gather(1, (accepted_N[:, None].long() - 1).clamp_min(0))
         rows_NS, source_NS = (rows.where(reads_NS, 0).long() for rows in (rows_NS, source_N1))
         own_NS = token_NS.clamp_max(tokens - 1)

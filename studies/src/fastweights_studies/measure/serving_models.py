@@ -8,7 +8,7 @@ experts, with vLLM's dummy weights in bfloat16, which are the same in both serve
 after the other, as FASTWEIGHTS_VLLM_KERNELS counts when vLLM starts. Times are those of serving_vllm.py. Checked: the part of
 greedy tokens that both give, up to the first that differs. Writes studies/results/serving-models-<device>.json.
 
-vLLM takes FlashInfer's kernels for prompts where they are installed and its own in Triton elsewhere; the rows say which.
+For prompts vLLM takes FlashInfer's kernels on Hopper GPUs, and the rows say whether they are installed. 0.24 fails without them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 
 from fastweights.environment import installed_version
 from fastweights.serving.vllm import OUR_KERNELS
 from fastweights_studies.measure.environment import describe, find_gpu
 from fastweights_studies.measure.rows import Value, make_rows, name_file, replace_rows
+from fastweights_studies.measure.serving_bench import read_numbers
 from fastweights_studies.measure.serving_vllm import FEW, LAUNCHED, Server, first_token_ms, same_tokens, step_ms
-from fastweights_studies.measure.transformers_models import LAYERS, QWEN3_NEXT, SHARED
+from fastweights_studies.measure.transformers_models import QWEN3_NEXT, make_config
 from fastweights_studies.places import RESULTS
 from fastweights_studies.record import Origin, Plain, Row
 
@@ -58,7 +58,7 @@ class Found(NamedTuple):
 
 def save_config(folder: Path) -> None:
     """The model without weights."""
-    config = getattr(transformers, QWEN3_NEXT.config)(**{**SHARED, "layer_types": LAYERS, **QWEN3_NEXT.options})
+    config = make_config(QWEN3_NEXT)
     config.architectures, config.dtype, config.max_position_embeddings = ["Qwen3NextForCausalLM"], "bfloat16", LONGEST
     config.save_pretrained(folder)
 
@@ -106,16 +106,15 @@ def main() -> None:
         Path(file).write_text(json.dumps(measure(Path(place), Asked(*json.loads(options)))))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", default="2048,16384,65536", help="tokens, comma-separated")
-    parser.add_argument("--batches", default="1,64", help="sequences, comma-separated")
+    parser.add_argument("--prompts", type=read_numbers, default="2048,16384,65536", help="tokens, comma-separated")
+    parser.add_argument("--batches", type=read_numbers, default="1,64", help="sequences, comma-separated")
     parser.add_argument("--tokens", type=int, default=64, help="of a decoding that are timed")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--launched", action="store_true", help="without torch.compile, which starts sooner")
     parser.add_argument("--memory", type=float, default=0.5, help="share of the GPU's memory that vLLM may take")
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
-    prompts, batches = ([int(n) for n in text.split(",")] for text in (given.prompts, given.batches))
-    asked = Asked(prompts, batches, given.tokens, given.repeats, given.launched, given.memory)
+    asked = Asked(given.prompts, given.batches, given.tokens, given.repeats, given.launched, given.memory)
     device = find_gpu()
     path, origin = name_file(given.results, "serving-models", device), describe(device)
     with tempfile.TemporaryDirectory() as folder:

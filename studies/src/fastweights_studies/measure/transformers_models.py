@@ -77,11 +77,14 @@ BESIDE_FLA = {"qwen3_next": QWEN3_NEXT, "kimi_linear": KIMI_LINEAR}
 BESIDE_PYTORCH = {**BESIDE_FLA, "kimi_linear": KIMI_LINEAR._replace(train=(1, 2048), prompt=(1, 2048))}
 
 
+def make_config(sizes: Measured) -> Any:
+    return getattr(transformers, sizes.config)(**{**SHARED, "layer_types": LAYERS, **sizes.options})
+
+
 def build(sizes: Measured, device: str = DEVICE) -> torch.nn.Module:
-    config = getattr(transformers, sizes.config)(**{**SHARED, "layer_types": LAYERS, **sizes.options})
     torch.manual_seed(0)
     with torch.device(device):
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        return transformers.AutoModelForCausalLM.from_config(make_config(sizes), dtype=torch.bfloat16)
 
 
 class Phase(NamedTuple):
