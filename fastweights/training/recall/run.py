@@ -25,10 +25,17 @@ from .objectives import make_objective
 from .train import train_run
 from .watching import find_watches
 
-__all__ = ["RecallJob", "check_models", "plan_recall", "run_recall", "run_recall_parts"]
+__all__ = ["RecallJob", "check_models", "make_repeatable", "plan_recall", "run_recall", "run_recall_parts"]
 
 LESS_MEMORY = "a smaller batch_size, or fewer workers,"
 REPORT_SECONDS = 0.2
+
+
+def make_repeatable() -> None:
+    """Let this process train with deterministic algorithms, where PyTorch has them."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
 
 
 @dataclass(frozen=True)
@@ -53,9 +60,7 @@ class RecallJob:
         return self.folder.result(self.run).exists()
 
     def __call__(self, worker: Worker) -> RecallResult | None:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
+        make_repeatable()
         checkpoint = self.folder.checkpoint(self.run)
         result = train_run(
             self.run,

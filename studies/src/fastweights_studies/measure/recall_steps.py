@@ -24,6 +24,7 @@ import torch
 from fastweights.layers import MixerChoice
 from fastweights.training import RecallExperiment, RecallRun
 from fastweights.training.recall.batches import training_batches
+from fastweights.training.recall.run import make_repeatable
 from fastweights.training.recall.train import Training
 from fastweights_studies.claims.trained import VLA_SETTINGS, ZOOLOGY_SETTINGS
 from fastweights_studies.leaderboard import SIZES
@@ -94,6 +95,7 @@ def recall_run(mixer: str, steps: int, device: str) -> RecallRun:
 def time_one(number: int, mixer: str, steps: int, device: str, ready: Any, found: Any) -> None:
     """Put the milliseconds per step of one of several processes, which begin together."""
     torch.set_num_threads(1)
+    make_repeatable()
     run = recall_run(mixer, WARM_TOGETHER + steps + 1, device)
     training, batches = Training(run), training_batches(run, 0)
     take(training, batches, WARM_TOGETHER)
@@ -146,7 +148,7 @@ def main() -> None:
     parser.add_argument("--together", help="numbers of processes, such as 1,8,16")
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
-    torch.use_deterministic_algorithms(True, warn_only=True)  # as the workers of `fastweights recall` do
+    make_repeatable()
     device = find_gpu()
     path, origin = name_file(given.results, "recall-steps", device), describe(device)
     if given.together:
