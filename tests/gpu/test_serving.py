@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastweights.layers import MIXERS, LayerCache, Mixer, build_mixer
+from fastweights.serving.vllm.drafts import plan_drafts
 
 from ..serving.pools import Pool, read_at_once, read_in_steps
 
@@ -84,7 +85,7 @@ def test_a_captured_step_takes_drafts_back(name: str) -> None:
         torch.zeros_like(rows_NS),
         torch.ones_like(edges[1:]),
     )
-    verify = captured(lambda: pool.pooled.verify(x_TD, given_NS, accepted_N, edges))
+    verify = captured(lambda: pool.pooled.verify(x_TD, plan_drafts(9, given_NS, accepted_N, edges)))
     given_NS.copy_(rows_NS)
     started = torch.zeros(2, dtype=torch.bool, device="cuda")
     first_TD = pool.pooled.prefill(x_NTD[:, :2].flatten(0, 1), rows_NS[:2, 0], started, edges[:3] // 3 * 2)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastweights.layers import LayerCache, Mixer
+from fastweights.serving.vllm.drafts import plan_drafts
 from fastweights.serving.vllm.pool import Layout, PooledMixer
 
 UNTOUCHED = 7  # every byte of a block that belongs to no sequence
@@ -95,10 +96,11 @@ def read_with_drafts(pool: Pool, x_NTD: Tensor, rows_NS: Tensor, seed: int = 0) 
              for n, length, r in zip(going, lengths, right)] + [x_NTD.new_ones(2, width)]
         )  # fmt: skip
         total = sum(lengths)
-        y_TD = pool.pooled.verify(
-            x_TD, torch.cat([rows_NS[going], torch.zeros_like(rows_NS[:1])]), numbers(*(accepted[n] for n in going), 1),
+        step = plan_drafts(
+            len(x_TD), torch.cat([rows_NS[going], torch.zeros_like(rows_NS[:1])]), numbers(*(accepted[n] for n in going), 1),
             numbers(0, *accumulate(lengths), total),
         )  # fmt: skip
+        y_TD = pool.pooled.verify(x_TD, step)
         assert not y_TD[total:].any()
         for n, y, r in zip(going, y_TD[:total].split(lengths), right):
             read[n].append(y[:r])

@@ -12,6 +12,7 @@ from fastweights.layers.registry import ORDER
 from fastweights.layers.shared_input import normalize_for
 from fastweights.ops import linear_rows
 from fastweights.ops.framework.in_place import write_rows
+from fastweights.serving.vllm.drafts import plan_drafts
 from fastweights.serving.vllm.pool import Layout
 from tests.kernels.cases import DEVICE
 
@@ -64,7 +65,7 @@ def test_a_rehearsal_of_drafts_comes_with_counts_of_0():
     pool, counts_N = Pool(build_mixer("gdn", hidden_size=32, num_heads=2).eval()), torch.zeros(2, dtype=torch.int32)
     rows_NS, edges = torch.zeros(2, 2, dtype=torch.int32), torch.tensor([0, 2, 4], dtype=torch.int32)
     with torch.no_grad():
-        y_TD = pool.pooled.verify(torch.randn(4, 32), rows_NS, counts_N, edges)
+        y_TD = pool.pooled.verify(torch.randn(4, 32), plan_drafts(4, rows_NS, counts_N, edges))
     assert y_TD.isfinite().all() and pool.is_untouched(0, 1, 2, 3, 4, 5)
 
 

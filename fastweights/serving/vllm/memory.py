@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -25,6 +25,7 @@ from ...kernels.runtime.overlap import can_overlap, overlapping_launches
 from ...layers import LayerCache, Mixer
 from ...layers.shared_input import normalize_for
 from . import BACKEND, OP
+from .drafts import DraftedStep, plan_drafts
 from .linear import Rows
 from .pool import PooledMixer, StateBlock
 from .versions import counting_builder, our_backend, pages_of
@@ -35,6 +36,18 @@ __all__ = ["FastWeightsBackend", "ServedMemory", "Step", "current_steps", "holds
 @dataclass
 class Step(BaseMambaAttentionMetadata):
     """The sequences of one step and where their states are."""
+
+    planned: tuple[Any, DraftedStep] | None = field(default=None, init=False, repr=False)
+
+    def plan_drafts(self, tokens: int) -> DraftedStep:
+        """Where so many tokens with drafts are read and written. The first layer computes it for all layers. A CUDA graph
+        computes it anew: what was computed before its capture stays as it is when it is replayed."""
+        rows_NS = self.state_indices_tensor_d
+        made_for = tokens, id(rows_NS), torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if self.planned is None or self.planned[0] != made_for:
+            plan = plan_drafts(tokens, rows_NS, self.num_accepted_tokens, self.query_start_loc_d)
+            self.planned = made_for, plan
+        return self.planned[1]
 
 
 class StepBuilder(counting_builder()):  # type: ignore[misc]  # the class that gets accepted counts differs between versions
@@ -147,9 +160,7 @@ class ServedMemory(MambaBase):
         decoded, prefilled = step.num_decode_tokens, step.num_prefill_tokens
         if decoded and self.drafted:
             tokens = slice(decoded if prefilled else None)
-            y_TD[tokens] = self.pooled.verify(
-                x_TD[tokens], step.state_indices_tensor_d, step.num_accepted_tokens, step.query_start_loc_d
-            )
+            y_TD[tokens] = self.pooled.verify(x_TD[tokens], step.plan_drafts(len(y_TD[tokens])))
         elif decoded:
             rows = step.state_indices_tensor_d[:, 0]  # under a CUDA graph for more sequences, rows of padding too
             y_TD[: len(rows)] = self.pooled.decode(x_TD[: len(rows)], rows)

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.runtime.overlap import can_overlap, overlapping_launches
@@ -16,6 +15,7 @@ from ...layers import LayerCache, Mixer, SoftmaxAttention, build_mixer
 from ...layers.mixer import token_of
 from ...models.parts import part_of_config
 from ...ops.framework.checks import FEW_TOKENS
+from .drafts import DraftedStep, plan_drafts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -124,48 +124,31 @@ class PooledMixer:
         with self.take(rows) as cache:
             return self.mixer(x_N1D, cache)
 
-    def verify(self, x_TD: Tensor, rows_NS: Tensor, accepted_N: Tensor, edges: Tensor) -> Tensor:
-        """Tokens [T, D], some of them drafted, of N sequences that lie one after another, of each at most S. The state after
-        token t of a sequence goes to its row t, so that tokens are taken back by reading another row in the next call.
-
-        Args:
-            rows_NS: the rows of each sequence.
-            accepted_N: how many tokens of the call before stay, at least 1. The state after the last of them is read.
-            edges: [N+1]. The output for tokens beyond the last edge is 0.
-        """
-        tokens, steps = len(x_TD), rows_NS.shape[1]
-        token_NS = edges[:-1, None].long() + torch.arange(steps, device=edges.device)
-        reads_NS = token_NS < edges[1:, None]
-        # Before the first request vLLM rehearses with counts of 0.
-        source_N1 = rows_NS.gather(1, (accepted_N[:, None].long() - 1).clamp_min(0))
-        rows_NS, source_NS = (rows.where(reads_NS, 0).long() for rows in (rows_NS, source_N1))
-        own_NS = token_NS.clamp_max(tokens - 1)
-        together = self.decodes_in_pool and steps <= FEW_TOKENS
+    def verify(self, x_TD: Tensor, step: DraftedStep) -> Tensor:
+        """Tokens [T, D], some of them drafted, of several sequences. The state after a token of a sequence goes to a row of its
+        own, so that tokens are taken back by reading another row in the next call. The output for padding is 0."""
+        together = self.decodes_in_pool and step.rows_NS.shape[1] <= FEW_TOKENS
         read = self._read_prefixes if together else self._read_one_by_one
-        y_NSD = read(x_TD[own_NS], own_NS, rows_NS, source_NS)
-        y_TD = torch.zeros_like(x_TD[:1]).repeat(tokens + 1, 1)
-        y_TD[token_NS.where(reads_NS, tokens)] = y_NSD
-        return y_TD[:tokens]
+        y_TD = torch.zeros_like(x_TD[:1]).repeat(step.tokens + 1, 1)
+        y_TD[step.places_NS] = read(x_TD[step.own_NS], step)
+        return y_TD[: step.tokens]
 
-    def _read_prefixes(self, x_NSD: Tensor, token_NS: Tensor, rows_NS: Tensor, source_NS: Tensor) -> Tensor:
+    def _read_prefixes(self, x_NSD: Tensor, step: DraftedStep) -> Tensor:
         """One call of the layer for all states: a sequence is read S times, up to each of its tokens. That is more to compute,
         but the weights are read once, as for one token."""
-        count, steps, _ = x_NSD.shape
-        self.blocks[rows_NS] = self.blocks[source_NS]
-        prefixes = torch.tril_indices(steps, steps, device=x_NSD.device)[1]
-        ends_S = torch.arange(1, steps + 1, device=x_NSD.device).cumsum(0)
-        ends = (torch.arange(count, device=x_NSD.device)[:, None] * len(prefixes) + ends_S).flatten()
-        owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=rows_NS.flatten() - 1)
-        with self.reading(token_NS[:, prefixes].flatten()):
-            y_PD = self.mixer(x_NSD[:, prefixes].flatten(0, 1)[None], owned, F.pad(ends, (1, 0)).int())[0]
-        return y_PD[ends - 1].view_as(x_NSD)
+        self.blocks[step.rows_NS] = self.blocks[step.sources_NS]
+        owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=step.rows_NS.flatten() - 1)
+        with self.reading(step.prefix_places):
+            y_PD = self.mixer(x_NSD[:, step.prefix_P].flatten(0, 1)[None], owned, step.prefix_edges)[0]
+        return y_PD[step.prefix_edges[1:] - 1].view_as(x_NSD)
 
-    def _read_one_by_one(self, x_NSD: Tensor, token_NS: Tensor, rows_NS: Tensor, source_NS: Tensor) -> Tensor:
+    def _read_one_by_one(self, x_NSD: Tensor, step: DraftedStep) -> Tensor:
         read = []
         for t, x_ND in enumerate(x_NSD.unbind(1)):
-            rows = rows_NS[:, t]
-            self.blocks[rows] = self.blocks[source_NS[:, 0] if t == 0 else rows_NS[:, t - 1].where(rows > 0, 0)]
-            with self.reading(token_NS[:, t]):
+            rows = step.rows_NS[:, t]
+            before = step.sources_NS[:, 0] if t == 0 else step.rows_NS[:, t - 1].where(rows > 0, 0)
+            self.blocks[rows] = self.blocks[before]
+            with self.reading(step.own_NS[:, t]):
                 read.append(self.decode(x_ND, rows))
         return torch.stack(read, 1)
 
@@ -192,7 +175,7 @@ class PooledMixer:
                 self.prefill(x_TD, rows, rows > 0, edges)
         if drafted:
             rows_NS = rows[:, None].repeat(1, 1 + drafted)
-            self.verify(x_TD, rows_NS, torch.ones_like(rows), edges)
+            self.verify(x_TD, plan_drafts(len(x_TD), rows_NS, torch.ones_like(rows), edges))
         self.weights_changed()  # a sleeping engine gives back what is allocated while it makes the pool
 
     @contextmanager
