@@ -31,6 +31,7 @@ vllm = pytest.importorskip("vllm")
 needs_copies = pytest.mark.skipif(
     not (torch.cuda.is_available() or has_copies_on_cpus()), reason="vLLM before 0.31 copies no states on a CPU"
 )
+needs_two = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="one GPU does not hold two processes")
 
 VOCABULARY = 64
 LENGTHS = (1, 3, 17, 64, 200)

@@ -26,6 +26,7 @@ from .engine import (
     largest_error,
     model,
     needs_copies,
+    needs_two,
     of_mixer,
     prompts,
     written,
@@ -92,7 +93,7 @@ MIXED = ["gdn", WINDOW, "lattice", {"name": "kda", "num_v_heads": 4}, {"name": "
     [
         pytest.param({"speculative_config": NGRAM}, id="drafts"),
         pytest.param({"enforce_eager": False}, id="compiled"),
-        pytest.param({"tensor_parallel_size": 2}, id="two processes"),
+        pytest.param({"tensor_parallel_size": 2}, id="two processes", marks=needs_two),
         pytest.param(  # no block of vLLM's is longer than what a step reads
             {"enable_prefix_caching": True, "block_size": 32, "max_num_batched_tokens": 64},
             id="prefix caching",

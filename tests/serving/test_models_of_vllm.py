@@ -30,6 +30,7 @@ from .engine import (
     largest_error,
     largest_loss,
     needs_copies,
+    needs_two,
     prompts,
     vllm,
     written,
@@ -206,6 +207,7 @@ def test_compiled(tmp_path, counted):
 
 
 @pytest.mark.slow
+@needs_two
 def test_heads_divided_between_two_processes(tmp_path, monkeypatch):
     """In processes of their own, which find the environment variable by themselves."""
     monkeypatch.setenv(served.OUR_KERNELS, "1")

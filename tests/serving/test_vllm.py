@@ -32,6 +32,7 @@ from .engine import (
     largest_loss,
     model,
     needs_copies,
+    needs_two,
     of_mixer,
     prompts,
     small_pool,
@@ -189,6 +190,7 @@ def test_weights_in_16_bits(dtype, close, tmp_path):
 
 
 @pytest.mark.slow
+@needs_two
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
 def test_heads_divided_between_two_processes(eager, tmp_path):
     shared = [{"name": "softmax", "num_kv_heads": 1}, {"name": "mamba2", "num_groups": 1}]
