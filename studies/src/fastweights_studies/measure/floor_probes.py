@@ -1,5 +1,5 @@
-"""What an exact kernel cannot avoid, one thing per kernel: the steps of a recursion that wait for each other, without loads, stores
-or anything that another program could do. floors.py says which sums of these are the floor of which op.
+"""What an exact kernel cannot avoid, one thing per kernel: the steps of a recursion that wait for each other, without loads,
+stores or anything that another program could do. floors.py says which sums of these are the floor of which op.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def find_roots(numbers, out, rounds, KIND: tl.constexpr):
 def multiply_in_turn(
     keys, given, out, blocks, ROWS: tl.constexpr, K: tl.constexpr, TOKENS: tl.constexpr, INNER: tl.constexpr
 ):
-    """Of every block of TOKENS tokens the products with a state [ROWS, K] that wait for each other: what the tokens find in it and
-    what they write. INNER: between these all inner products of what they find, and what follows from those for all of it. keys
-    [TOKENS, K] and given [ROWS, TOKENS] are those of every block, in 16 bits."""
+    """Of every block of TOKENS tokens the products with a state [ROWS, K] that wait for each other: what the tokens find in it
+    and what they write. INNER: between these all inner products of what they find, and what follows from those for all of it.
+    keys [TOKENS, K] and given [ROWS, TOKENS] are those of every block, in 16 bits."""
     i, c, row = tl.arange(0, TOKENS), tl.arange(0, K), tl.arange(0, ROWS)
     tile = tl.load(keys + i[:, None] * K + c[None, :])
     wanted = tl.load(given + row[:, None] * TOKENS + i[None, :])
@@ -123,7 +123,8 @@ def undo_slots_alone(
         E = key * A + w * D
         A -= E * key
         grad_b = spread_to_tile(-w * A, RK)
-        dh = sum_over_slots(tl.sum(spread_to_tile(w, RK) * L, 3, keep_dims=True) + tl.sum(grad_b * S, 3, keep_dims=True))
+        of_slots = tl.sum(spread_to_tile(w, RK) * L, 3, keep_dims=True) + tl.sum(grad_b * S, 3, keep_dims=True)
+        dh = sum_over_slots(of_slots)
         L += grad_b * h
         L -= spread_to_tile(E * key, RK) * S
         L -= spread_to_tile(key, RK) * dh
@@ -134,9 +135,9 @@ if HAS_GLUON:
 
     @gluon.jit(do_not_specialize=["steps"])
     def carry_matrix_alone(tokens, out, steps, K: gl.constexpr, PARTS: gl.constexpr):
-        """A <- A - (A U^T) X (U A) for the same 64 tokens in every step, with X what U A U^T gives: of Woodbury's formula the four
-        products that wait for each other, as if an inverse took no time. PARTS: bfloat16 numbers that a number in float32 is a
-        sum of; products of two such numbers have six products, or one."""
+        """A <- A - (A U^T) X (U A) for the same 64 tokens in every step, with X what U A U^T gives: of Woodbury's formula the
+        four products that wait for each other, as if an inverse took no time. PARTS: bfloat16 numbers that a number in float32
+        is a sum of; products of two such numbers have six products, or one."""
         WARPS: gl.constexpr = gl.num_warps()
         WHOLE: gl.constexpr = product_layout(WARPS, K, 16)
         TALL: gl.constexpr = product_layout(WARPS, 64, 16)

@@ -3,10 +3,12 @@
     python -m fastweights_studies.measure.floors
     python -m fastweights_studies.measure.floors --only vla --results runs/floors
 
-Times, at 4 sequences of 2,048 tokens with 8 heads of 128 and of 64 channels, the kernels of floor_probes.py: as many programs as
-an op has there, as many steps as its tokens or chunks need, and nothing else. What each assumes stands in PROBES. Beside them
-copies of as many bytes as the other launches of an op read and write, in as many launches. The sum of an op's parts is the floor
-of every kernel of the form that they describe; "any" marks parts that no form avoids. Writes studies/results/floors-<device>.json.
+Times, at 4 sequences of 2,048 tokens with 8 heads of 128 and of 64 channels, the kernels of floor_probes.py: as many programs
+as an op has there, as many steps as its tokens or chunks need, and nothing else. What each assumes is printed beside its time.
+Copies have as many bytes as the other launches of an op read and write, in as many launches. The sum of an op's parts is the
+floor of every kernel of the form that they describe. Parts of "any form" no exact kernel avoids.
+
+Writes studies/results/floors-<device>.json.
 """
 
 from __future__ import annotations
@@ -135,7 +137,7 @@ def main() -> None:
             print(f"{K:4} {', '.join(part.of):36} {part.name:24} {1e3 * time.median:8.1f} us  {part.text}", flush=True)
             column = {"part": part.name.replace(" ", "-"), "heads": HEADS, "tokens": TOKENS, "channels": K}
             for op in part.of:
-                replace_rows(path, make_rows(TASK, origin, {"device_ms": time}, mixer=None, column={"op": op, **column}))
+                replace_rows(path, make_rows(TASK, origin, {"device_ms": time}, column={"op": op, **column}))
 
 
 if __name__ == "__main__":
