@@ -17,7 +17,7 @@ from .described_gpu import on_hopper_in
 from .gluon_by_tensors import Pointer, Programs, Shared, load, nothing
 from .scoreboards import register_hazards
 
-GLUON, PLAIN = "gradients_in_turn", "pass_gradients"
+GLUON, PLAIN = "token_gradients_in_turn", "pass_gradients"
 
 
 def multiply(a: Any, b: Any, sums: Tensor, **how: bool) -> Tensor:
@@ -41,7 +41,7 @@ def programs(warps: int) -> Programs:
     found.language.NVMMASharedLayout = types.SimpleNamespace(get_default_for=nothing)
     found.known |= {
         "warpgroup_mma": multiply, "warpgroup_mma_wait": lambda count, deps: deps[0] if len(deps) == 1 else deps,
-        "copy_rows": copy_live_rows, "as_left": in_pairs, "show_to_products": nothing, "round_to_tf32": lambda x: x,
+        "copy_rows": copy_live_rows, "as_left": in_pairs, "show_to_products": nothing, "nearest_tf32": lambda x: x,
         "to_float_or_nan": lambda x: x, "tokens_of_sequence": lambda edges, n, T: (torch.tensor(0), torch.tensor(T)),
         "pieces_of_sequence": lambda edges, n, T, length, least: (torch.tensor(0), torch.tensor(-(-T // length))),
     }  # fmt: skip
@@ -97,7 +97,7 @@ class Case:
 
 @pytest.mark.parametrize(("time", "width"), [(100, 64), (64, 128), (7, 64)])
 def test_gradients_are_those_of_the_tokens(time: int, width: int) -> None:
-    from fastweights.kernels.output_normalized_ttt.gradients_on_hopper import gradients_in_turn
+    from fastweights.kernels.output_normalized_ttt.gradients_on_hopper import token_gradients_in_turn
 
     case, chunks = Case(time, width), -(-time // 64)
     systems = [[case.systems(head, first) for head in range(2)] for first in range(0, chunks * 64, 16) if first < time]
@@ -105,7 +105,7 @@ def test_gradients_are_those_of_the_tokens(time: int, width: int) -> None:
     dz, dv, dgamma = torch.empty(time, 2, width), torch.empty(time, 2, width), torch.empty(time, 2)
     states, start = torch.empty(chunks, 2, width, width), torch.empty(1, 2, width, width)
     programs(width // 16).run(
-        gradients_in_turn, (1, 2), *(x.float() for x in (case.q, case.k, case.v, case.gamma, case.do, case.d_end)),
+        token_gradients_in_turn, (1, 2), *(x.float() for x in (case.q, case.k, case.v, case.gamma, case.do, case.d_end)),
         case.z.float(), case.kept.float(), case.du.float(), through.float(), turned.float(), solved.float(), dz, dv, dgamma,
         states, start, None, time, 2, width, width, 1, 1,
     )  # fmt: skip

@@ -11,12 +11,16 @@ from __future__ import annotations
 from ..common.hopper_tiles import as_left, copy_rows, product_layout, show_to_products
 from ..common.math import to_float_or_nan
 from ..common.packing import pieces_of_sequence, tokens_of_sequence
-from ..inverse_gram.sums import round_to_tf32
 from ..runtime.gluon import async_copy, gl, gluon, warpgroup_mma, warpgroup_mma_wait
 
 LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 TOKENS = gl.constexpr(16)  # of a block
 CHUNK = gl.constexpr(64)
+
+
+@gluon.jit
+def nearest_tf32(x):
+    return ((x.to(gl.int32, bitcast=True) + 0x1000) & -0x2000).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
@@ -28,7 +32,7 @@ def add_two(a, b, c, d):
 def times_floats(x, highs, rests, out):
     """out + x m^T in the precision of float32: x [V, 16] in registers, m [16, 16] as two numbers of tf32 in shared memory, its
     columns ordered as `as_left` orders those of x."""
-    high = round_to_tf32(x)
+    high = nearest_tf32(x)
     rest = as_left(x - high)
     high = as_left(high)
     out = warpgroup_mma(rest, highs.permute((1, 0)), out, is_async=True)
@@ -40,7 +44,7 @@ def times_floats(x, highs, rests, out):
 
 @gluon.jit
 def store_as_two(highs, rests, x):
-    high = round_to_tf32(x)
+    high = nearest_tf32(x)
     highs.store(high)
     rests.store(x - high)
 
@@ -93,7 +97,7 @@ def load_systems(through, turned, systems, system):
 
 
 @gluon.jit(do_not_specialize=["T"])
-def gradients_in_turn(
+def token_gradients_in_turn(
     q, k, v, gamma, do, d_end, answers, kept, du, through, turned, systems, dz, dv, dgamma, states, d_start, cu_seqlens, T,
     HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, HEADS_K: gl.constexpr, HEADS_GAMMA: gl.constexpr,
 ):  # fmt: skip

@@ -118,9 +118,9 @@ class OutputNormalizedTTT(DeltaRule):
             dh, dS, x.cu_seqlens,
         )  # fmt: skip
         if self.takes_gluon:
-            from .gradients_on_hopper import gradients_in_turn  # needs Gluon
+            from .gradients_on_hopper import token_gradients_in_turn  # needs Gluon
 
-            self.launch(gradients_in_turn, (self.N, HV), *tensors, self.T, HV=HV, num_warps=V // 16)
+            self.launch(token_gradients_in_turn, (self.N, HV), *tensors, self.T, HV=HV, num_warps=V // 16)
         else:
             how = {"num_warps": self.warps, "num_stages": 1}
             self.launch(pass_gradients, (self.N, HV), *tensors, self.T, HV, **how)
