@@ -32,7 +32,8 @@ products k_j.k_t for t > j, D what du has from later blocks and P^T dO of the ch
     du = M D + N (diag(x) Z - diag(y) V),          M = (I + A diag(gamma p))^-1,      N = M A
     (I - L) [a, b] = [Z.(M D), V.(M D)],           L from N * Z Z^T, N * Z V^T and N * V V^T by the formulas of x and y
 
-`block_systems` finds M, N and (I - L)^-1 of all blocks in parallel. A and L are strictly triangular in tokens, so their 16th
-powers are 0 and the inverses are products: (I - L)^-1 = (I + L)(I + L^2)(I + L^4)(I + L^8). `pass_gradients` then goes through
-the blocks from the last with a few products for each. With the dz known, the gradients of q and k are those of the delta rule,
-whose launch computes them: -dz takes the place of its z."""
+`block_systems` finds M, N and (I - L)^-1 of all blocks in parallel. A and L are strictly triangular in tokens, so A's 16th
+power is 0 and inverses are products: M = (I + B)(I + B^2)(I + B^4)(I + B^8) with B = -A diag(gamma p). That of I - L goes
+by halves of 8 tokens, whose 8th powers are 0. `pass_gradients`, on Hopper GPUs in 16 bits `token_gradients_in_turn`, then
+goes through the blocks from the last with a few products for each. With the dz known, the gradients of q and k are those of
+the delta rule, whose launch computes them: -dz takes the place of its z."""

@@ -12,6 +12,7 @@ from ..common.call import Specs, make_rule, padded
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
+from ..runtime.gluon import runs_gluon
 from .by_products import write_by_products
 from .tokens import BLOCK, block_systems, key_overlaps, pass_gradients, write_tokens
 
@@ -48,6 +49,12 @@ class OutputNormalizedTTT(DeltaRule):
         PV = padded(self.V)
         self.warps = 8 if padded(self.K) * PV > 8192 else 4
         self.constants |= {"PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma)}
+
+    @property
+    def takes_gluon(self) -> bool:
+        """Whether the kernel for Hopper GPUs finds the gradients, whose programs have a warp for every 16 of V."""
+        sized = self.K == self.V and self.V in (64, 128) and self.dtype in (torch.bfloat16, torch.float16)
+        return sized and runs_gluon(self.device)
 
     def ask_memory(self, saved: Saved) -> tuple[SavedForBackward, ChunkOperands]:
         """Let the memory have what is written as its values: what it saves, and its operands."""
@@ -106,10 +113,17 @@ class OutputNormalizedTTT(DeltaRule):
             block_systems, (blocks, HV), x.v, x.gamma, saved.overlaps, saved.answers, saved.factors, through, turned, systems,
             saved.chunk_table, self.T, HV, num_warps=1,
         )  # fmt: skip
-        self.launch(
-            pass_gradients, (self.N, HV), x.q, x.k, x.v, x.gamma, do, dS_end, saved.answers, saved.factors, du, through, turned,
-            systems, dz, dv, dgamma, dh, dS, x.cu_seqlens, self.T, HV, num_warps=self.warps, num_stages=1,
+        tensors = (
+            x.q, x.k, x.v, x.gamma, do, dS_end, saved.answers, saved.factors, du, through, turned, systems, dz, dv, dgamma,
+            dh, dS, x.cu_seqlens,
         )  # fmt: skip
+        if self.takes_gluon:
+            from .gradients_on_hopper import token_gradients_in_turn  # needs Gluon
+
+            self.launch(token_gradients_in_turn, (self.N, HV), *tensors, self.T, HV=HV, num_warps=V // 16)
+        else:
+            how = {"num_warps": self.warps, "num_stages": 1}
+            self.launch(pass_gradients, (self.N, HV), *tensors, self.T, HV, **how)
 
         dq, dk = self.token_tensor(HV, K), self.token_tensor(HV, K)
         inputs, grads = (x.q, x.k, x.k, None, None), (dq, dk, None, None, None)

@@ -197,20 +197,37 @@ def load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA: tl.constexpr):
 
 
 @triton.jit
-def add_powers(L, SIZE: tl.constexpr):
-    """(I - L)^-1 for L [SIZE, SIZE] whose 16th power is 0."""
-    i = tl.arange(0, SIZE)
+def add_powers(L, LEVELS: tl.constexpr):
+    """(I - L)^-1 for L [16, 16] whose power 2^LEVELS is 0."""
+    i = tl.arange(0, BLOCK)
     total = L + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    for _ in tl.static_range(3):
+    for _ in tl.static_range(LEVELS - 1):
         L = tl.dot(L, L, input_precision="tf32x3")
         total = tl.dot(total, L, total, input_precision="tf32x3")
     return total
 
 
+@triton.jit
+def store_inverse(to, L):
+    """(I - L)^-1 [32, 32] for L of two numbers per token, 0 but for pairs with later tokens: by halves of 8 tokens."""
+    left, right = tl.split(tl.permute(tl.reshape(L, (2, BLOCK, 2, BLOCK)), (0, 1, 3, 2)))
+    first, _ = tl.split(tl.permute(left, (1, 2, 0)))
+    between, last = tl.split(tl.permute(right, (1, 2, 0)))
+    first, last = add_powers(first, 3), add_powers(last, 3)
+    between = tl.dot(first, between, input_precision="tf32x3")
+    between = tl.dot(between, last, input_precision="tf32x3")
+    i = tl.arange(0, BLOCK)
+    to += i[:, None] * 32 + i[None, :]
+    tl.store(to, first)
+    tl.store(to + BLOCK, between)
+    tl.store(to + BLOCK * 32, tl.zeros_like(first))
+    tl.store(to + BLOCK * 33, last)
+
+
 @triton.jit(do_not_specialize=["time"])
 def block_systems(
     v, gamma, overlaps, answers, kept, through, turned, systems, chunks, time, HV,
-    V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
+    V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """By blocks of 16 tokens [4 M, HV, ..]: through and turned [16, 16] and systems [32, 32], as in the derivation."""
     m, block, head = tl.program_id(0) // 4, tl.program_id(0) % 4, tl.program_id(1)
@@ -221,21 +238,19 @@ def block_systems(
     later = (i[:, None] < i[None, :]) & (t + i < stop)[None, :] & (t + i < stop)[:, None]
     A = tl.load(row[:, None] + i[None, :], later, 0.0)
     gain, r, p, along, across, aside = load_factors(gamma, kept, t, stop, head, HV, HEADS_GAMMA)
-    M = add_powers(-A * (gain * p)[None, :], BLOCK)
+    M = add_powers(-A * (gain * p)[None, :], 4)
     N = tl.dot(M, A, input_precision="tf32x3")
     Z, values = load_columns(answers, t, stop, head, HV, V, PV), load_columns(v, t, stop, head, HV, V, PV)
-    ZZ = N * tl.dot(tl.trans(Z), Z, input_precision="tf32x3")
-    ZV = N * tl.dot(tl.trans(Z), values, input_precision="tf32x3")
-    VZ = N * tl.dot(tl.trans(values), Z, input_precision="tf32x3")
-    VV = N * tl.dot(tl.trans(values), values, input_precision="tf32x3")
-    of_z = tl.join(ZZ * along[None, :] - ZV * aside[None, :], ZZ * across[None, :])
-    of_v = tl.join(VZ * along[None, :] - VV * aside[None, :], VZ * across[None, :])
-    L = tl.reshape(tl.permute(tl.join(of_z, of_v), (0, 3, 1, 2)), (32, 32))
+    both = tl.trans(tl.reshape(tl.join(Z, values), (PV, 32)))  # z in even rows, v in odd ones
+    with_z = tl.dot(both, Z, input_precision=PRECISION)
+    with_v = tl.dot(both, values, input_precision=PRECISION)
+    N2 = tl.reshape(tl.broadcast_to(N[:, None, :], (BLOCK, 2, BLOCK)), (32, BLOCK))
+    of_a = N2 * (with_z * along[None, :] - with_v * aside[None, :])
+    L = tl.reshape(tl.join(of_a, N2 * (with_z * across[None, :])), (32, 32))
     at = tl.program_id(0).to(tl.int64) * HV + head
-    j = tl.arange(0, 32)
     tl.store(through + at * 256 + i[:, None] * BLOCK + i[None, :], M)
     tl.store(turned + at * 256 + i[:, None] * BLOCK + i[None, :], N)
-    tl.store(systems + at * 1024 + j[:, None] * 32 + j[None, :], add_powers(L, 32))
+    store_inverse(systems + at * 1024, L)
 
 
 @triton.jit(do_not_specialize=["T"])
