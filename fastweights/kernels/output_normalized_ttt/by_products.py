@@ -100,8 +100,8 @@ def write_by_products(
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
     PRECISION: tl.constexpr, BY_ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V]. BY_ASSEMBLY: see `store_numbers`; not in
-    the interpreter, which knows none."""
+    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V]. BY_ASSEMBLY: see `store_numbers`;
+    not in the interpreter, which knows none."""
     n, head = tl.program_id(0), tl.program_id(1)
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     stop = first + count
