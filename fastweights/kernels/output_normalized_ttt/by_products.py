@@ -38,13 +38,42 @@ def take_lane(x, lane: tl.constexpr):
 
 
 @triton.jit
-def load_products(overlaps, t, stop, head, HV, HEADS_K: tl.constexpr):
+def store_numbers(address, x, mask):
+    """Write x where mask holds, by assembly: the pass of Triton that looks for wider accesses compares every load and store with
+    every operation, and those that are unrolled take it most of the time to compile."""
+    dtype: tl.constexpr = address.dtype.element_ty
+    place = address.to(tl.int64, bitcast=True)
+    if dtype == tl.float32:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.f32 [$1], $2; mov.u32 $0, 0; }", "=r,l,f,r",
+            [place, x, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        bits = x.to(dtype).to(tl.int16, bitcast=True).to(tl.int32)
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .b16 h; setp.ne.s32 p, $3, 0; cvt.u16.u32 h, $2; @p st.global.b16 [$1], h; mov.u32 $0, 0; }",
+            "=r,l,r,r", [place, bits, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def load_numbers(address, mask):
+    """Numbers in float32, 0 where mask does not hold, by assembly, as `store_numbers`."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.f32 $0, 0f00000000; @p ld.global.f32 $0, [$1]; }", "=&f,l,r",
+        [address.to(tl.int64, bitcast=True), mask.to(tl.int32)], dtype=tl.float32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def load_products(overlaps, t, stop, head, HV, HEADS_K: tl.constexpr, BY_ASSEMBLY: tl.constexpr):
     """Of every key of a block [32] the products with later ones: that with key i in lane 2 i, 0 in odd lanes."""
     lane = tl.arange(0, 32)
     row = overlaps + (t * (HV // HEADS_K) + head // HEADS_K) * BLOCK + lane // 2
     here, found = (t + lane // 2 < stop) & (lane % 2 == 0), ()
     for i in tl.static_range(BLOCK):
-        found += (tl.load(row + i * (HV // HEADS_K * BLOCK), here & (lane // 2 > i), 0.0),)
+        address, wanted = row + i * (HV // HEADS_K * BLOCK), here & (lane // 2 > i)
+        found += (load_numbers(address, wanted) if BY_ASSEMBLY else tl.load(address, wanted, 0.0),)
     return found
 
 
@@ -69,9 +98,10 @@ def find_shares(square, along, gain):
 def write_by_products(
     k, v, gamma, overlaps, start, answers, kept, u, cu_seqlens, T, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, BY_ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V]."""
+    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V]. BY_ASSEMBLY: see `store_numbers`;
+    not in the interpreter, which knows none."""
     n, head = tl.program_id(0), tl.program_id(1)
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     stop = first + count
@@ -91,7 +121,7 @@ def write_by_products(
         value = split_columns(values, 16)
         gain = gamma + (t + lane) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA
         gain = tl.load(gain, (lane < BLOCK) & (t + lane < stop), 0.0).to(tl.float32)
-        with_later = load_products(overlaps, t, stop, head, HV, HEADS_K)
+        with_later = load_products(overlaps, t, stop, head, HV, HEADS_K, BY_ASSEMBLY)
         Z = tl.dot(S.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
         z = split_columns(Z, 16)
         both = tl.reshape(tl.join(Z, values.to(tl.float32)), (PV, 32))  # z in even columns, v in odd ones
@@ -104,9 +134,16 @@ def write_by_products(
             wanted = tl.reshape(value[now].to(tl.float32), (PV // 32, 32))
             squares, alongs = tl.where(lane == now, square, squares), tl.where(lane == now, along, alongs)
             a, b = find_shares(square, along, take_lane(gain, now))
-            tl.store(answer_row + now * stride, answer, inside & (now < left))
+            here = inside & (now < left)
+            if BY_ASSEMBLY:
+                store_numbers(answer_row + now * stride, answer, here)
+            else:
+                tl.store(answer_row + now * stride, answer, here)
             write = take_lane(a, now)[None, :] * wanted - take_lane(b, now)[None, :] * answer
-            tl.store(write_row + now * stride, write.to(u.dtype.element_ty), inside & (now < left))
+            if BY_ASSEMBLY:
+                store_numbers(write_row + now * stride, write, here)
+            else:
+                tl.store(write_row + now * stride, write, here)
             rest = ()
             for i in tl.static_range(1, BLOCK - now):
                 product = take_lane(with_later[now], 2 * (now + i))

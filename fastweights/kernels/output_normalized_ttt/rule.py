@@ -13,6 +13,7 @@ from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
 from ..runtime.gluon import runs_gluon
+from ..runtime.private_api import is_interpreted
 from .by_products import write_by_products
 from .tokens import BLOCK, block_systems, key_overlaps, pass_gradients, write_tokens
 
@@ -89,7 +90,8 @@ class OutputNormalizedTTT(DeltaRule):
         tensors = (x.k, x.v, x.gamma, saved.overlaps, x.S, saved.answers, saved.factors, saved.u)
         sizes, how = (x.cu_seqlens, self.T, self.HV), {"num_warps": self.warps, "num_stages": 1}
         if writes_by_products(self.dtype):
-            self.launch(write_by_products, grid, *tensors, *sizes, PV=max(32, PV), **how)
+            how |= {"PV": max(32, PV), "BY_ASSEMBLY": not is_interpreted()}
+            self.launch(write_by_products, grid, *tensors, *sizes, **how)
         else:
             scratch, lanes = self.floats(self.N, self.HV, BLOCK.value, self.V), min(PV, 32)
             self.launch(
