@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from threading import RLock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,10 +19,16 @@ Result = TypeVar("Result")
 _alone = RLock()  # held by the thread that tries or captures: both change settings of all threads
 
 
-def captured(work: Callable[[], Result], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Result]:
+def captured(
+    work: Callable[[], Result], device: torch.device, pool: Any = None
+) -> tuple[torch.cuda.CUDAGraph, Result]:
     """The graph of `work` on a GPU, and what `work` returned: tensors that every replay overwrites. The capture does not run
     the work. Other threads may call the GPU in the meantime, but not draw random numbers there. A capture that fails leaves the
-    current stream and the random numbers as they were, which torch alone does not."""
+    current stream and the random numbers as they were, which torch alone does not.
+
+    Args:
+        pool: of memory, from `torch.cuda.graph_pool_handle()`, for graphs that are replayed one after another.
+    """
     graph = torch.cuda.CUDAGraph()
     with _alone, torch.cuda.device(device):
         index = torch.cuda.current_device()
@@ -30,7 +36,7 @@ def captured(work: Callable[[], Result], device: torch.device) -> tuple[torch.cu
         try:
             with (
                 torch.cuda.stream(torch.cuda.current_stream(index)),
-                torch.cuda.graph(graph, stream=_stream(index), capture_error_mode="thread_local"),
+                torch.cuda.graph(graph, pool, _stream(index), capture_error_mode="thread_local"),
             ):
                 result = work()
         except BaseException:

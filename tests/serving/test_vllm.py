@@ -149,7 +149,7 @@ def test_running_memories_ask_for_no_blocks(mixer, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("mixer", ["gdn", pytest.param("lattice", marks=pytest.mark.slow)])
 def test_prompts_with_padding_behind_them(mixer, tmp_path):
-    """As the CUDA graphs of prompts read them; on a CPU the model is called."""
+    """As the CUDA graphs of prompts read them, alone and beside sequences that go on; on a CPU the model is called."""
     from fastweights.serving.vllm.prompts import PromptGraphs
 
     own = model(mixer)
@@ -163,7 +163,12 @@ def test_prompts_with_padding_behind_them(mixer, tmp_path):
         for _ in range(2):
             outputs = [written(llm, [ids])[0] for ids in asked]
             assert [list(output.token_ids) for output in outputs] == generated(own, asked)
-        assert served.prompts.readings.keys() == {64, 128} and all(served.prompts.readings.values())
+        assert served.prompts.readings.keys() == {(0, 1, 64), (0, 1, 128)}
+        for _ in range(2):
+            assert [list(output.token_ids) for output in written(llm, asked)] == generated(own, asked)
+        sizes = list(served.prompts.readings)
+        assert {one.single for one in sizes} == {0, 16} and {one.prompts for one in sizes} == {1, 7}
+        assert all(served.prompts.readings.values())
 
 
 def test_blocks_are_used_again(tmp_path):

@@ -1,8 +1,8 @@
-"""Steps that read one prompt alone, or a piece of it, by replaying a CUDA graph: launching their kernels one by one takes the
-host longer than a GPU takes to read some thousand tokens.
+"""Steps that read prompts, or pieces of them, beside sequences that read one token more, by replaying a CUDA graph: launching
+their kernels one by one takes the host longer than a GPU takes to read some thousand tokens.
 
-A graph has a fixed number of tokens, a power of two. Behind the prompt lies padding, as a sequence of its own whose states go to
-row 0 of the pool, which belongs to nobody.
+A graph has fixed numbers of tokens and sequences. Behind the single tokens lies padding with row 0 of the pool, which belongs to
+nobody. Behind the prompts lies padding as a sequence of its own, whose states go to row 0.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,26 @@ from .memory import Step, current_steps, holds_steps
 
 __all__ = ["PromptGraphs"]
 
-LONGEST = 8192  # with more the GPU takes longer than the host
+LONGEST = 8192  # tokens of the prompts of a step; with more the GPU takes longer than the host
+SINGLE = (0, 16, 64, 256)  # sequences that read one token more
+PROMPTS = (1, 7)  # in a step, without the padding
+MOST = 32  # graphs that are kept, beyond which steps are launched one by one
+
+
+class Sizes(NamedTuple):
+    """Of a graph: sequences that read one token more, prompts, and their tokens, each with its padding."""
+
+    single: int
+    prompts: int
+    tokens: int
+
+    @classmethod
+    def of(cls, step: Step) -> Sizes | None:
+        """The smallest ones that hold a step, None where the step has no prompt or is too large."""
+        single = next((n for n in SINGLE if n >= step.num_decode_tokens), None)
+        prompts = next((n for n in PROMPTS if n >= step.num_prefills), None)
+        tokens = padded_prompt(step.num_prefill_tokens) if step.num_prefills else LONGEST + 1
+        return None if single is None or prompts is None or tokens > LONGEST else cls(single, prompts, tokens)
 
 
 @dataclass(eq=False)
@@ -29,16 +48,20 @@ class Reading:
     """What a graph reads and writes.
 
     Attributes:
-        ids: int32 or int64 [T], the tokens of the prompt, then padding.
-        positions: [T], which no memory reads.
-        rows: int32 [2] of the pool.
-        started: [2], which sequence has states.
-        edges: int32 [3].
-        hidden: [T, D], the output.
+        sizes: of the graph.
+        ids: int32 or int64 [S + T], the single tokens, padding, the tokens of the prompts, padding.
+        positions: [S + T], which no memory reads.
+        single_rows: int32 [S, 1] of the pool.
+        rows: int32 [P + 1] of the pool.
+        started: [P + 1], which of these sequences have states.
+        edges: int32 [P + 2], of their tokens.
+        hidden: [S + T, D], the output.
     """
 
+    sizes: Sizes
     ids: Tensor
     positions: Tensor
+    single_rows: Tensor
     rows: Tensor
     started: Tensor
     edges: Tensor
@@ -46,33 +69,56 @@ class Reading:
     hidden: Tensor | None = None
 
     @classmethod
-    def of(cls, width: int, ids: Tensor, positions: Tensor, step: Step) -> Reading:
-        edges = torch.full((3,), width, dtype=torch.int32, device=ids.device)
-        edges[:1] = 0
+    def of(cls, sizes: Sizes, ids: Tensor, positions: Tensor) -> Reading:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=ids.device)
+
+        count, tokens = sizes.prompts + 1, sizes.single + sizes.tokens
         return cls(
-            torch.zeros(width, dtype=ids.dtype, device=ids.device),
-            torch.zeros(width, dtype=positions.dtype, device=ids.device),
-            torch.zeros(2, dtype=step.state_indices_tensor_p.dtype, device=ids.device),
-            torch.zeros(2, dtype=torch.bool, device=ids.device),
-            edges,
-        )
+            sizes, zeros(tokens, dtype=ids.dtype), zeros(tokens, dtype=positions.dtype), zeros(sizes.single, 1),
+            zeros(count), zeros(count, dtype=torch.bool), zeros(count + 1),
+        )  # fmt: skip
 
     def fill(self, ids: Tensor, step: Step) -> None:
-        tokens = step.num_prefill_tokens
-        self.ids.zero_()[:tokens].copy_(ids[:tokens])
-        self.rows[:1].copy_(step.state_indices_tensor_p)
-        self.started[:1].copy_(step.has_initial_states_p)
-        self.edges[1:2].copy_(step.query_start_loc_p[1:])
+        single, count = step.num_decode_tokens, step.num_prefills
+        self.ids.zero_()
+        for ours, theirs in self._places(step):
+            self.ids[ours].copy_(ids[theirs])
+        self.single_rows.zero_()
+        if single:
+            self.single_rows[:single].copy_(step.state_indices_tensor_d[:single, :1])
+        self.rows.zero_()[:count].copy_(step.state_indices_tensor_p)
+        self.started.zero_()[:count].copy_(step.has_initial_states_p)
+        # Sequences that are not there have no tokens, the last one has the padding.
+        self.edges[: count + 1].copy_(step.query_start_loc_p)
+        self.edges[count + 1 : -1].fill_(step.num_prefill_tokens)
+        self.edges[-1:].fill_(self.sizes.tokens)
+
+    def _places(self, step: Step) -> list[tuple[slice, slice]]:
+        """Of the single tokens, and of the prompts, in the graph and in the step."""
+        single, tokens = step.num_decode_tokens, step.num_prefill_tokens
+        ours, both = self.sizes.single, single + tokens
+        return [(slice(single), slice(single)), (slice(ours, ours + tokens), slice(single, both))]
 
     def step(self, step: Step) -> Step:
         return replace(
             cast(Any, step),
-            num_prefills=2,
-            num_prefill_tokens=len(self.ids),
+            num_decodes=self.sizes.single,
+            num_decode_tokens=self.sizes.single,
+            state_indices_tensor_d=self.single_rows,
+            num_prefills=len(self.rows),
+            num_prefill_tokens=self.sizes.tokens,
             state_indices_tensor_p=self.rows,
             has_initial_states_p=self.started,
             query_start_loc_p=self.edges,
         )
+
+    def output(self, hidden: Tensor, step: Step, tokens: int) -> Tensor:
+        """Of a step with so many tokens, in tensors of its own: the next replay overwrites `hidden`."""
+        found = hidden.new_zeros(tokens, hidden.shape[1])
+        for ours, theirs in self._places(step):
+            found[theirs] = hidden[ours]
+        return found
 
 
 class PromptGraphs:
@@ -86,50 +132,53 @@ class PromptGraphs:
 
     def __init__(self, read: Callable[[Tensor, Tensor], Tensor], names: list[str], replayed: bool = True) -> None:
         self.read_tokens, self.names, self.replayed = read, names, replayed
-        self.readings: dict[int, Reading | None] = {}  # None where a graph cannot be captured
+        self.readings: dict[Sizes, Reading | None] = {}  # None where a graph cannot be captured
+        self.memory: Any = None  # of all graphs, which are replayed one after another
         self.pool: Any = None  # what the states are read from
 
+    def clear(self) -> None:
+        self.readings, self.memory = {}, None
+
     def read(self, ids: Tensor | None, positions: Tensor) -> Tensor | None:
-        """The hidden states [T, D] of a step that reads one prompt of a fitting length, None of others."""
+        """The hidden states [T, D] of a step that reads prompts of fitting sizes, None of others."""
         steps = current_steps()
         step = steps.get(self.names[0])
-        if ids is None or step is None or step.num_prefills != 1 or step.num_decode_tokens:
-            return None
-        width = padded_prompt(step.num_prefill_tokens)
-        if not len(ids) <= width <= LONGEST or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if ids is None or step is None or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
             return None
         pages = get_forward_context().no_compile_layers[self.names[0]].pages
         if self.pool is not pages:
-            self.readings, self.pool = {}, pages
-        if width not in self.readings:
-            return self._begin(width, ids, positions, step)
-        reading = self.readings[width]
+            self.clear()
+            self.pool = pages
+        sizes = Sizes.of(step)
+        if sizes is None or (sizes not in self.readings and len(self.readings) == MOST):
+            return None
+        if sizes not in self.readings:
+            return self._begin(sizes, ids, positions, step)
+        reading = self.readings[sizes]
         if reading is None:
             return None
         reading.fill(ids, step)
         if reading.graph is None:
-            return self._call(reading, step)[: len(ids)]
+            return reading.output(self._call(reading, step), step, len(ids))
         reading.graph.replay()
         assert reading.hidden is not None
-        return reading.hidden[: len(ids)].clone()  # the next prompt overwrites it
-
-    def clear(self) -> None:
-        self.readings = {}
+        return reading.output(reading.hidden, step, len(ids))
 
     def _call(self, reading: Reading, step: Step) -> Tensor:
         with holds_steps(dict.fromkeys(self.names, reading.step(step))):
             return self.read_tokens(reading.ids, reading.positions)
 
-    def _begin(self, width: int, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+    def _begin(self, sizes: Sizes, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
         """Read by calling the model, and capture this for the next prompts."""
-        reading = Reading.of(width, ids, positions, step)
+        reading = self.readings[sizes] = Reading.of(sizes, ids, positions)
         reading.fill(ids, step)
-        hidden = self._call(reading, step)[: len(ids)]
-        self.readings[width] = reading
+        hidden = reading.output(self._call(reading, step), step, len(ids))
         if self.replayed:
             try:
-                reading.graph, reading.hidden = captured(lambda: self._call(reading, step), ids.device)
+                self.memory = self.memory or torch.cuda.graph_pool_handle()
+                call = lambda: self._call(reading, step)  # noqa: E731
+                reading.graph, reading.hidden = captured(call, ids.device, self.memory)
             except RuntimeError as error:
-                self.readings[width] = None
-                warnings.warn(f"prompts of {width} tokens are read without a CUDA graph: {error}", stacklevel=2)
+                self.readings[sizes] = None
+                warnings.warn(f"steps of {sizes} are read without a CUDA graph: {error}", stacklevel=2)
         return hidden

@@ -3,10 +3,11 @@
     python -m fastweights_studies.measure.serving_models
     python -m fastweights_studies.measure.serving_models --launched --prompts 2048,16384 --batches 1,64
 
-Needs vLLM (docs/serving.md). Four layers of Qwen3-Next's widths, one with softmax attention and all with a wide MLP in place of
-experts, with vLLM's dummy weights in bfloat16, which are the same in both servers. Each server runs in a process of its own, one
-after the other, as FASTWEIGHTS_VLLM_KERNELS counts when vLLM starts. Times are those of serving_vllm.py. Checked: the part of
-greedy tokens that both give, up to the first that differs. Writes studies/results/serving-models-<device>.json.
+Needs vLLM (docs/serving.md). Four layers of Qwen3-Next's widths: three memories with a wide MLP in place of experts, and softmax
+attention with eight experts, as vLLM 0.24 builds no model without any. vLLM's dummy weights in bfloat16 are the same in both
+servers. Each server runs in a process of its own, one after the other, as FASTWEIGHTS_VLLM_KERNELS counts when vLLM starts. Times
+are those of serving_vllm.py. Checked: the part of greedy tokens that both give, up to the first that differs. Writes
+studies/results/serving-models-<device>.json.
 
 For prompts vLLM takes FlashInfer's kernels on Hopper GPUs, and the rows say whether they are installed. 0.24 fails without them.
 """
@@ -38,6 +39,7 @@ from fastweights_studies.record import Origin, Plain, Row
 TASK = "serving_models"
 OURS, THEIRS = "fastweights", "vLLM"
 LONGEST = 2**18  # tokens, as Qwen3-Next has them
+EXPERTS = {"mlp_only_layers": [0, 1, 2], "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
 COMPARED = 8, 300, 16  # prompts, tokens of each, tokens of each answer
 
 
@@ -60,6 +62,7 @@ def save_config(folder: Path) -> None:
     """The model without weights."""
     config = make_config(QWEN3_NEXT)
     config.architectures, config.dtype, config.max_position_embeddings = ["Qwen3NextForCausalLM"], "bfloat16", LONGEST
+    config.update(EXPERTS)
     config.save_pretrained(folder)
 
 
