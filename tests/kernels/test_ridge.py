@@ -104,6 +104,31 @@ def test_extremes_are_finite_and_agree(name: str, extreme: str) -> None:
         assert (g - w).norm() <= 1e-3 * max(float(w.norm()), 1e-3 * largest)
 
 
+@pytest.mark.parametrize("size", [2.0**-122, 2.0**-134, 2.0**-148])
+@pytest.mark.parametrize("name", [CHEBYSHEV, CONJUGATE])
+@pytest.mark.parametrize("changed", ["do", "q", "k"])
+def test_numbers_below_the_normal_range(name: str, size: float, changed: str) -> None:
+    """Decays leave such gradients of early outputs in a long sequence. None is NaN, and a query's own is right as far as float32
+    has bits for it."""
+    case, few = KERNEL_CASES[name], 5
+    inputs = small(case, 9, key=11, value=11)
+    tokens = {"do": torch.randn(1, 9, 1, 11, generator=torch.Generator().manual_seed(0)).to(DEVICE), **inputs.tokens}
+    tokens[changed] = torch.cat([size * tokens[changed][:, :few], tokens[changed][:, few:]], 1)
+    do = tokens.pop("do")
+
+    def outputs_and_gradients(dtype: torch.dtype, backend: str) -> list[Tensor]:
+        leaves = {key: x.to(dtype).detach().requires_grad_() for key, x in tokens.items()}
+        o, _ = case(replace_tokens(inputs, **leaves), backend=backend)
+        return [o.detach(), *torch.autograd.grad(o, list(leaves.values()), do.to(dtype))]
+
+    got, wanted = outputs_and_gradients(torch.float32, "triton"), outputs_and_gradients(torch.float64, "reference")
+    assert_close(got, wanted, CLOSE)
+    if changed == "do":
+        rounding = 2.0**-141 / size  # of numbers of this size, with 8 bits for what a system makes of it
+        dq, wanted_dq = (xs[1 + list(tokens).index("q")][:, :few] for xs in (got, wanted))
+        assert relative_error(dq, wanted_dq) <= CLOSE + rounding
+
+
 @pytest.mark.parametrize("size", [pytest.param(1.0, marks=pytest.mark.slow), 30.0])
 @pytest.mark.parametrize("name", [CHEBYSHEV, CONJUGATE])
 def test_float16_whatever_the_size_of_keys(name: str, size: float) -> None:

@@ -12,6 +12,7 @@ from .chunk import decay_factors, load_gain, load_sum_of_two, store_in_two
 
 SMALLEST_RIDGE = tl.constexpr(1e-6)  # the ridge without any key so far, as in the PyTorch form
 SMALLEST = tl.constexpr(1e-30)
+SMALLEST_NORMAL = tl.constexpr(2.0**-126)  # of float32; numbers below it have fewer bits
 QUARTER = tl.constexpr(0.7853981633974483)  # of pi
 
 
@@ -29,8 +30,9 @@ def exponent(x):
 
 @triton.jit
 def power_of_two(x):
-    """The largest one not above x: division by it rounds nothing. 1 for 0."""
-    return tl.where(x > 0, (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True), 1.0)
+    """The largest one not above x, but at least 2^-126: division by it rounds nothing. A smaller x has exponent bits of 0, and
+    division by 0 would make its row NaN."""
+    return (tl.maximum(x, SMALLEST_NORMAL).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -76,8 +78,9 @@ def chebyshev(b, size, keys, H, weights, kept, low, iterations, stride, WORK: tl
 def conjugate_gradient(
     b, keys, H, weights, kept, low, channels, iterations, WORK: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """From zero, for the ridge low [64], times twice channels [K] unless None. b has at least the length 1, or is 0. A row
-    whose residual is smaller than the operands' rounding keeps its bits, so that no row depends on how long the others take."""
+    """From zero, for the ridge low [64], times twice channels [K] unless None. b has at least the length 1, is 0, or is shorter
+    where `power_of_two` has no smaller unit. A row whose residual is smaller than the operands' rounding keeps its bits, so that
+    no row depends on how long the others take."""
     enough: tl.constexpr = 2.0**-13 if PRECISION == "tf32" else 2.0**-26
     residual = b.to(tl.float32)
     x = tl.zeros(b.shape, tl.float32)
