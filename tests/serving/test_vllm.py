@@ -147,15 +147,22 @@ def test_running_memories_ask_for_no_blocks(mixer, tmp_path, monkeypatch):
     assert (len(calls) == len(asked)) == (mixer == "gdn")
 
 
-@pytest.mark.parametrize("mixer", ["gdn", pytest.param("lattice", marks=pytest.mark.slow)])
-def test_prompts_with_padding_behind_them(mixer, tmp_path):
+@pytest.mark.parametrize(
+    ("mixer", "settings"),
+    [
+        ("gdn", {}),
+        pytest.param("lattice", {}, marks=pytest.mark.slow),
+        pytest.param("gdn", {"enforce_eager": False}, marks=pytest.mark.slow, id="compiled"),
+    ],
+)
+def test_prompts_with_padding_behind_them(mixer, settings, tmp_path):
     """As the CUDA graphs of prompts read them, alone and beside sequences that go on; on a CPU the model is called."""
     from fastweights.serving.vllm.prompts import PromptGraphs
 
     own = model(mixer)
     own.save_pretrained(tmp_path)
     asked = prompts((64, 200, 3, 70))
-    with engine(tmp_path, max_num_batched_tokens=128) as llm:
+    with engine(tmp_path, max_num_batched_tokens=128, **settings) as llm:
         served = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.get_model()
         names = [block.served.name for block in served.model.layers]
         if served.prompts is None:

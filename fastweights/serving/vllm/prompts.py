@@ -8,7 +8,6 @@ nobody. Behind the prompts lies padding as a sequence of its own, whose states g
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -125,13 +124,14 @@ class PromptGraphs:
     """The readings of a model whose layers are memories.
 
     Args:
-        read: gives hidden states [T, D] for tokens and their positions [T].
+        model: its `forward` gives hidden states [T, D] for tokens and their positions [T]. It is called as it is: what vLLM has
+            compiled of it refuses the padding of a step that has as many tokens as a step may have.
         names: of the memory layers in vLLM.
         replayed: graphs are captured. Otherwise the model is called, as in tests on a CPU.
     """
 
-    def __init__(self, read: Callable[[Tensor, Tensor], Tensor], names: list[str], replayed: bool = True) -> None:
-        self.read_tokens, self.names, self.replayed = read, names, replayed
+    def __init__(self, model: torch.nn.Module, names: list[str], replayed: bool = True) -> None:
+        self.model, self.names, self.replayed = model, names, replayed
         self.readings: dict[Sizes, Reading | None] = {}  # None where a graph cannot be captured
         self.memory: Any = None  # of all graphs, which are replayed one after another
         self.pool: Any = None  # what the states are read from
@@ -166,7 +166,7 @@ class PromptGraphs:
 
     def _call(self, reading: Reading, step: Step) -> Tensor:
         with holds_steps(dict.fromkeys(self.names, reading.step(step))):
-            return self.read_tokens(reading.ids, reading.positions)
+            return self.model.forward(reading.ids, reading.positions)
 
     def _begin(self, sizes: Sizes, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
         """Read by calling the model, and capture this for the next prompts."""
