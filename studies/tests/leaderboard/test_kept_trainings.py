@@ -13,7 +13,7 @@ from fastweights.files import file_name
 from fastweights.layers import MixerChoice
 from fastweights.training import RecallExperiment
 
-ARCHIVE = RESULTS / "leaderboard" / "trained" / "recall-full.tar.xz"
+ARCHIVE = RESULTS / "trained" / "recall-full.tar.xz"
 
 
 @pytest.fixture(scope="module")
