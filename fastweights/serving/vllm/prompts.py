@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -176,7 +177,7 @@ class PromptGraphs:
         if self.replayed:
             try:
                 self.memory = self.memory or torch.cuda.graph_pool_handle()
-                call = lambda: self._call(reading, step)  # noqa: E731
+                call = partial(self._call, reading, step)
                 reading.graph, reading.hidden = captured(call, ids.device, self.memory)
             except RuntimeError as error:
                 self.readings[sizes] = None
