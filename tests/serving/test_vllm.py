@@ -174,7 +174,7 @@ def test_prompts_with_padding_behind_them(mixer, settings, tmp_path):
         for _ in range(2):
             assert [list(output.token_ids) for output in written(llm, asked)] == generated(own, asked)
         sizes = list(served.prompts.readings)
-        assert {one.single for one in sizes} == {0, 16} and {one.prompts for one in sizes} == {1, 7}
+        assert {one.decodes for one in sizes} == {0, 16} and {one.prefills for one in sizes} == {1, 7}
         assert all(served.prompts.readings.values())
 
 

@@ -39,9 +39,10 @@ class Step(BaseMambaAttentionMetadata):
 
     planned: tuple[Any, DraftedStep] | None = field(default=None, init=False, repr=False)
 
-    def plan_drafts(self, tokens: int) -> DraftedStep:
-        """Where so many tokens with drafts are read and written. The first layer computes it for all layers. A CUDA graph
-        computes it anew: what was computed before its capture stays as it is when it is replayed."""
+    def drafted_step(self, tokens: int) -> DraftedStep:
+        """Where so many tokens with drafts are read and written. The first layer computes it for all layers. A graph that is
+        captured computes it anew: replays would read what was computed before the capture. So does a copy of this object for
+        other rows."""
         rows_NS = self.state_indices_tensor_d
         made_for = tokens, id(rows_NS), torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         if self.planned is None or self.planned[0] != made_for:
@@ -159,8 +160,8 @@ class ServedMemory(MambaBase):
         assert self.pooled is not None
         decoded, prefilled = step.num_decode_tokens, step.num_prefill_tokens
         if decoded and self.drafted:
-            tokens = slice(decoded if prefilled else None)
-            y_TD[tokens] = self.pooled.verify(x_TD[tokens], step.plan_drafts(len(y_TD[tokens])))
+            tokens = decoded if prefilled else len(x_TD)
+            y_TD[:tokens] = self.pooled.verify(x_TD[:tokens], step.drafted_step(tokens))
         elif decoded:
             rows = step.state_indices_tensor_d[:, 0]  # under a CUDA graph for more sequences, rows of padding too
             y_TD[: len(rows)] = self.pooled.decode(x_TD[: len(rows)], rows)

@@ -1,8 +1,9 @@
-"""Steps that read prompts, or pieces of them, beside sequences that read one token more, by replaying a CUDA graph: launching
-their kernels one by one takes the host longer than a GPU takes to read some thousand tokens.
+"""Steps with prefills, beside decodes or alone, by replaying a CUDA graph: launching their kernels one by one takes the host
+longer than a GPU takes to read some thousand tokens. A decode is a sequence that reads one token more, a prefill one that reads a
+prompt or a piece of it, as vLLM says.
 
-A graph has fixed numbers of tokens and sequences. Behind the single tokens lies padding with row 0 of the pool, which belongs to
-nobody. Behind the prompts lies padding as a sequence of its own, whose states go to row 0.
+A graph has fixed numbers of tokens and sequences. Behind the decodes lies padding with row 0 of the pool, which belongs to
+nobody. Behind the prefills lies padding as a sequence of its own, whose states go to row 0.
 """
 
 from __future__ import annotations
@@ -21,26 +22,28 @@ from .memory import Step, current_steps, holds_steps
 
 __all__ = ["PromptGraphs"]
 
-LONGEST = 8192  # tokens of the prompts of a step; with more the GPU takes longer than the host
-SINGLE = (0, 16, 64, 256)  # sequences that read one token more
-PROMPTS = (1, 7)  # in a step, without the padding
+LONGEST = 8192  # tokens of the prefills of a step; with more the GPU takes longer than the host
+DECODES = (0, 16, 64, 256)  # in a graph
+PREFILLS = (1, 7)  # likewise, without the padding
 MOST = 32  # graphs that are kept, beyond which steps are launched one by one
 
 
 class Sizes(NamedTuple):
-    """Of a graph: sequences that read one token more, prompts, and their tokens, each with its padding."""
+    """Of a graph: its decodes, its prefills, and the tokens of the prefills, all with padding."""
 
-    single: int
-    prompts: int
+    decodes: int
+    prefills: int
     tokens: int
 
     @classmethod
     def of(cls, step: Step) -> Sizes | None:
-        """The smallest ones that hold a step, None where the step has no prompt or is too large."""
-        single = next((n for n in SINGLE if n >= step.num_decode_tokens), None)
-        prompts = next((n for n in PROMPTS if n >= step.num_prefills), None)
-        tokens = padded_prompt(step.num_prefill_tokens) if step.num_prefills else LONGEST + 1
-        return None if single is None or prompts is None or tokens > LONGEST else cls(single, prompts, tokens)
+        """The smallest ones that hold a step; None where the step has no prefill or is too large."""
+        large = step.num_decodes > DECODES[-1] or step.num_prefills > PREFILLS[-1] or step.num_prefill_tokens > LONGEST
+        if large or not step.num_prefills:
+            return None
+        decodes = min(n for n in DECODES if n >= step.num_decodes)
+        prefills = min(n for n in PREFILLS if n >= step.num_prefills)
+        return cls(decodes, prefills, padded_prompt(step.num_prefill_tokens))
 
 
 @dataclass(eq=False)
@@ -49,19 +52,19 @@ class Reading:
 
     Attributes:
         sizes: of the graph.
-        ids: int32 or int64 [S + T], the single tokens, padding, the tokens of the prompts, padding.
-        positions: [S + T], which no memory reads.
-        single_rows: int32 [S, 1] of the pool.
-        rows: int32 [P + 1] of the pool.
-        started: [P + 1], which of these sequences have states.
+        ids: int32 or int64 [N + T], the tokens of N decodes, padding, the tokens of P prefills, padding.
+        positions: [N + T], which no memory reads.
+        decode_rows: int32 [N, 1] of the pool.
+        rows: int32 [P + 1] of the pool, of the prefills.
+        started: [P + 1], which of them have states.
         edges: int32 [P + 2], of their tokens.
-        hidden: [S + T, D], the output.
+        hidden: [N + T, D], the output.
     """
 
     sizes: Sizes
     ids: Tensor
     positions: Tensor
-    single_rows: Tensor
+    decode_rows: Tensor
     rows: Tensor
     started: Tensor
     edges: Tensor
@@ -73,20 +76,20 @@ class Reading:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=ids.device)
 
-        count, tokens = sizes.prompts + 1, sizes.single + sizes.tokens
+        count, tokens = sizes.prefills + 1, sizes.decodes + sizes.tokens
         return cls(
-            sizes, zeros(tokens, dtype=ids.dtype), zeros(tokens, dtype=positions.dtype), zeros(sizes.single, 1),
+            sizes, zeros(tokens, dtype=ids.dtype), zeros(tokens, dtype=positions.dtype), zeros(sizes.decodes, 1),
             zeros(count), zeros(count, dtype=torch.bool), zeros(count + 1),
         )  # fmt: skip
 
     def fill(self, ids: Tensor, step: Step) -> None:
-        single, count = step.num_decode_tokens, step.num_prefills
+        decodes, count = step.num_decodes, step.num_prefills
         self.ids.zero_()
         for ours, theirs in self._places(step):
             self.ids[ours].copy_(ids[theirs])
-        self.single_rows.zero_()
-        if single:
-            self.single_rows[:single].copy_(step.state_indices_tensor_d[:single, :1])
+        self.decode_rows.zero_()
+        if decodes:
+            self.decode_rows[:decodes].copy_(step.state_indices_tensor_d[:decodes, :1])
         self.rows.zero_()[:count].copy_(step.state_indices_tensor_p)
         self.started.zero_()[:count].copy_(step.has_initial_states_p)
         # Sequences that are not there have no tokens, the last one has the padding.
@@ -95,17 +98,19 @@ class Reading:
         self.edges[-1:].fill_(self.sizes.tokens)
 
     def _places(self, step: Step) -> list[tuple[slice, slice]]:
-        """Of the single tokens, and of the prompts, in the graph and in the step."""
-        single, tokens = step.num_decode_tokens, step.num_prefill_tokens
-        ours, both = self.sizes.single, single + tokens
-        return [(slice(single), slice(single)), (slice(ours, ours + tokens), slice(single, both))]
+        """Of the decodes' tokens, and of the prefills', in the graph and in the step."""
+        decodes, tokens, first = step.num_decodes, step.num_prefill_tokens, self.sizes.decodes
+        return [
+            (slice(decodes), slice(decodes)),
+            (slice(first, first + tokens), slice(decodes, decodes + tokens)),
+        ]
 
     def step(self, step: Step) -> Step:
         return replace(
             cast(Any, step),
-            num_decodes=self.sizes.single,
-            num_decode_tokens=self.sizes.single,
-            state_indices_tensor_d=self.single_rows,
+            num_decodes=self.sizes.decodes,
+            num_decode_tokens=self.sizes.decodes,
+            state_indices_tensor_d=self.decode_rows,
             num_prefills=len(self.rows),
             num_prefill_tokens=self.sizes.tokens,
             state_indices_tensor_p=self.rows,
@@ -141,7 +146,7 @@ class PromptGraphs:
         self.readings, self.memory = {}, None
 
     def read(self, ids: Tensor | None, positions: Tensor) -> Tensor | None:
-        """The hidden states [T, D] of a step that reads prompts of fitting sizes, None of others."""
+        """The hidden states [T, D] of a step with prefills of a fitting size, None of others."""
         steps = current_steps()
         step = steps.get(self.names[0])
         if ids is None or step is None or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -170,7 +175,7 @@ class PromptGraphs:
             return self.model.forward(reading.ids, reading.positions)
 
     def _begin(self, sizes: Sizes, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
-        """Read by calling the model, and capture this for the next prompts."""
+        """Read by calling the model, and capture this for the next steps."""
         reading = self.readings[sizes] = Reading.of(sizes, ids, positions)
         reading.fill(ids, step)
         hidden = reading.output(self._call(reading, step), step, len(ids))
@@ -181,5 +186,9 @@ class PromptGraphs:
                 reading.graph, reading.hidden = captured(call, ids.device, self.memory)
             except RuntimeError as error:
                 self.readings[sizes] = None
-                warnings.warn(f"steps of {sizes} are read without a CUDA graph: {error}", stacklevel=2)
+                warnings.warn(
+                    f"steps with {sizes.prefills} prefills of {sizes.tokens} tokens beside {sizes.decodes} decodes are read "
+                    f"without a CUDA graph: {error}",
+                    stacklevel=2,
+                )
         return hidden
