@@ -92,7 +92,7 @@ def test_a_trace_says_how_long_the_gpu_waits() -> None:
 def test_the_report_of_vllms_bench_becomes_rows() -> None:
     report: dict[str, float] = {theirs: 2.0 for theirs in serving_bench.KEPT.values()} | {"completed": 8}
     origin = describe("a GPU")
-    rows = serving_bench.make_bench_rows("gdn-340m", "gdn", 16384, 128, 8, 45.0, report, origin)
+    rows = serving_bench.make_bench_rows("gdn-340m", "gdn", 16384, 128, 8, 45.0, False, report, origin)
     assert {row.measure: row.unit for row in rows} == {
         "tokens_per_second": "tokens/s",
         "written_tokens_per_second": "tokens/s",
@@ -101,7 +101,7 @@ def test_the_report_of_vllms_bench_becomes_rows() -> None:
         "bench_s": "s",
     }
     with pytest.raises(SystemExit, match="7 of 8"):
-        serving_bench.make_bench_rows("gdn-340m", "gdn", 16384, 128, 8, 45.0, {**report, "completed": 7}, origin)
+        serving_bench.make_bench_rows("gdn-340m", "gdn", 16384, 128, 8, 45.0, False, {**report, "completed": 7}, origin)
 
 
 def test_rows_of_models_keep_kernels_apart_and_say_what_vllm_had(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_throughput_of_servers_is_drawn_for_every_mixer_and_length(tmp_path: Pat
     for mixer, slower in (("gdn", 1.0), ("softmax", 3.0)):
         for length in (16384, 65536):
             report = dict.fromkeys(serving_bench.KEPT.values(), slower * length) | {"completed": 8}
-            rows = serving_bench.make_bench_rows("gdn-340m", mixer, length, 128, 8, 45.0, report, origin)
+            rows = serving_bench.make_bench_rows("gdn-340m", mixer, length, 128, 8, 45.0, False, report, origin)
             replace_rows(file, rows)
     serving_figure.draw(file, tmp_path / "serving.png")
     drawn = source(tmp_path / "serving.png")

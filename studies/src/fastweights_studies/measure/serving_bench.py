@@ -1,6 +1,7 @@
 """Throughput of long prompts by `vllm bench serve`: a memory beside softmax of the same size in the same server.
 
     python -m fastweights_studies.measure.serving_bench
+    python -m fastweights_studies.measure.serving_bench --launched
     python -m fastweights_studies.measure.serving_bench --mixers gdn,softmax --lengths 16384,65536 --requests 64,32 --memory 45
 
 Needs vLLM (docs/serving.md). A preset with random weights in bfloat16, one server per mixer, all with the same memory for states
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +30,9 @@ from fastweights.models.presets import preset
 from fastweights_studies.measure.environment import describe, find_gpu
 from fastweights_studies.measure.rows import Value, make_rows, name_file, replace_rows
 from fastweights_studies.measure.serving_soak import NAME, save_tokenizer, server
+from fastweights_studies.measure.serving_vllm import LAUNCHED
 from fastweights_studies.places import RESULTS
-from fastweights_studies.record import Origin, Row
+from fastweights_studies.record import Origin, Plain, Row
 
 TASK = "serving_bench"
 # What is kept of the report of `vllm bench serve`, by its names there.
@@ -72,14 +75,17 @@ def make_bench_rows(
     tokens: int,
     requests: int,
     memory: float,
+    launched: bool,
     report: dict[str, Any],
     origin: Origin,
 ) -> list[Row]:
-    """memory: GiB of the pool."""
+    """memory: GiB of the pool. launched: without torch.compile."""
     if report["completed"] != requests:
         raise SystemExit(f"{report['completed']} of {requests} requests were answered")
     values: dict[str, Value] = {ours: report[theirs] for ours, theirs in KEPT.items()}
-    column = {"preset": name, "prompt": length, "written": tokens, "requests": requests, "pool_gib": memory}
+    column: dict[str, Plain] = {
+        "preset": name, "prompt": length, "written": tokens, "requests": requests, "pool_gib": memory, "launched": launched,
+    }  # fmt: skip
     return make_rows(TASK, origin, values, mixer=mixer, column=column, run={"vllm": str(installed_version("vllm"))})
 
 
@@ -95,13 +101,15 @@ def main() -> None:
     parser.add_argument("--requests", type=read_numbers, default="64,32", help="for each length")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer")
     parser.add_argument("--memory", type=float, default=45, help="GiB for states or keys and values, for each server")
-    parser.add_argument("--options", default="", help="of vllm serve, parted by spaces")
+    parser.add_argument("--launched", action="store_true", help="without torch.compile, which starts sooner")
+    parser.add_argument("--options", default="", help="more of vllm serve, parted by spaces")
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
     device = find_gpu()
     path, origin = name_file(asked.results, "serving-bench", device), describe(device)
     options = ["--max-model-len", str(max(asked.lengths) + asked.tokens + 16), "--memory", str(asked.memory)]
     options += ["--no-enable-prefix-caching", "--gpu-memory-utilization", "0.4", *asked.options.split()]
+    options += ["--compilation-config", json.dumps(LAUNCHED)] if asked.launched else []
     with tempfile.TemporaryDirectory() as name, ExitStack() as servers:
         folders: dict[str, Path] = {mixer: Path(name, mixer) for mixer in asked.mixers.split(",")}
         for mixer, folder in folders.items():
@@ -115,7 +123,7 @@ def main() -> None:
             for length, requests in zip(asked.lengths, asked.requests, strict=True):
                 report = bench(port, folders[mixer], length, asked.tokens, requests)
                 rows = make_bench_rows(
-                    asked.preset, mixer, length, asked.tokens, requests, asked.memory, report, origin
+                    asked.preset, mixer, length, asked.tokens, requests, asked.memory, asked.launched, report, origin
                 )
                 replace_rows(path, rows)
                 print(
