@@ -26,6 +26,9 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VL
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 # vLLM's softmax layers multiply float32 in TF32 on a GPU, where Triton's setting does not say otherwise.
 os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+# After this question a forked process cannot use the GPU, and vLLM forks where nothing says otherwise.
+if torch.cuda.is_available():
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 vllm = pytest.importorskip("vllm")
 needs_copies = pytest.mark.skipif(
@@ -197,14 +200,26 @@ def our_view(own: Any, ids: list[int], output: Any) -> tuple[torch.Tensor, torch
     return every[range(len(tokens)), tokens], every.amax(-1)
 
 
-def largest_error(own: Any, asked: list[list[int]], outputs: list[Any]) -> float:
-    """Between the logarithms of probabilities that vLLM gives and ours."""
-    errors = []
+def errors(own: Any, asked: list[list[int]], outputs: list[Any]) -> torch.Tensor:
+    """Between the logarithms of probabilities that vLLM gives and ours, of all tokens."""
+    found = []
     for ids, output in zip(asked, outputs, strict=True):
         wanted, _ = our_view(own, ids, output)
         got = torch.tensor([step[token].logprob for token, step in zip(output.token_ids, output.logprobs, strict=True)])
-        errors.append((got - wanted).abs().max())
-    return torch.stack(errors).max().item()  # NaN where one is
+        found.append((got - wanted).abs())
+    return torch.cat(found)
+
+
+def largest_error(own: Any, asked: list[list[int]], outputs: list[Any]) -> float:
+    return errors(own, asked, outputs).max().item()  # NaN where one is
+
+
+def differences(one: Any, other: Any, asked: list[list[int]], outputs: list[Any]) -> torch.Tensor:
+    """Between the logarithms of probabilities that two models give to the tokens that vLLM took."""
+    views = (
+        [our_view(own, ids, output)[0] for own in (one, other)] for ids, output in zip(asked, outputs, strict=True)
+    )
+    return torch.cat([(a - b).abs() for a, b in views])
 
 
 def largest_loss(own: Any, asked: list[list[int]], outputs: list[Any]) -> float:

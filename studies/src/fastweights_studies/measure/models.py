@@ -53,7 +53,9 @@ class Model:
             return f"{self.preset} with {' and '.join(changes)}" if changes else self.preset
         if self.library == FLA:
             return f"{LAYERS} layers of flash-linear-attention's {self.mixer}"
-        gated = "gated " * ("output_gate" in self.options)
+        gated = ""
+        if "output_gate" in self.options:
+            gated = "gated " if self.options["output_gate"] else "ungated "
         objective = f"-{self.options['objective']}" if "objective" in self.options else ""
         return f"{LAYERS} layers of {gated}{self.mixer}{objective}"
 

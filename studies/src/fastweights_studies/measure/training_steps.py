@@ -109,6 +109,10 @@ COMPARISONS = (
             ("vla", {}, "gdn"),
             ("rls", {}, "gdn"),
             ("lattice", {"objective": "encode"}, "gdn"),
+            # By themselves these have an output gate, which gdn has not: its product and norm are no part of the rule.
+            ("palimpsa-d", {"output_gate": None}, "gdn"),
+            ("gka", {"output_gate": None}, "gdn"),
+            ("lattice", {"objective": "encode", "output_gate": None}, "gdn"),
         )
     ),
     Comparison(GDN.run(compiled="whole", replayed=False), GDN, LAYERS_BATCH),
