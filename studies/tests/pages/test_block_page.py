@@ -11,7 +11,7 @@ from fastweights_studies.claims import load_record, save_record
 from fastweights_studies.measure.block_effects import EFFECTS, SETTINGS, SIZES
 from fastweights_studies.pages import block, block_effects
 from fastweights_studies.pages.evidence import RESULTS
-from fastweights_studies.record import read_rows, select, write_rows
+from fastweights_studies.record import Row, read_rows, select, write_rows
 
 from fastweights.layers.decay import HeadDecay
 from fastweights.training import RecallExperiment
@@ -54,6 +54,23 @@ def test_the_smaller_size_has_a_table_of_its_own_once_it_is_measured(tmp_path: P
     assert block_effects.measured(without, large=False) == "" and "At width 64" not in block.render(without)
     assert "At width 64, with 32 sequences and one rate of .003, 3 seeds:" in block.render(having)
     assert block_effects.measured(having) == block_effects.measured(without) == block_effects.measured(RESULTS)
+
+
+def test_rules_in_one_block_are_compared_by_their_seeds(tmp_path: Path) -> None:
+    shutil.copytree(RESULTS, tmp_path, dirs_exist_ok=True)
+    board = tmp_path / "leaderboard" / "recall-full.json"
+    mine = {"gdn": 0.9, "deltanet": 0.6}
+
+    def value(row: Row) -> float:
+        return mine.get(str(row.mixer), 0.5) + (row.seed or 0) / 1000
+
+    write_rows(board, [replace(row, value=value(row)) for row in read_rows(board) if row.measure == "accuracy"])
+    page = block.render(tmp_path)
+    assert "better than linear attention: `deltanet` and `gdn`.**" in page
+    lines = [line for line in page.splitlines() if line.startswith(("| `gdn` | 0.902", "| `deltanet` | 0.602"))]
+    assert lines[0].count("| all |") == 2 and lines[1].count("`softmax`, ") == 2 and "`gdn`" not in lines[1]
+    board.unlink()
+    assert "The rules in one block" not in block.render(tmp_path)
 
 
 def test_what_the_page_says_of_claim_c22_is_decided() -> None:

@@ -13,6 +13,7 @@ from fastweights_studies.leaderboard.confound import BASELINES, at_upper_edge, e
 from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.pages import block_effects
 from fastweights_studies.pages.evidence import RESULTS, records_of
+from fastweights_studies.pages.matched_rules import render_rules
 from fastweights_studies.pages.rendering import Page, least_to_most, list_item, table
 from fastweights_studies.paired import Difference, compare_family
 from fastweights_studies.places import DOCS
@@ -113,11 +114,12 @@ margin is no margin over these memories. It does not say which part made it. Row
 
 OPEN = """## What is not known yet
 
-- **The ranking of rules in one block.** `fastweights leaderboard recall --size full --device cuda` trains every rule in one
-  block at four sizes of state, `recall-published` the layers as published, `recall-blocks` what each part adds, `tasks` and
-  `regression-matched` other tasks in the same block. None of the five has been run. Until then there is no ranking of rules here.
+- **The ranking of rules in one block, but for what stands above.** Of `fastweights leaderboard recall --size full
+  --device cuda` the queries in order and heads of 8 and 64 are left, and all rules but the twelve main ones.
+  `recall-published`, the layers as published, `recall-blocks`, what each part adds, `tasks` and `regression-matched`, other tasks
+  in the same block, have not been run. Until `recall-blocks` is, nothing here says what a rule's block adds to it.
 - What these parts do to language models: the language part compares layers as published.
-- Whether longer trainings close the gaps. The tables above end after 2,000 steps: they show what is learnt soon.
+- Whether longer trainings close the gaps. The tables of changed parts end after 2,000 steps, that of the rules after 8,000.
 """
 
 
@@ -128,7 +130,8 @@ def render(results: Path = RESULTS) -> str:
     if small:
         parts += [SMALL.format(seeds=block_effects.seeds_of(results, large=False)), small, SMALL_READ]
         files.append("[block-effects-cpu.json](../studies/results/block-effects-cpu.json)")
-    return "\n".join([*parts, READ.format(files=", ".join(files)), _paper(results), OPEN])
+    parts += [READ.format(files=", ".join(files)), _paper(results), render_rules(_entries("recall", results)), OPEN]
+    return "\n".join(parts)
 
 
 def _entries(name: str, results: Path) -> list[Entry]:

@@ -1,0 +1,97 @@
+"""The rules in one block on docs/block.md: accuracies of the recall part, and which of them its seeds tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from fastweights_studies.leaderboard import SIZES
+from fastweights_studies.leaderboard.entries import Entry
+from fastweights_studies.leaderboard.standing import compare_entries, visible_difference
+from fastweights_studies.pages.rendering import list_item, table
+
+GROWING, REFERENCE = "softmax", "linear"  # keeps every token; the memory without a correction and a decay
+
+TEXT = """## The rules in one block, so far
+
+{done} of the {declared} columns of `fastweights leaderboard recall --size full` have been trained: {rules} rules with the same
+convolutions, no output gate, no skip connection, the same first windows, and states and parameters of equal size. Pairs from 16
+to 256 take turns for 8,000 steps. The first seed takes all rates of a grid that is widened until the best lies inside, and
+validation sequences choose among them. The table has the mean accuracy over the numbers of pairs on test sequences, {seeds}
+seeds, and the rules that each is better than: the 95% interval of the paired differences leaves out zero, with Holm's correction
+over all comparisons of the column.
+"""
+
+
+def entries_better(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    """By mixer, those that it is better than."""
+    found: dict[str, list[str]] = {entry.label: [] for entry in entries}
+    for (one, other), difference in compare_entries(entries).items():
+        if not difference.tied:
+            better, worse = (one, other) if difference.mean > 0 else (other, one)
+            found[entries[better].label].append(entries[worse].label)
+    return found
+
+
+def list_names(names: Sequence[str]) -> str:
+    quoted = [f"`{name}`" for name in names]
+    return " and ".join(filter(None, [", ".join(quoted[:-1]), quoted[-1]])) if quoted else "none"
+
+
+def readings(better: dict[str, dict[str, list[str]]], entries: dict[str, list[Entry]]) -> list[str]:
+    """What the table says, by title of its columns."""
+    memories = {title: [one.label for one in own if one.label != GROWING] for title, own in entries.items()}
+    of_softmax = [f"{len(better[title][GROWING])} of {len(memories[title])} ({title})" for title in better]
+    below = [f"{list_names(better[title][REFERENCE])} ({title})" for title in better]
+    ahead = {name for own in better.values() for name, worse in own.items() if REFERENCE in worse} - {GROWING}
+    cells = [one for own in entries.values() for one in own]
+    visible = [f"{visible_difference(own) or 0:.2f}" for own in entries.values()]
+    return [
+        f"Softmax attention, which keeps every token, is better than {' and '.join(of_softmax)} of the memories.",
+        f"**Memories of constant size that are better than linear attention: {list_names(sorted(ahead))}.** It is better than "
+        f"{', and than '.join(below)}. Nothing has to be forgotten in this task, which favours rules without a decay; "
+        "whether that is the reason was not tested.",
+        f"Most pairs of memories are ties. Half of the comparisons could not have shown less than {' and '.join(visible)}: the "
+        "seeds of a rule lie far apart.",
+        f"In {sum(one.undertrained for one in cells)} of {len(cells)} cells the loss was still falling at the end: the table "
+        "says what is learnt in these steps, and not what a memory can hold.",
+    ]
+
+
+def render_rules(entries: Sequence[Entry]) -> str:
+    """The section; "" without results. entries: of the accuracy in each column."""
+    by_column: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_column.setdefault(entry.column, []).append(entry)
+    if not by_column:
+        return ""
+    better = {title: entries_better(own) for title, own in by_column.items()}
+    cells = {(entry.column, entry.label): entry for entry in entries}
+    labels = list(dict.fromkeys(entry.label for entry in entries))
+
+    def mean(label: str) -> float:
+        return fmean(cells[title, label].mean for title in by_column if (title, label) in cells)
+
+    rows = [
+        [f"`{label}`", *(text for title in by_column for text in _cell(cells.get((title, label)), better[title]))]
+        for label in sorted(labels, key=mean, reverse=True)
+    ]
+    head = ["rule", *(text for title in by_column for text in (title, "better than"))]
+    said = {
+        "done": len(by_column), "declared": len(SIZES["full"].task("recall").columns), "rules": len(labels),
+        "seeds": max(len(entry.values) for entry in entries),
+    }  # fmt: skip
+    points = "".join(list_item(point) for point in readings(better, by_column))
+    return "\n".join([TEXT.format(**said), table(head, rows), points])
+
+
+def _cell(entry: Entry | None, better: dict[str, list[str]]) -> list[str]:
+    if entry is None:
+        return ["", ""]
+    spread = (max(entry.values) - min(entry.values)) / 2
+    worse = better[entry.label]
+    others = len(better) - 1
+    return [
+        f"{entry.mean:.3f} ±{spread:.3f}",
+        "all" if len(worse) == others else ", ".join(f"`{name}`" for name in worse),
+    ]
