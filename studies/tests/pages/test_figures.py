@@ -47,6 +47,12 @@ def test_decoding_is_drawn_from_its_results() -> None:
         assert source(picture) == decode_figure.source(rows), "run python -m fastweights_studies.pages.performance"
 
 
+def test_throughput_of_servers_is_drawn_from_its_results() -> None:
+    assert source(serving_figure.PICTURE) == serving_figure.source(serving_figure.read()), (
+        "run python -m fastweights_studies.pages serving_figure"
+    )
+
+
 def test_every_figure_says_what_it_was_drawn_from() -> None:
     assert all(source(picture) for picture in IMAGES.iterdir())
 
@@ -80,7 +86,10 @@ def test_throughput_of_servers_is_drawn_for_every_mixer_and_length(tmp_path: Pat
             report = dict.fromkeys(serving_bench.KEPT.values(), slower * length) | {"completed": 8}
             rows = serving_bench.make_bench_rows("gdn-340m", mixer, length, 128, 8, 45.0, False, report, origin)
             replace_rows(file, rows)
+    slow = serving_bench.make_bench_rows("gdn-340m", "gdn", 16384, 128, 8, 45.0, True, report, origin)
+    replace_rows(file, slow)  # without torch.compile: not drawn
     serving_figure.draw(file, tmp_path / "serving.png")
     drawn = source(tmp_path / "serving.png")
-    assert drawn == serving_figure.source(find_rows(file))
-    assert drawn != serving_figure.source([row for row in find_rows(file) if row.column["prompt"] != 65536])
+    rows = serving_figure.read(file)
+    assert drawn == serving_figure.source(rows) != serving_figure.source(find_rows(file))
+    assert drawn != serving_figure.source([row for row in rows if row.column["prompt"] != 65536])

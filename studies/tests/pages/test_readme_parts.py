@@ -35,6 +35,8 @@ def test_other_results_are_other_words(tmp_path: Path) -> None:
     (long,) = select(rows, mixer="softmax", measure="fits", column={"batch": 64, "context": 131072})
     write_rows(path, [*rows, replace(long, measure="tokens_per_second", value=1234.0)])
     change("generate-nvidia-h200", 16.384, mixer="gdn", measure="prefill_ms")
+    served = {"mixer": "softmax", "measure": "tokens_per_second", "column": {"launched": False, "prompt": 65536}}
+    change("serving-bench-nvidia-h200", 1000.0, **served)
     fast = {"compiled": "blocks", "replayed": True}
     (vla,) = select(read_rows(tmp_path / f"{steps}.json"), mixer="vla", measure="step_ms", column=fast)
     (base,) = select(
@@ -53,7 +55,7 @@ def test_other_results_are_other_words(tmp_path: Path) -> None:
     for said in (
         "`gdn` generates 120 tokens per second for one sequence", "and 54,300 at 16,384",
         "and 1,200 at 131,072. `gdn` reads a prompt at 1,000,000 tokens", "9.87 with `vla`", "`gdn` takes 333 ms, and",
-        "train 1.2 times as fast", "0.75 without its skip connection",
+        "train 1.2 times as fast", "and 374.2 times as many", "0.75 without its skip connection",
     ):  # fmt: skip
         assert said in text and said not in " ".join(README.split()), said
 

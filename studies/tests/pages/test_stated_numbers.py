@@ -12,6 +12,7 @@ from fastweights_studies.claims.measurement import UNDERTRAINED
 from fastweights_studies.leaderboard import PARTS, SIZES
 from fastweights_studies.measure.first_values import SLOW
 from fastweights_studies.measure.gpu_tests import read_tests
+from fastweights_studies.measure.serving_soak import TIE
 from fastweights_studies.measure.training_start import MODEL
 from fastweights_studies.own.o1_least_squares_as_layers import CONTRASTS
 from fastweights_studies.own.o1b_the_ridge_of_the_exact_recursion import RIDGES
@@ -364,6 +365,16 @@ def test_serving() -> None:
     assert f"preempted sequences {soak['preemptions']:.0f} times. {soak['checked']:.0f} answers were compared" in text
     assert soak["wrong"] == soak["answers_of_wrong_length"] == 0
     assert not any(value for name, value in soak.items() if name.startswith("left_"))
+    soak = {row.measure: row.value for row in rows_of("serving-soak-nvidia-h200", "serving_soak")}
+    assert f"got {soak['requests']:,.0f} requests, 24 at a time, a third of them given up" in text
+    answers = (
+        f"In {soak['soak_s']:.0f} s {soak['answered']:,.0f} answers of {soak['tokens_written']:,.0f} tokens arrived"
+    )
+    assert f"{answers}, all of the length that was asked for, and {soak['preemptions']:.0f} times" in text
+    assert soak["answers_of_wrong_length"] == 0 and not any(soak[name] for name in soak if name.startswith("left_"))
+    same, other = soak["checked"] - soak["wrong"] - soak["near_ties"], soak["wrong"] + soak["near_ties"]
+    assert f"Of {soak['checked']:.0f} answers {same:.0f} were those of `generate()`. In the other {other:.0f} a" in text
+    assert f"in {soak['wrong']:.0f} of them by more than {TIE}" in text
     layers = rows_of("decode-layers", "decode_layer", "H200")
     pool, alone, *more = (
         f"{1e3 * value_of(layers, 'step_ms', mixer='gdn', column={'batch': batch, 'pool': in_pool, 'width': 1024}):.0f}"
@@ -396,6 +407,52 @@ def test_serving() -> None:
             " | ".join([f"`{name}`", *(f"{difference:.1e}" if difference else "0" for difference in differences)])
             in text
         )
+
+
+def test_throughput_in_vllm() -> None:
+    text, rows = words("docs/serving.md"), rows_of("serving-bench", "serving_bench", "H200")
+
+    def found(mixer: str, prompt: int, measure: str, launched: bool = False) -> float:
+        return value_of(rows, measure, mixer=mixer, column={"prompt": prompt, "launched": launched})
+
+    ratios = []
+    for prompt, requests in ((16384, 64), (65536, 32)):
+        assert f"| {requests} of {prompt:,} tokens | `gdn` |" in text
+        assert {row.column["requests"] for row in select(rows, column={"prompt": prompt})} == {requests}
+        for name in ("gdn", "softmax"):
+            tokens, launched = (found(name, prompt, "tokens_per_second", way) for way in (False, True))
+            written, first, step = (
+                found(name, prompt, measure) for measure in ("written_tokens_per_second", "first_token_ms", "step_ms")
+            )
+            shown = f"| {tokens:,.0f} | {launched:,.0f} | {written:,.0f} | {first / 1e3:.2f} | {step:.1f} |"
+            assert shown in text
+        fast, slow = (found(name, prompt, "tokens_per_second") for name in ("gdn", "softmax"))
+        ratios.append(f"{fast / slow:.1f}")
+    assert f"`gdn` serves {ratios[0]} times the tokens of softmax attention at 16,384 and {ratios[1]} times" in text
+    config = preset("gdn-340m")
+    state = value_of(
+        rows_of("serving-decode", "serving_decode", "H200"), "state_bytes",
+        column={"preset": "gdn-340m", "state_dtype": "float32", "batch": 64, "pool": True},
+    )  # fmt: skip
+    assert f"A state of `gdn` takes {state / 2**20:.1f} MiB" in text
+    of_token = config.num_hidden_layers * 2 * config.hidden_size * 2
+    assert f"take {16384 * of_token / 2**30:.1f} GiB at 16,384 tokens and {65536 * of_token / 2**30:.1f} at" in text
+    at_once = [45 * 2**30 // ((prompt + 128) * of_token) for prompt in (16384, 65536)]
+    assert f"{at_once[0]} and {at_once[1]} of the requests run at a time" in text
+
+
+def test_qwen3_next_in_vllm() -> None:
+    text, rows = words("docs/serving.md"), rows_of("serving-models", "serving_models", "H200")
+    assert value_of(rows, "same_tokens") == 1
+    lines = [
+        (f"first token of {prompt:,} tokens", "first_token_ms", {"prompt": prompt}) for prompt in (2048, 16384, 65536)
+    ]
+    lines += [(f"step of {n} {'sequence' if n == 1 else 'sequences'}", "step_ms", {"batch": n}) for n in (1, 64)]
+    for what, measure, column in lines:
+        theirs, ours = (
+            value_of(rows, measure, column={**column, "kernels": kernels}) for kernels in ("vLLM", "fastweights")
+        )
+        assert f"| {what} | {theirs:.2f} | {ours:.2f} | {theirs / ours:.2f} |" in text
 
 
 def test_recall_at_its_defaults() -> None:

@@ -14,6 +14,7 @@ MODULES = (
     "presets",
     "performance",
     "recall_figure",
+    "serving_figure",
     "page_parts",
     "claims",
     "leaderboard",

@@ -25,7 +25,7 @@ from fastweights_studies.pages.evidence import recall_defaults, speed
 from fastweights_studies.pages.rendering import Page, list_item, replace_part, share, table
 from fastweights_studies.pages.results import read_measured, value_of
 from fastweights_studies.places import RESULTS, ROOT
-from fastweights_studies.record import Row, select
+from fastweights_studies.record import Plain, Row, select
 
 README, LAYERS, TASK_PAGE = ROOT / "README.md", ROOT / "docs" / "layers.md", ROOT / "docs" / "tasks.md"
 CPU, RULES = ROOT / "docs" / "cpu.md", ROOT / "docs" / "rules.md"
@@ -125,7 +125,9 @@ def decay(name: str) -> str:
 
 def measured(results: Path) -> str:
     """What the README says of speed, and of the block around a rule."""
-    return "".join([decoding(results), trainings(results), list_item(block_effects.sentence(results))])
+    return "".join(
+        [decoding(results), serving(results), trainings(results), list_item(block_effects.sentence(results))]
+    )
 
 
 def decoding(results: Path) -> str:
@@ -151,6 +153,22 @@ def decoding(results: Path) -> str:
     )
     picture = "![Tokens per second against the context, for 1, 8 and 64 sequences](docs/images/decode-nvidia-h200.png)"
     return f"{text}\n{picture}\n\n"
+
+
+def serving(results: Path) -> str:
+    rows = on_device(read_measured("serving-bench", "serving_bench", results), H200)
+
+    def tokens(mixer: str, prompt: int) -> float:
+        column: dict[str, Plain] = {"prompt": prompt, "launched": False}
+        return needed(value_of(rows, "tokens_per_second", mixer=mixer, column=column))
+
+    first, second = (tokens("gdn", prompt) / tokens("softmax", prompt) for prompt in (16384, 65536))
+    return list_item(
+        f"In vLLM, with the same memory for states or keys and values, `gdn` of 340M parameters reads and writes "
+        f"{round(tokens('gdn', 16384), -3):,.0f} tokens per second of prompts of 16,384 tokens, {first:.1f} times as many as "
+        f"softmax attention, and {second:.1f} times as many where prompts have 65,536 ([figure]"
+        "(docs/serving.md#throughput-of-long-prompts))."
+    )
 
 
 def times_faster(model: str, phase: str, fla: bool, results: Path) -> float:

@@ -1,6 +1,6 @@
 """Draws docs/images/serving.png, throughput and time per token of `vllm bench serve` against the length of the prompts.
 
-The rows are those of `python -m fastweights_studies.measure.serving_bench` on an H200.
+The rows are those of `python -m fastweights_studies.measure.serving_bench` on an H200, compiled, as vLLM is by itself.
 python -m fastweights_studies.pages serving_figure
 """
 
@@ -20,6 +20,10 @@ PICTURE = ROOT / "docs" / "images" / "serving.png"
 PANELS = {"tokens_per_second": "tokens per second, read and written", "step_ms": "ms per written token, median"}
 
 
+def read(file: Path = FILE) -> list[Row]:
+    return [row for row in find_rows(file) if not row.column["launched"]]
+
+
 def source(rows: Sequence[Row]) -> str:
     """A checksum of what the figure shows."""
     shown = [
@@ -33,7 +37,7 @@ def source(rows: Sequence[Row]) -> str:
 def draw(file: Path = FILE, path: Path = PICTURE) -> None:
     from matplotlib.figure import Figure
 
-    rows = find_rows(file)
+    rows = read(file)
     mixers = list(dict.fromkeys(str(row.mixer) for row in rows))
     styles = mixer_styles(mixers)
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
@@ -46,7 +50,8 @@ def draw(file: Path = FILE, path: Path = PICTURE) -> None:
             axes.plot(*zip(*points), color=style.colour, linestyle=style.line, marker=style.marker, label=mixer)
             lengths |= {length for length, _ in points}
         length_axis(axes, sorted(lengths))
-        axes.set_yscale("log")
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel("tokens of a prompt")
         axes.set_title(title, fontsize=10)
         plain_axes(axes)
