@@ -42,6 +42,15 @@ def repeating_model(mixer: str) -> Any:
     return model
 
 
+def make_texts(vocabulary: int) -> dict[str, list[int]]:
+    """Prompts: one that the model goes on with as it began, and one of random tokens."""
+    drawn = torch.Generator().manual_seed(0)
+    return {
+        "repeating": list(range(PERIOD)) * (PROMPT // PERIOD),
+        "random": torch.randint(PERIOD, vocabulary - 1, (PROMPT,), generator=drawn).tolist(),
+    }
+
+
 def token_ms(model: Any, ids: Tensor, drafts: int) -> tuple[float, Tensor]:
     """Milliseconds per token, and the tokens."""
     options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": model.config.vocab_size - 1}
@@ -66,11 +75,8 @@ def main() -> None:
     path, origin = name_file(asked.results, "drafts", device), describe(device)
     for mixer in asked.mixers.split(","):
         model = repeating_model(mixer)
-        texts = {
-            "repeating": torch.arange(PERIOD, device="cuda").repeat(1, PROMPT // PERIOD),
-            "random": torch.randint(PERIOD, model.config.vocab_size - 1, (1, PROMPT), device="cuda"),
-        }
-        for text, ids in texts.items():
+        for text, prompt in make_texts(model.config.vocab_size).items():
+            ids = torch.tensor([prompt], device="cuda")
             plain, wanted = token_ms(model, ids, 0)
             for drafts in map(int, asked.drafts.split(",")):
                 ms, written = token_ms(model, ids, drafts)

@@ -18,10 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from fastweights.environment import installed_version
-from fastweights_studies.measure.drafts import NEW, PERIOD, PROMPT, repeating_model
+from fastweights_studies.measure.drafts import NEW, PROMPT, make_texts, repeating_model
 from fastweights_studies.measure.environment import describe, find_gpu
 from fastweights_studies.measure.own_process import in_own_process
 from fastweights_studies.measure.rows import Value, make_rows, name_file, replace_rows
@@ -45,14 +43,6 @@ def save_model(folder: Path, mixer: str) -> int:
     model = repeating_model(mixer)
     model.save_pretrained(folder)
     return model.config.vocab_size
-
-
-def make_texts(vocabulary: int) -> dict[str, list[int]]:
-    drawn = torch.Generator().manual_seed(0)
-    return {
-        "repeating": list(range(PERIOD)) * (PROMPT // PERIOD),
-        "random": torch.randint(PERIOD, vocabulary - 1, (PROMPT,), generator=drawn).tolist(),
-    }
 
 
 def draft_settings(drafts: int) -> dict[str, Any]:
