@@ -19,9 +19,7 @@ Result = TypeVar("Result")
 _alone = RLock()  # held by the thread that tries or captures: both change settings of all threads
 
 
-def captured(
-    work: Callable[[], Result], device: torch.device, pool: Any = None
-) -> tuple[torch.cuda.CUDAGraph, Result]:
+def captured(work: Callable[[], Result], device: torch.device, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Result]:
     """The graph of `work` on a GPU, and what `work` returned: tensors that every replay overwrites. The capture does not run
     the work. Other threads may call the GPU in the meantime, but not draw random numbers there. A capture that fails leaves the
     current stream and the random numbers as they were, which torch alone does not.
