@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ class Programs:
     """Runs a kernel's programs one after the other. warps: of a program."""
 
     def __init__(self, warps: int) -> None:
-        self.place, self.grid = (0, 0), (1, 1)
+        self.place, self.grid = (0, 0, 0), (1, 1, 1)
         own = {
             "where": where, "load": load, "store": store, "allocate_shared_memory": allocate, "thread_barrier": nothing,
             "arange": lambda low, high, layout=None: torch.arange(low, high),
@@ -151,11 +152,9 @@ class Programs:
                 names[name] = x
         return types.FunctionType(function.fn.__code__, names, argdefs=function.fn.__defaults__)
 
-    def run(self, kernel: Any, grid: tuple[int, int], *args: Any) -> None:
+    def run(self, kernel: Any, grid: tuple[int, ...], *args: Any) -> None:
         """args: with tensors for pointers."""
-        call, self.grid = self.translated(kernel), grid
+        call, self.grid = self.translated(kernel), (*grid, 1)[:3]
         given = [Pointer(x) if isinstance(x, torch.Tensor) else x for x in args]
-        for first in range(grid[0]):
-            for second in range(grid[1]):
-                self.place = (first, second)
-                call(*given)
+        for self.place in product(*map(range, self.grid)):
+            call(*given)

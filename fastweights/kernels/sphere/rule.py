@@ -11,6 +11,7 @@ import torch
 
 from ..common.call import Call, Specs, make_rule, max_pieces, padded
 from ..common.packing import record_tables
+from ..runtime.gluon import runs_gluon
 from ..runtime.workspace import TensorSpec
 from .backward import pass_tokens_back
 from .decode_steps import decode_tokens, decode_tokens_back
@@ -71,6 +72,12 @@ class Sphere(Call):
             "HEADS_K": self.group(x.q), "HEADS_GAMMA": self.group(x.gamma), "HEADS_DECAY": self.group(x.decay), "HV": self.HV,
             "BV": padded(self.V, 64), "OBJECTIVE": objective, "NORMALIZE": normalize,
         }  # fmt: skip
+
+    @property
+    def takes_gluon(self) -> bool:
+        """Whether kernels for Hopper GPUs go from chunk to chunk."""
+        sized = self.K in (64, 128) and self.V in (64, 128) and self.dtype.itemsize == 2
+        return self.by_chunks and sized and runs_gluon(self.device)
 
     def vectors(self, width: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
         """One per token and value head."""
@@ -184,19 +191,29 @@ class Sphere(Call):
         x, blocks = self.x, self.record_blocks()
         pairs, reads = self.floats(self.M, self.HV, EVERY.value, self.K + EVERY.value), self.pairs(torch.float32)
         gates = self.floats(self.M, self.HV, 2, EVERY.value)
+        at_start = self.floats(self.M, self.HV, self.K) if self.takes_gluon else None
         A, D, adjoints = self.steps(), self.steps(), self.state(self.M, self.dtype)
         inputs = x.k, x.v, x.gamma, x.decay
         self.launch(
             prepare_turns_back, (self.M, self.HV), x.q, *inputs, do, saved.along, saved.first_per_square, saved.states, pairs,
-            reads, gates, A, D, dq, blocks, self.T, num_warps=1, num_stages=1,
+            reads, gates, A, D, at_start, dq, blocks, self.T, num_warps=1, num_stages=1,
             maxnreg=168 if self.dtype.itemsize == 2 else None,  # so that a multiprocessor runs 12 programs, not 8
         )  # fmt: skip
-        slots = slots_per_program(self.K)  # of a program; with 32 of them its registers hold less ahead
-        self.launch(
-            turn_slots_back, (self.N, self.HV, self.tiles), x.q, *inputs, do, d_end, saved.along, saved.first_per_square, A, D,
-            pairs, saved.states, adjoints, dS, x.cu_seqlens, self.T, SLOTS=slots, PAIRS_AHEAD=slots == 16,
-            num_warps=slots // 2, num_stages=1,
-        )  # fmt: skip
+        if self.takes_gluon:
+            from .turns_back_on_hopper import SLOTS, WARPS, slots_back_in_turn  # needs Gluon
+
+            self.launch(
+                slots_back_in_turn, (self.N, self.HV, self.K // SLOTS.value), x.q, *inputs, do, d_end, saved.along,
+                saved.first_per_square, A, D, pairs, at_start, saved.states, adjoints, dS, x.cu_seqlens, self.T,
+                num_warps=WARPS.value,
+            )  # fmt: skip
+        else:
+            slots = slots_per_program(self.K)  # of a program; with 32 of them its registers hold less ahead
+            self.launch(
+                turn_slots_back, (self.N, self.HV, self.tiles), x.q, *inputs, do, d_end, saved.along, saved.first_per_square,
+                A, D, pairs, saved.states, adjoints, dS, x.cu_seqlens, self.T, SLOTS=slots, PAIRS_AHEAD=slots == 16,
+                num_warps=slots // 2, num_stages=1,
+            )  # fmt: skip
         self.launch(
             slot_gradients, (self.M, self.HV), *inputs, do, saved.along, saved.states, saved.first_per_square, pairs,
             saved.scores, A, D, adjoints, dk, dv, parts, self.B * self.T * self.HV, dS, blocks, self.T, PARTS=parts.shape[0],

@@ -56,7 +56,7 @@ def compose_steps(f, x, y, next_f, next_x, next_y):
 
 @triton.jit
 def products_of_outputs(query, F, W, slot_do, reads, token):
-    """A and D [16, TILE] of a chunk as far as they come from its own outputs, and s_{t-1}.dO. The reductions rely on the order of
+    """A and D [16, TILE] of a chunk as far as they come from its own outputs, s_{t-1}.dO, and L.s_0 at its start [1, TILE]. The reductions rely on the order of
     the tokens, which Triton keeps inside a thread only: tests/kernels/test_machine_code.py looks at the layout."""
     A = tl.zeros_like(F)
     D, R, y, z = A, A, A, take_row(A, token, 0)
@@ -77,18 +77,19 @@ def products_of_outputs(query, F, W, slot_do, reads, token):
         R = tl.where(now, kept_part * do_t + do_part, R)
         y *= f
         z *= f
-    return A, D, R
+    return A, D, R, z
 
 
 @triton.jit(do_not_specialize=["T"])
 def prepare_turns_back(
-    q, k, v, gamma, decay, do, along, first_per_square, states, pairs, reads, gates, A, D, dq, blocks, T,
+    q, k, v, gamma, decay, do, along, first_per_square, states, pairs, reads, gates, A, D, at_start, dq, blocks, T,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, OBJECTIVE: tl.constexpr, HEADS_K: tl.constexpr,
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """pairs [M, HV, 16, K + 16]: the products of a chunk's h with the slots at its start and with each other, but those of the
     first h, which nobody needs: their place holds the squares. reads [M, HV, 16, 16]: the products of its output gradients with
-    its h. gates [M, HV, 2, 16]: see `store_gates`. A, D [M, HV, K, 16]: as far as they come from its own outputs."""
+    its h. gates [M, HV, 2, 16]: see `store_gates`. A, D [M, HV, K, 16]: as far as they come from its own outputs.
+    at_start [M, HV, K] or None: the product of the slots at its start with the gradient in them that comes from its outputs."""
     m, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, count, n, is_first = block_place(blocks, m, T)
     if count > 0:
@@ -125,9 +126,11 @@ def prepare_turns_back(
             )  # fmt: skip
             slot_do = tl.where(token < count, slot_do, query)
             tl.store(in_pairs + slot, tl.where(token < count, slot_h, 0.0 * query), slot < K)
-            from_A, from_D, d_query = products_of_outputs(query, F, W, slot_do, reads, token)
+            from_A, from_D, d_query, start_along = products_of_outputs(query, F, W, slot_do, reads, token)
             store_steps(A, from_A, in_head, part, K, TILE)
             store_steps(D, from_D, in_head, part, K, TILE)
+            if at_start is not None:
+                tl.store(at_start + in_head * K + slot, start_along, slot < K)
             d_query = F * d_query + W * tl.load(reads + token * (EVERY + 1))
             inside = slot_exists(token, slot, count, K)
             tl.store(dq + place * K + slot + token * (HV * K), d_query.to(dq.dtype.element_ty), inside)

@@ -1,0 +1,373 @@
+"""`turn_slots_back` in Gluon for Hopper GPUs in 16 bits: four lanes hold the 16 tokens of a slot, a warp 8 slots.
+
+A tile of slots and tokens is four groups [32, 4] of one number per thread: token 4 i + j of a slot is in group i of lane j. The
+gradient L in the slots is a tile [4, 32, V / 4] whose warps have the channels of a quarter each, so that it is an operand of the
+products with the h of a chunk as it is; what the quarters give is added up in shared memory.
+
+The factors of the x in the A and D of tokens before follow without scans over lanes: the products of all later h with the slot
+before token c go from c to c + 1 with the later tokens in lanes, and are then turned over by fours. L is freed of its part along
+the slot by the numbers of tokens alone: the part is the product of L at the chunk's end with the slot at its start, times all f,
+plus what outputs and tokens of the chunk add.
+"""
+
+from __future__ import annotations
+
+from ..runtime.gluon import async_copy, gl, gluon, mma_v2
+from .forward import EVERY, find_edges
+from .slot_steps import find_step_again, inverse_squares
+
+SLOTS = gl.constexpr(32)  # of a program
+WARPS = gl.constexpr(4)
+ROWS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+TILE = gl.constexpr(gl.BlockedLayout([1, 1], [8, 4], [4, 1], [1, 0]))  # [32, 16] or [32, 4]: tokens across four lanes
+STATE = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1, 1], instr_shape=[1, 16, 8]))
+QUARTERS = gl.constexpr(gl.BlockedLayout([4, 1, 1], [1, 8, 4], [1, 4, 1], [2, 1, 0]))  # a thread has all four
+TOKENS_LAST = gl.constexpr(gl.BlockedLayout([1, 4, 1], [8, 1, 4], [4, 1, 1], [2, 1, 0]))
+TOKENS_FIRST = gl.constexpr(gl.BlockedLayout([1, 1, 4], [8, 4, 1], [4, 1, 1], [2, 1, 0]))
+
+
+@gluon.constexpr_function
+def copied_layout(V):
+    """Of a chunk's vectors [4, 16, V / 4], 16 bytes per thread, where they are copied to shared memory."""
+    lanes = V // 32
+    return gl.BlockedLayout([1, 1, 8], [1, 32 // lanes, lanes], [4, 1, 1], [2, 1, 0])
+
+
+@gluon.constexpr_function
+def shared_layout(V):
+    """Of the same in shared memory, so that the rows of an operand lie in different banks."""
+    lanes = V // 32
+    return gl.SwizzledSharedLayout(8, 8 // lanes, lanes, [2, 1, 0])
+
+
+@gluon.constexpr_function
+def shuffle(kind, number):
+    """Assembly of a shuffle among the four lanes of a slot."""
+    last = "0x1c1f" if kind == "idx" else "0x1c00"
+    return f"shfl.sync.{kind}.b32 $0, $1, {number}, {last}, 0xffffffff;"
+
+
+@gluon.jit
+def share(x, lane: gl.constexpr):
+    """What this lane of a slot has, for all four."""
+    return gl.inline_asm_elementwise(shuffle("idx", lane), "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def lanes_before(x, by: gl.constexpr):
+    """What the lane so many before has; the first lanes keep their own."""
+    return gl.inline_asm_elementwise(shuffle("up", by), "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def as_groups(x):
+    """A tile [32, 16], or [1, 16], as four groups."""
+    HEIGHT: gl.constexpr = x.shape[0]
+    low, high = gl.split(x.reshape([HEIGHT, 2, 2, 4]).permute((0, 2, 3, 1)))
+    first, second = gl.split(low.permute((0, 2, 1)))
+    third, fourth = gl.split(high.permute((0, 2, 1)))
+    return (
+        gl.convert_layout(first, TILE, assert_trivial=True), gl.convert_layout(second, TILE, assert_trivial=True),
+        gl.convert_layout(third, TILE, assert_trivial=True), gl.convert_layout(fourth, TILE, assert_trivial=True),
+    )  # fmt: skip
+
+
+@gluon.jit
+def as_tile(x):
+    """The other way round."""
+    low, high = gl.join(x[0], x[1]), gl.join(x[2], x[3])
+    whole = gl.join(low, high).permute((0, 3, 2, 1)).reshape([x[0].shape[0], 16])
+    return gl.convert_layout(whole, TILE, assert_trivial=True)
+
+
+@gluon.jit
+def turn_over(a, b, c, d):
+    """Four groups [32, 4], with their number in the place of the lane: number j of lane i of what comes back was number i of lane
+    j."""
+    whole = gl.join(gl.join(a, b), gl.join(c, d)).permute((0, 3, 2, 1)).reshape([a.shape[0], 4, 4])
+    turned = gl.convert_layout(gl.convert_layout(whole, TOKENS_LAST, assert_trivial=True), TOKENS_FIRST)
+    low, high = gl.split(turned.reshape([a.shape[0], 4, 2, 2]).permute((0, 1, 3, 2)))
+    first, second = gl.split(low)
+    third, fourth = gl.split(high)
+    return (
+        gl.convert_layout(first, TILE, assert_trivial=True), gl.convert_layout(second, TILE, assert_trivial=True),
+        gl.convert_layout(third, TILE, assert_trivial=True), gl.convert_layout(fourth, TILE, assert_trivial=True),
+    )  # fmt: skip
+
+
+@gluon.jit
+def copy_quarters(buffer, x, count, HV: gl.constexpr, V: gl.constexpr):
+    """Begin to copy a chunk's vectors from x on to shared memory [4, 16, V / 4]; those past `count` become 0."""
+    COPIED: gl.constexpr = copied_layout(V)
+    quarter = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, COPIED)))[:, None, None]
+    token = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, COPIED)))[None, :, None]
+    channel = gl.arange(0, V // 4, gl.SliceLayout(0, gl.SliceLayout(1, COPIED)))[None, None, :]
+    at = token * (HV * V) + quarter * (V // 4) + channel
+    at = gl.max_contiguous(gl.multiple_of(at, [1, 1, 8]), [1, 1, 8])
+    async_copy.async_copy_global_to_shared(buffer, x + at, mask=(token < count) & (quarter >= 0) & (channel >= 0))
+
+
+@gluon.jit
+def copy_chunk(
+    vectors, grads, products, v, do, pairs, place, in_head, count, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr
+):
+    """Begin to copy h, the gradients of outputs and the products of h with each other [16, 16]."""
+    copy_quarters(vectors, v + place * V, count, HV, V)
+    copy_quarters(grads, do + place * V, count, HV, V)
+    FOURS: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0])
+    row = gl.arange(0, 16, gl.SliceLayout(1, FOURS))[:, None]
+    column = gl.arange(0, 16, gl.SliceLayout(0, FOURS))[None, :]
+    at = gl.max_contiguous(gl.multiple_of(row * (K + 16) + K + column, [1, 4]), [1, 4])
+    async_copy.async_copy_global_to_shared(products, pairs + in_head * 16 * (K + 16) + at)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def load_chunk_numbers(
+    q, k, gamma, decay, along, A, D, pairs, at_start, place, in_head, count, slot,
+    HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr, HEADS_GAMMA: gl.constexpr, HEADS_DECAY: gl.constexpr,
+):  # fmt: skip
+    """As they are in memory: A, D, b, query and key [32, 16], the products of h with the slots at the chunk's start, gamma and
+    decay [1, 16], and the product of those slots with the gradient of the chunk's outputs [32]."""
+    row = slot[:, None]
+    token = gl.arange(0, 16, gl.SliceLayout(0, TILE))[None, :]
+    here = token < count
+    in_steps = (in_head * K + row) * 16 + token
+    in_keys = place // HEADS_K * K + row + token * (HV // HEADS_K * K)
+    gain = gl.load(gamma + place // HEADS_GAMMA + token * (HV // HEADS_GAMMA), here, 0.0)
+    d = gain
+    if decay is not None:
+        d = gl.load(decay + place // HEADS_DECAY + token * (HV // HEADS_DECAY), here, 1.0)
+    return (
+        gl.load(A + in_steps), gl.load(D + in_steps), gl.load(along + in_steps), gl.load(q + in_keys, here & (row >= 0), 0.0),
+        gl.load(k + in_keys, here & (row >= 0), 0.0), gl.load(pairs + in_head * 16 * (K + 16) + token * (K + 16) + row), gain, d,
+        gl.load(at_start + in_head * K + slot),
+    )  # fmt: skip
+
+
+@gluon.constexpr_function
+def square_place(part, group):
+    """Where the square of the tokens of two groups, the first not later, stands among the ten."""
+    return (0, 4, 7, 9)[part] + group - part
+
+
+@gluon.constexpr_function
+def factor_place(t, part):
+    """Where the factors of x_t for the tokens of a group stand."""
+    return 2 * ((t - 1) // 4) * ((t - 1) // 4 + 1) + (t - 1) % 4 * ((t - 1) // 4 + 1) + part
+
+
+@gluon.jit
+def products_with_slots(f, w, g, products):
+    """h_t.s_(c-1) of a chunk as squares of four c by four t, four tiles with c in lanes each, from the products g with the slots
+    at its start. f, w: of each token, in all lanes."""
+    squares, columns = (), ()
+    for c in gl.static_range(16):
+        columns += (g,)
+        if c % 4 == 3:
+            for group in gl.static_range(c // 4, 4):
+                four = turn_over(columns[0][group], columns[1][group], columns[2][group], columns[3][group])
+                squares += (four,)
+            columns = ()
+        # The place of the first row holds the squares.
+        row = as_groups((products.permute((1, 0)) if c == 0 else products).slice(c, 1, 0).load(TILE))
+        g = (
+            f[c] * g[0] + w[c] * row[0], f[c] * g[1] + w[c] * row[1], f[c] * g[2] + w[c] * row[2],
+            f[c] * g[3] + w[c] * row[3],
+        )  # fmt: skip
+    return squares
+
+
+@gluon.jit
+def find_factors(F, W, with_slots, products):
+    """What A and D of the tokens before take of x_t, see `factor_place`, and of what comes from after the chunk."""
+    one_f, one_w, f, w = as_groups(F), as_groups(W), (), ()
+    for t in gl.static_range(16):
+        f += (share(one_f[t // 4], t % 4),)
+        w += (share(one_w[t // 4], t % 4),)
+    squares = products_with_slots(f, w, as_groups(with_slots), products)
+    lane = gl.arange(0, 4, gl.SliceLayout(0, TILE))[None, :]
+    none = gl.zeros([SLOTS, 4], gl.float32, TILE)
+    until, to_A, to_D = (none, none, none, none), (), ()  # of each token: the product of the f after it
+    for t in gl.static_range(1, 17):
+        now = ()
+        for part in gl.static_range(4):
+            product = until[part] * f[t - 1]
+            now += (gl.where(lane == (t - 1) % 4, 1.0, product) if part == (t - 1) // 4 else product,)
+        until = now
+        if t < 16:
+            row = as_groups(products.slice(t, 1, 0).load(TILE))
+            for part in gl.static_range((t - 1) // 4 + 1):
+                to_A += (until[part] * squares[square_place(part, t // 4)][t % 4],)
+                to_D += (until[part] * row[part],)
+    return to_A, to_D, until
+
+
+@gluon.jit
+def products_since(f):
+    """Of a token the product of f of the lanes before it."""
+    lane = gl.arange(0, 4, gl.SliceLayout(0, TILE))[None, :]
+    found = gl.where(lane == 0, 1.0, lanes_before(f, 1))
+    found *= gl.where(lane == 0, 1.0, lanes_before(found, 1))
+    return found * gl.where(lane < 2, 1.0, lanes_before(found, 2))
+
+
+@gluon.jit
+def products_from_start(F):
+    """Of a token the products of f of the tokens of its group before it, and of all before it."""
+    f, since, found = as_groups(F), (), ()
+    start = gl.full([SLOTS, 4], 1.0, gl.float32, TILE)
+    for i in gl.static_range(4):
+        since += (products_since(f[i]),)
+        found += (start * since[i],)
+        start = share(found[i] * f[i], 3)
+    return since, as_tile(found)
+
+
+@gluon.jit
+def follow_slot(F, W, y, z, since):
+    """The products of L with the slot before every token, from those with the slot at the start (z) and with every h (y)."""
+    lane = gl.arange(0, 4, gl.SliceLayout(0, TILE))[None, :]
+    f, written, found = as_groups(F), as_groups(W * y), ()
+    start = gl.broadcast(z[:, None], gl.zeros([SLOTS, 4], gl.float32, TILE))[0]
+    for i in gl.static_range(4):
+        f1 = gl.where(lane == 0, 0.0, lanes_before(f[i], 1))
+        own = gl.where(lane == 0, 0.0, lanes_before(written[i], 1))
+        own += f1 * lanes_before(own, 1)
+        own += f1 * lanes_before(f1, 1) * lanes_before(own, 2)
+        found += (own + since[i] * start,)
+        start = share(f[i] * found[i] + written[i], 3)
+    return found
+
+
+@gluon.jit
+def solve_steps(A, D, A_weight, D_weight, to_A, to_D):
+    """A and D with what they take of the x of later tokens."""
+    of_A, of_D = as_groups(A_weight), as_groups(D_weight)
+    for t in gl.static_range(15, 0, -1):
+        x = share(of_A[t // 4] * A[t // 4] + of_D[t // 4] * D[t // 4], t % 4)
+        later_A, later_D = (), ()
+        for part in gl.static_range(4):
+            if part <= (t - 1) // 4:
+                later_A += (A[part] + to_A[factor_place(t, part)] * x,)
+                later_D += (D[part] + to_D[factor_place(t, part)] * x,)
+            else:
+                later_A += (A[part],)
+                later_D += (D[part],)
+        A, D = later_A, later_D
+    return as_tile(A), as_tile(D)
+
+
+@gluon.jit(do_not_specialize=["T"])
+def slots_back_in_turn(
+    q, k, v, gamma, decay, do, d_end, along, first_per_square, A, D, pairs, at_start, states, adjoints, d_start, cu_seqlens,
+    T, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, OBJECTIVE: gl.constexpr, HEADS_K: gl.constexpr,
+    HEADS_GAMMA: gl.constexpr, HEADS_DECAY: gl.constexpr,
+):  # fmt: skip
+    """Arguments as of `turn_slots_back`."""
+    TYPE: gl.constexpr = v.dtype.element_ty
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, STATE, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, STATE, 2)
+    STATE_SLOT: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, STATE))
+    SLOT: gl.constexpr = gl.SliceLayout(1, TILE)
+    n, head, part = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    first, stop, m = find_edges(cu_seqlens, n, T)
+    slot = part * SLOTS + gl.arange(0, SLOTS, SLOT)
+    quarter = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, STATE)))[:, None, None]
+    state_row = part * SLOTS + gl.arange(0, SLOTS, STATE_SLOT)[None, :, None]
+    channel = gl.arange(0, V // 4, gl.SliceLayout(0, gl.SliceLayout(1, STATE)))[None, None, :]
+    in_state = state_row * V + quarter * (V // 4) + channel
+    at = (n.to(gl.int64) * HV + head) * K * V
+    token = gl.arange(0, 16, gl.SliceLayout(0, TILE))[None, :]
+    vectors = gl.allocate_shared_memory(TYPE, [2, 4, 16, V // 4], shared_layout(V))
+    grads = gl.allocate_shared_memory(TYPE, [2, 4, 16, V // 4], shared_layout(V))
+    products = gl.allocate_shared_memory(gl.float32, [2, 16, 16], ROWS)
+    along_h = gl.allocate_shared_memory(gl.float32, [4, SLOTS, 16], gl.SwizzledSharedLayout(4, 2, 4, [2, 1, 0]))
+    along_slot = gl.allocate_shared_memory(gl.float32, [4, SLOTS], ROWS)
+    reads = gl.allocate_shared_memory(TYPE, [SLOTS, 16], gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
+    turns = gl.allocate_shared_memory(TYPE, [SLOTS, 16], gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
+    kept, freed = gl.allocate_shared_memory(gl.float32, [SLOTS], LINE), gl.allocate_shared_memory(gl.float32, [SLOTS], LINE)
+    per_square_first = gl.load(first_per_square + (n * HV + head) * K + slot)[:, None]
+    L = gl.zeros([4, SLOTS, V // 4], gl.float32, STATE) if d_end is None else gl.load(d_end + at + in_state).to(gl.float32)
+    blocks = ((stop - first + 15) // 16).to(gl.int32)
+    if blocks == 0:
+        if d_start is not None:
+            gl.store(d_start + at + in_state, L)
+        return
+    begin = first + (blocks - 1) * 16
+    in_head = (m + blocks - 1) * HV + head
+    place = begin * HV + head
+    left = (stop - begin).to(gl.int32)
+    copy_chunk(
+        vectors.index(0), grads.index(0), products.index(0), v, do, pairs, place, in_head, left, HV, K, V
+    )  # fmt: skip
+    numbers = load_chunk_numbers(
+        q, k, gamma, decay, along, A, D, pairs, at_start, place, in_head, left, slot, HV, K, HEADS_K, HEADS_GAMMA,
+        HEADS_DECAY,
+    )  # fmt: skip
+    S = gl.load(states + in_head * K * V + in_state)
+    for step in range(0, blocks):
+        buffer = step % 2
+        async_copy.wait_group(0)
+        gl.thread_barrier()
+        h, grad_o, inner = vectors.index(buffer), grads.index(buffer), products.index(buffer)
+        left_operand = L.to(TYPE)
+        gl.store(adjoints + in_head * K * V + in_state, left_operand)
+        left_operand = gl.convert_layout(left_operand, LEFT, assert_trivial=True)
+        S = S.to(gl.float32)
+        along_h.store(
+            mma_v2(left_operand, h.permute((0, 2, 1)).load(RIGHT), gl.zeros([4, SLOTS, 16], gl.float32, STATE))
+        )  # fmt: skip
+        along_slot.store(gl.sum(L * S, 2))
+        # All that does not need L.
+        from_A, from_D, b, query, key, with_slots, gain, d, own = numbers
+        per_square = inverse_squares(per_square_first, token, step == blocks - 1)
+        square = inner.slice(0, 1, 0).load(TILE)
+        F, W, _error, _gain, _d, _inverse, _across, A_weight, D_weight = find_step_again(
+            key, gain, None if decay is None else d, b, per_square, square, OBJECTIVE, TYPE
+        )
+        to_A, to_D, until = find_factors(F, W, with_slots, inner)
+        since, from_start = products_from_start(F)
+        whole = gl.sum(gl.where(token == 15, from_start * F, 0.0), 1)
+        y = gl.convert_layout(gl.sum(along_h.load(QUARTERS), 0), TILE, assert_trivial=True)
+        z = gl.convert_layout(
+            gl.sum(along_slot.load(gl.SliceLayout(2, QUARTERS)), 0), SLOT, assert_trivial=True
+        )  # fmt: skip
+        with_slot = follow_slot(F, W, y, z, since)
+        A_t, D_t, y_t, own_A, own_D = (), (), as_groups(y), as_groups(from_A), as_groups(from_D)
+        for i in gl.static_range(4):
+            A_t += (own_A[i] + until[i] * with_slot[i],)
+            D_t += (own_D[i] + until[i] * y_t[i],)
+        # What the chunk before needs is on its way while the steps are solved.
+        this, here = in_head, (in_head * K + slot[:, None]) * 16 + token
+        more = step < blocks - 1
+        in_head -= gl.where(more, HV, 0)
+        place -= gl.where(more, 16 * HV, 0)
+        left = gl.where(more, 16, left)
+        copy_chunk(
+            vectors.index(1 - buffer), grads.index(1 - buffer), products.index(1 - buffer), v, do, pairs, place, in_head, left,
+            HV, K, V,
+        )  # fmt: skip
+        numbers = load_chunk_numbers(
+            q, k, gamma, decay, along, A, D, pairs, at_start, place, in_head, left, slot, HV, K, HEADS_K, HEADS_GAMMA,
+            HEADS_DECAY,
+        )  # fmt: skip
+        next_S = gl.load(states + in_head * K * V + in_state)
+        A_t, D_t = solve_steps(A_t, D_t, A_weight, D_weight, to_A, to_D)
+        gl.store(A + here, A_t)
+        gl.store(D + here, D_t)
+        turned = from_start * (A_weight * A_t + D_weight * D_t)
+        reads.store((from_start * F * query.to(gl.float32)).to(TYPE))
+        turns.store(turned.to(TYPE))
+        kept.store(whole)
+        freed.store(whole * z + own + gl.sum(turned * with_slots, 1))
+        L *= kept.load(STATE_SLOT)[None, :, None]
+        L -= freed.load(STATE_SLOT)[None, :, None] * S
+        zeros = gl.zeros([4, SLOTS, 16], TYPE, LEFT)
+        L = mma_v2(gl.broadcast(reads.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], grad_o.load(RIGHT), L)
+        L = mma_v2(gl.broadcast(turns.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], h.load(RIGHT), L)
+        S = next_S
+    async_copy.wait_group(0)
+    if d_start is not None:
+        gl.store(d_start + at + in_state, L)
