@@ -26,6 +26,7 @@ def copy_tile(buffer: Shared, x: Pointer, mask: Any = None) -> None:
 def programs() -> Programs:
     found = Programs(4)
     found.language.int32, found.language.SwizzledSharedLayout = torch.int32, nothing
+    found.language.minimum = lambda a, b: torch.minimum(torch.as_tensor(a), torch.as_tensor(b))
     found.language.broadcast = torch.broadcast_tensors
     found.language.max_contiguous = found.language.multiple_of = lambda x, count: x
     found.known |= {

@@ -23,8 +23,8 @@ LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 TILE = gl.constexpr(gl.BlockedLayout([1, 1], [8, 4], [4, 1], [1, 0]))  # [32, 16] or [32, 4]: tokens across four lanes
 STATE = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1, 1], instr_shape=[1, 16, 8]))
 QUARTERS = gl.constexpr(gl.BlockedLayout([4, 1, 1], [1, 8, 4], [1, 4, 1], [2, 1, 0]))  # a thread has all four
-TOKENS_LAST = gl.constexpr(gl.BlockedLayout([1, 4, 1], [8, 1, 4], [4, 1, 1], [2, 1, 0]))
-TOKENS_FIRST = gl.constexpr(gl.BlockedLayout([1, 1, 4], [8, 4, 1], [4, 1, 1], [2, 1, 0]))
+FOURS = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0]))  # [32, 16]: four neighbours per thread
+ROWS_OF_16 = gl.constexpr(gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))  # float32, read in TILE and written in FOURS
 
 
 @gluon.constexpr_function
@@ -82,18 +82,10 @@ def as_tile(x):
 
 
 @gluon.jit
-def turn_over(a, b, c, d):
-    """Four groups [32, 4], with their number in the place of the lane: number j of lane i of what comes back was number i of lane
-    j."""
-    whole = gl.join(gl.join(a, b), gl.join(c, d)).permute((0, 3, 2, 1)).reshape([a.shape[0], 4, 4])
-    turned = gl.convert_layout(gl.convert_layout(whole, TOKENS_LAST, assert_trivial=True), TOKENS_FIRST)
-    low, high = gl.split(turned.reshape([a.shape[0], 4, 2, 2]).permute((0, 1, 3, 2)))
-    first, second = gl.split(low)
-    third, fourth = gl.split(high)
-    return (
-        gl.convert_layout(first, TILE, assert_trivial=True), gl.convert_layout(second, TILE, assert_trivial=True),
-        gl.convert_layout(third, TILE, assert_trivial=True), gl.convert_layout(fourth, TILE, assert_trivial=True),
-    )  # fmt: skip
+def store_turned(buffer, a, b, c, d):
+    """Four groups [32, 4] to shared memory [32, 16], so that loaded again number j of lane i is what number i of lane j was."""
+    whole = gl.join(gl.join(a, b), gl.join(c, d)).permute((0, 1, 3, 2)).reshape([a.shape[0], 16])
+    buffer.store(gl.convert_layout(whole, FOURS, assert_trivial=True))
 
 
 @gluon.jit
@@ -109,27 +101,36 @@ def copy_quarters(buffer, x, count, HV: gl.constexpr, V: gl.constexpr):
 
 
 @gluon.jit
+def find_chunk(first, stop, m, chunk, head, HV: gl.constexpr):
+    """Of chunk number `chunk` of a sequence: the place of its first token's head, its own, and how many tokens it has."""
+    begin = first + chunk * 16
+    return begin * HV + head, (m + chunk) * HV + head, gl.minimum(stop - begin, 16).to(gl.int32)
+
+
+@gluon.jit
 def copy_chunk(
-    vectors, grads, products, v, do, pairs, place, in_head, count, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr
-):
+    vectors, grads, products, buffer, v, do, pairs, first, stop, m, chunk, head, HV: gl.constexpr, K: gl.constexpr,
+    V: gl.constexpr,
+):  # fmt: skip
     """Begin to copy h, the gradients of outputs and the products of h with each other [16, 16]."""
-    copy_quarters(vectors, v + place * V, count, HV, V)
-    copy_quarters(grads, do + place * V, count, HV, V)
-    FOURS: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0])
+    place, in_head, count = find_chunk(first, stop, m, chunk, head, HV)
+    copy_quarters(vectors.index(buffer), v + place * V, count, HV, V)
+    copy_quarters(grads.index(buffer), do + place * V, count, HV, V)
     row = gl.arange(0, 16, gl.SliceLayout(1, FOURS))[:, None]
     column = gl.arange(0, 16, gl.SliceLayout(0, FOURS))[None, :]
     at = gl.max_contiguous(gl.multiple_of(row * (K + 16) + K + column, [1, 4]), [1, 4])
-    async_copy.async_copy_global_to_shared(products, pairs + in_head * 16 * (K + 16) + at)
+    async_copy.async_copy_global_to_shared(products.index(buffer), pairs + in_head * 16 * (K + 16) + at)
     async_copy.commit_group()
 
 
 @gluon.jit
 def load_chunk_numbers(
-    q, k, gamma, decay, along, A, D, pairs, at_start, place, in_head, count, slot,
+    q, k, gamma, decay, along, A, D, pairs, at_start, first, stop, m, chunk, head, slot,
     HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr, HEADS_GAMMA: gl.constexpr, HEADS_DECAY: gl.constexpr,
 ):  # fmt: skip
     """As they are in memory: A, D, b, query and key [32, 16], the products of h with the slots at the chunk's start, gamma and
     decay [1, 16], and the product of those slots with the gradient of the chunk's outputs [32]."""
+    place, in_head, count = find_chunk(first, stop, m, chunk, head, HV)
     row = slot[:, None]
     token = gl.arange(0, 16, gl.SliceLayout(0, TILE))[None, :]
     here = token < count
@@ -159,16 +160,24 @@ def factor_place(t, part):
 
 
 @gluon.jit
-def products_with_slots(f, w, g, products):
-    """h_t.s_(c-1) of a chunk as squares of four c by four t, four tiles with c in lanes each, from the products g with the slots
-    at its start. f, w: of each token, in all lanes."""
-    squares, columns = (), ()
+def share_all(x):
+    """The numbers of each token, in all lanes."""
+    groups, found = as_groups(x), ()
+    for t in gl.static_range(16):
+        found += (share(groups[t // 4], t % 4),)
+    return found
+
+
+@gluon.jit
+def store_products(squares, f, w, with_slots, products):
+    """h_t.s_(c-1) of a chunk as squares of four c by four t, turned over, from those with the slots at its start."""
+    g, columns = as_groups(with_slots), ()
     for c in gl.static_range(16):
         columns += (g,)
         if c % 4 == 3:
             for group in gl.static_range(c // 4, 4):
-                four = turn_over(columns[0][group], columns[1][group], columns[2][group], columns[3][group])
-                squares += (four,)
+                place = squares[square_place(c // 4, group)]
+                store_turned(place, columns[0][group], columns[1][group], columns[2][group], columns[3][group])
             columns = ()
         # The place of the first row holds the squares.
         row = as_groups((products.permute((1, 0)) if c == 0 else products).slice(c, 1, 0).load(TILE))
@@ -176,20 +185,15 @@ def products_with_slots(f, w, g, products):
             f[c] * g[0] + w[c] * row[0], f[c] * g[1] + w[c] * row[1], f[c] * g[2] + w[c] * row[2],
             f[c] * g[3] + w[c] * row[3],
         )  # fmt: skip
-    return squares
 
 
 @gluon.jit
-def find_factors(F, W, with_slots, products):
-    """What A and D of the tokens before take of x_t, see `factor_place`, and of what comes from after the chunk."""
-    one_f, one_w, f, w = as_groups(F), as_groups(W), (), ()
-    for t in gl.static_range(16):
-        f += (share(one_f[t // 4], t % 4),)
-        w += (share(one_w[t // 4], t % 4),)
-    squares = products_with_slots(f, w, as_groups(with_slots), products)
+def find_factors(f, products):
+    """Of every t the products of f between a token before it and t, and what D of that token takes of x_t, see `factor_place`;
+    and the products of f from a token to the chunk's end."""
     lane = gl.arange(0, 4, gl.SliceLayout(0, TILE))[None, :]
     none = gl.zeros([SLOTS, 4], gl.float32, TILE)
-    until, to_A, to_D = (none, none, none, none), (), ()  # of each token: the product of the f after it
+    until, between, to_D = (none, none, none, none), (), ()
     for t in gl.static_range(1, 17):
         now = ()
         for part in gl.static_range(4):
@@ -199,9 +203,21 @@ def find_factors(F, W, with_slots, products):
         if t < 16:
             row = as_groups(products.slice(t, 1, 0).load(TILE))
             for part in gl.static_range((t - 1) // 4 + 1):
-                to_A += (until[part] * squares[square_place(part, t // 4)][t % 4],)
+                between += (until[part],)
                 to_D += (until[part] * row[part],)
-    return to_A, to_D, until
+    return between, to_D, until
+
+
+@gluon.jit
+def find_factors_of_slots(between, squares):
+    """What A of the tokens before takes of every x_t."""
+    found, to_A = (), ()
+    for place in gl.static_range(10):
+        found += (as_groups(squares[place].load(TILE)),)
+    for t in gl.static_range(1, 16):
+        for part in gl.static_range((t - 1) // 4 + 1):
+            to_A += (between[factor_place(t, part)] * found[square_place(part, t // 4)][t % 4],)
+    return to_A
 
 
 @gluon.jit
@@ -238,6 +254,15 @@ def follow_slot(F, W, y, z, since):
         own += f1 * lanes_before(f1, 1) * lanes_before(own, 2)
         found += (own + since[i] * start,)
         start = share(f[i] * found[i] + written[i], 3)
+    return found
+
+
+@gluon.jit
+def add_groups(own, factors, x):
+    """A tile and the products of two tiles, of which these are groups."""
+    groups, found = as_groups(own), ()
+    for i in gl.static_range(4):
+        found += (groups[i] + factors[i] * x[i],)
     return found
 
 
@@ -283,6 +308,9 @@ def slots_back_in_turn(
     vectors = gl.allocate_shared_memory(TYPE, [2, 4, 16, V // 4], shared_layout(V))
     grads = gl.allocate_shared_memory(TYPE, [2, 4, 16, V // 4], shared_layout(V))
     products = gl.allocate_shared_memory(gl.float32, [2, 16, 16], ROWS)
+    squares = ()
+    for _ in gl.static_range(10):  # tiles of their own, as between stores into one there would be a barrier
+        squares += (gl.allocate_shared_memory(gl.float32, [SLOTS, 16], ROWS_OF_16),)
     along_h = gl.allocate_shared_memory(gl.float32, [4, SLOTS, 16], gl.SwizzledSharedLayout(4, 2, 4, [2, 1, 0]))
     along_slot = gl.allocate_shared_memory(gl.float32, [4, SLOTS], ROWS)
     reads = gl.allocate_shared_memory(TYPE, [SLOTS, 16], gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
@@ -295,66 +323,58 @@ def slots_back_in_turn(
         if d_start is not None:
             gl.store(d_start + at + in_state, L)
         return
-    begin = first + (blocks - 1) * 16
-    in_head = (m + blocks - 1) * HV + head
-    place = begin * HV + head
-    left = (stop - begin).to(gl.int32)
-    copy_chunk(
-        vectors.index(0), grads.index(0), products.index(0), v, do, pairs, place, in_head, left, HV, K, V
-    )  # fmt: skip
+    last = gl.maximum(blocks - 2, 0)
+    copy_chunk(vectors, grads, products, 0, v, do, pairs, first, stop, m, blocks - 1, head, HV, K, V)
+    copy_chunk(vectors, grads, products, 1, v, do, pairs, first, stop, m, last, head, HV, K, V)
     numbers = load_chunk_numbers(
-        q, k, gamma, decay, along, A, D, pairs, at_start, place, in_head, left, slot, HV, K, HEADS_K, HEADS_GAMMA,
+        q, k, gamma, decay, along, A, D, pairs, at_start, first, stop, m, blocks - 1, head, slot, HV, K, HEADS_K, HEADS_GAMMA,
         HEADS_DECAY,
     )  # fmt: skip
-    S = gl.load(states + in_head * K * V + in_state)
+    S = gl.load(states + ((m + blocks - 1) * HV + head) * K * V + in_state)
+    async_copy.wait_group(1)
+    gl.thread_barrier()
     for step in range(0, blocks):
-        buffer = step % 2
-        async_copy.wait_group(0)
-        gl.thread_barrier()
+        # Between two barriers all of the chunk in shared memory is read, and after the first its place is free.
+        chunk, buffer = blocks - 1 - step, step % 2
         h, grad_o, inner = vectors.index(buffer), grads.index(buffer), products.index(buffer)
+        in_head = (m + chunk) * HV + head
         left_operand = L.to(TYPE)
         gl.store(adjoints + in_head * K * V + in_state, left_operand)
         left_operand = gl.convert_layout(left_operand, LEFT, assert_trivial=True)
+        none = gl.zeros([4, SLOTS, 16], gl.float32, STATE)
+        along_h.store(mma_v2(left_operand, h.permute((0, 2, 1)).load(RIGHT), none))
         S = S.to(gl.float32)
-        along_h.store(
-            mma_v2(left_operand, h.permute((0, 2, 1)).load(RIGHT), gl.zeros([4, SLOTS, 16], gl.float32, STATE))
-        )  # fmt: skip
         along_slot.store(gl.sum(L * S, 2))
+        of_reads, of_turns = grad_o.load(RIGHT), h.load(RIGHT)
         # All that does not need L.
-        from_A, from_D, b, query, key, with_slots, gain, d, own = numbers
-        per_square = inverse_squares(per_square_first, token, step == blocks - 1)
+        own_A, own_D, b, query, key, with_slots, gain, d, own = numbers
+        per_square = inverse_squares(per_square_first, token, chunk == 0)
         square = inner.slice(0, 1, 0).load(TILE)
         F, W, _error, _gain, _d, _inverse, _across, A_weight, D_weight = find_step_again(
             key, gain, None if decay is None else d, b, per_square, square, OBJECTIVE, TYPE
         )
-        to_A, to_D, until = find_factors(F, W, with_slots, inner)
+        f, w = share_all(F), share_all(W)
+        store_products(squares, f, w, with_slots, inner)
+        between, to_D, until = find_factors(f, inner)
         since, from_start = products_from_start(F)
         whole = gl.sum(gl.where(token == 15, from_start * F, 0.0), 1)
         y = gl.convert_layout(gl.sum(along_h.load(QUARTERS), 0), TILE, assert_trivial=True)
-        z = gl.convert_layout(
-            gl.sum(along_slot.load(gl.SliceLayout(2, QUARTERS)), 0), SLOT, assert_trivial=True
-        )  # fmt: skip
-        with_slot = follow_slot(F, W, y, z, since)
-        A_t, D_t, y_t, own_A, own_D = (), (), as_groups(y), as_groups(from_A), as_groups(from_D)
-        for i in gl.static_range(4):
-            A_t += (own_A[i] + until[i] * with_slot[i],)
-            D_t += (own_D[i] + until[i] * y_t[i],)
-        # What the chunk before needs is on its way while the steps are solved.
-        this, here = in_head, (in_head * K + slot[:, None]) * 16 + token
-        more = step < blocks - 1
-        in_head -= gl.where(more, HV, 0)
-        place -= gl.where(more, 16 * HV, 0)
-        left = gl.where(more, 16, left)
+        z = gl.sum(along_slot.load(gl.SliceLayout(2, QUARTERS)), 0)
+        z = gl.convert_layout(z, SLOT, assert_trivial=True)
+        to_A = find_factors_of_slots(between, squares)
+        # What the chunks before need is on its way while the steps are solved.
         copy_chunk(
-            vectors.index(1 - buffer), grads.index(1 - buffer), products.index(1 - buffer), v, do, pairs, place, in_head, left,
-            HV, K, V,
+            vectors, grads, products, buffer, v, do, pairs, first, stop, m, gl.maximum(chunk - 2, 0), head, HV, K, V
         )  # fmt: skip
+        before = gl.maximum(chunk - 1, 0)
         numbers = load_chunk_numbers(
-            q, k, gamma, decay, along, A, D, pairs, at_start, place, in_head, left, slot, HV, K, HEADS_K, HEADS_GAMMA,
+            q, k, gamma, decay, along, A, D, pairs, at_start, first, stop, m, before, head, slot, HV, K, HEADS_K, HEADS_GAMMA,
             HEADS_DECAY,
         )  # fmt: skip
-        next_S = gl.load(states + in_head * K * V + in_state)
+        next_S = gl.load(states + ((m + before) * HV + head) * K * V + in_state)
+        A_t, D_t = add_groups(own_A, until, follow_slot(F, W, y, z, since)), add_groups(own_D, until, as_groups(y))
         A_t, D_t = solve_steps(A_t, D_t, A_weight, D_weight, to_A, to_D)
+        here = (in_head * K + slot[:, None]) * 16 + token
         gl.store(A + here, A_t)
         gl.store(D + here, D_t)
         turned = from_start * (A_weight * A_t + D_weight * D_t)
@@ -362,11 +382,13 @@ def slots_back_in_turn(
         turns.store(turned.to(TYPE))
         kept.store(whole)
         freed.store(whole * z + own + gl.sum(turned * with_slots, 1))
+        async_copy.wait_group(1)
+        gl.thread_barrier()
         L *= kept.load(STATE_SLOT)[None, :, None]
         L -= freed.load(STATE_SLOT)[None, :, None] * S
         zeros = gl.zeros([4, SLOTS, 16], TYPE, LEFT)
-        L = mma_v2(gl.broadcast(reads.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], grad_o.load(RIGHT), L)
-        L = mma_v2(gl.broadcast(turns.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], h.load(RIGHT), L)
+        L = mma_v2(gl.broadcast(reads.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], of_reads, L)
+        L = mma_v2(gl.broadcast(turns.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], of_turns, L)
         S = next_S
     async_copy.wait_group(0)
     if d_start is not None:
