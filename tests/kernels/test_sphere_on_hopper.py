@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,17 +17,23 @@ from tests.ops.kernel_launches import Compilation, recorded
 from .described_gpu import on_hopper_in
 from .gluon_by_tensors import Pointer, Programs, Shared, load, nothing
 
-GLUON, PLAIN = {"slots_back_in_turn"}, {"turn_slots_back"}
+GLUON, PLAIN = {"slots_in_turn", "slots_back_in_turn"}, {"turn_slots", "turn_slots_back"}
 
 
 def copy_tile(buffer: Shared, x: Pointer, mask: Any = None) -> None:
     buffer.store(load(x, mask))
 
 
+def of_tensors(function: Any, a: Any, b: Any, propagate_nan: Any = None) -> Tensor:
+    return function(torch.as_tensor(a), torch.as_tensor(b))
+
+
 def programs() -> Programs:
     found = Programs(4)
     found.language.int32, found.language.SwizzledSharedLayout = torch.int32, nothing
-    found.language.minimum = lambda a, b: torch.minimum(torch.as_tensor(a), torch.as_tensor(b))
+    for name in ("minimum", "maximum"):
+        setattr(found.language, name, partial(of_tensors, getattr(torch, name)))
+    found.language.max, found.language.rsqrt, found.language.PropagateNan = torch.amax, torch.rsqrt, types.SimpleNamespace(ALL=0)
     found.language.broadcast = torch.broadcast_tensors
     found.language.max_contiguous = found.language.multiple_of = lambda x, count: x
     found.known |= {
@@ -35,6 +42,7 @@ def programs() -> Programs:
         ),
         "share": lambda x, lane: x[:, lane : lane + 1].expand_as(x),
         "lanes_before": lambda x, by: torch.cat([x[:, :by], x[:, :-by]], 1),
+        "split_in_two": lambda x, dtype: (x, 0 * x), "to_float_or_nan": lambda x: x,
         "inverse_root": lambda x, dtype: x.rsqrt(), "find_edges": lambda edges, n, T: (
             torch.tensor(0), torch.tensor(T), torch.tensor(0)
         ),
@@ -120,4 +128,51 @@ def test_gradients_in_slots_are_those_of_the_tokens(objective: str, time: int, K
         A[-1, head, :, (time - 1) % 16 + 1 :] = D[-1, head, :, (time - 1) % 16 + 1 :] = 0  # nobody reads them
         got = (A[:, head], D[:, head], adjoints[:, head], start[0, head])
         for found, wanted in zip(got, (wanted_A, wanted_D, ends, wanted_start)):
+            torch.testing.assert_close(found, wanted.float(), rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
+
+
+def slots_by_tokens(case: Case, start: Tensor, head: int) -> tuple[Tensor, ...]:
+    """f, w, b, the slots at every chunk's start and at the end, token by token."""
+    S, f, w, along, states = start[0, head], [], [], [], []
+    length = S.norm(dim=1)
+    S = S / length[:, None]
+    for t in range(case.time):
+        if t % 16 == 0:
+            states.append(S)
+        h, gain = case.v[t, head], case.gamma[t, head] * (1 / length**2 if t == 0 else 1)
+        b, d = S @ h, case.decay[t, head]
+        a = gain * (case.k[t, head] - (b if case.objective == "encode" else 0))
+        inverse = (d * d + a * a * (h @ h - b * b)).rsqrt()
+        f.append((d - a * b) * inverse)
+        w.append(a * inverse)
+        along.append(b)
+        S = f[-1][:, None] * S + torch.outer(w[-1], h)
+    pad = (0, -case.time % 16)
+    steps = [torch.nn.functional.pad(torch.stack(x, 1), pad).unflatten(1, (-1, 16)).transpose(0, 1) for x in (f, w, along)]
+    steps[0][-1, :, 16 - pad[1] :] = 1
+    return *steps, torch.stack(states), S
+
+
+@pytest.mark.parametrize("objective", ["encode", "similarity"])
+@pytest.mark.parametrize(("time", "K", "V"), [(55, 64, 64), (32, 64, 128), (7, 128, 128)])
+def test_slots_are_those_of_the_tokens(objective: str, time: int, K: int, V: int) -> None:
+    from fastweights.kernels.sphere.turns_on_hopper import slots_in_turn
+
+    case = Case(time, K, V, objective)
+    h = torch.nn.functional.pad(case.v, (0, 0, 0, 0, 0, 32 + -time % 16)).transpose(0, 1)
+    gram = torch.stack([h[:, t : t + 16] @ h[:, t : t + 32].mT for t in range(0, case.chunks * 16, 16)])
+    gram = gram.unflatten(3, (4, 8)).mT.contiguous()
+    kept, turned, along = (torch.empty(case.chunks, 2, K, 16) for _ in range(3))
+    states, start = torch.empty(case.chunks, 2, K, V), torch.randn(1, 2, K, V, dtype=torch.float64)
+    first, end, grown = torch.empty(1, 2, K), torch.empty(1, 2, K, V), torch.full((1, 2, K // (16 if K == 64 else 32)), -1.0)
+    given = (case.k, case.v, case.gamma, case.decay, start, gram)
+    programs().run(
+        slots_in_turn, (1, 2, K // 32), *(x.float() for x in given), kept, turned, along, states, first, end, grown, None, time,
+        2, K, V, objective, 1, 1, 1,
+    )  # fmt: skip
+    torch.testing.assert_close(first.double(), 1 / start.norm(dim=3) ** 2, rtol=1e-5, atol=0)
+    assert (grown >= 1).all() and (grown < 16).all()
+    for head in range(2):
+        got = (kept[:, head], turned[:, head], along[:, head], states[:, head], end[0, head])
+        for found, wanted in zip(got, slots_by_tokens(case, start, head)):
             torch.testing.assert_close(found, wanted.float(), rtol=1e-4, atol=1e-4 * wanted.abs().max().item())

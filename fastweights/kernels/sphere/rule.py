@@ -141,11 +141,21 @@ class Sphere(Call):
         x, blocks = self.x, self.record_blocks()
         gram = self.floats(self.M, self.HV, EVERY.value, BLOCK.value)
         self.launch(inner_products, (self.M, self.HV), x.v, gram, blocks, self.T, num_warps=1)
-        self.launch(
-            turn_slots, (self.N, self.HV, self.tiles), x.k, x.v, x.gamma, x.decay, x.S, gram, saved.kept, saved.turned,
-            saved.along, saved.states, saved.first_per_square, S, saved.grown, x.cu_seqlens, self.T,
-            SLOTS=slots_per_program(self.K), num_warps=4 if self.K <= 64 else 8, num_stages=1,
+        tensors = (
+            x.k, x.v, x.gamma, x.decay, x.S, gram, saved.kept, saved.turned, saved.along, saved.states, saved.first_per_square,
+            S, saved.grown, x.cu_seqlens,
         )  # fmt: skip
+        if self.takes_gluon:
+            from .hopper_slots import SLOTS, WARPS  # needs Gluon
+            from .turns_on_hopper import slots_in_turn
+
+            grid = self.N, self.HV, self.K // SLOTS.value
+            self.launch(slots_in_turn, grid, *tensors, self.T, num_warps=WARPS.value)
+        else:
+            self.launch(
+                turn_slots, (self.N, self.HV, self.tiles), *tensors, self.T, SLOTS=slots_per_program(self.K),
+                num_warps=4 if self.K <= 64 else 8, num_stages=1,
+            )  # fmt: skip
         self.read_outputs(x.v, o, saved, blocks)
 
     def forward_decoding(self, o: Any, S: Any, saved: Saved) -> None:
@@ -200,7 +210,8 @@ class Sphere(Call):
             maxnreg=168 if self.dtype.itemsize == 2 else None,  # so that a multiprocessor runs 12 programs, not 8
         )  # fmt: skip
         if self.takes_gluon:
-            from .turns_back_on_hopper import SLOTS, WARPS, slots_back_in_turn  # needs Gluon
+            from .hopper_slots import SLOTS, WARPS  # needs Gluon
+            from .turns_back_on_hopper import slots_back_in_turn
 
             self.launch(
                 slots_back_in_turn, (self.N, self.HV, self.K // SLOTS.value), x.q, *inputs, do, d_end, saved.along,
