@@ -42,7 +42,7 @@ def programs() -> Programs:
         ),
         "share": lambda x, lane: x[:, lane : lane + 1].expand_as(x),
         "lanes_before": lambda x, by: torch.cat([x[:, :by], x[:, :-by]], 1),
-        "split_in_two": lambda x, dtype: (x, 0 * x), "to_float_or_nan": lambda x: x,
+        "widen": lambda x: x, "split_in_two": lambda x, dtype: (x, 0 * x), "to_float_or_nan": lambda x: x,
         "inverse_root": lambda x, dtype: x.rsqrt(), "find_edges": lambda edges, n, T: (
             torch.tensor(0), torch.tensor(T), torch.tensor(0)
         ),

@@ -16,6 +16,7 @@ LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 TILE = gl.constexpr(gl.BlockedLayout([1, 1], [8, 4], [4, 1], [1, 0]))  # [32, 16] or [32, 4]: tokens across four lanes
 STATE = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1, 1], instr_shape=[1, 16, 8]))
 QUARTERS = gl.constexpr(gl.BlockedLayout([4, 1, 1], [1, 8, 4], [1, 4, 1], [2, 1, 0]))  # a thread has all four
+SMALL = gl.constexpr(gl.BlockedLayout([1, 2], [4, 8], [4, 1], [1, 0]))  # [16, 16]: two neighbours per thread
 FOURS = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0]))  # [32, 16]: four neighbours per thread
 ROWS_OF_16 = gl.constexpr(gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))  # float32, read in TILE and written in FOURS
 

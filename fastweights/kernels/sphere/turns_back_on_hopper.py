@@ -17,6 +17,7 @@ from .hopper_slots import (
     ROWS,
     ROWS_OF_16,
     SLOTS,
+    SMALL,
     STATE,
     TILE,
     as_groups,
@@ -28,6 +29,7 @@ from .hopper_slots import (
     share,
 )
 from .slot_steps import find_step_again, inverse_squares
+
 
 @gluon.jit
 def store_turned(buffer, a, b, c, d):
@@ -45,9 +47,9 @@ def copy_chunk(
     place, in_head, count = find_chunk(first, stop, m, chunk, head, HV)
     copy_quarters(vectors.index(buffer), v + place * V, count, HV, V)
     copy_quarters(grads.index(buffer), do + place * V, count, HV, V)
-    row = gl.arange(0, 16, gl.SliceLayout(1, FOURS))[:, None]
-    column = gl.arange(0, 16, gl.SliceLayout(0, FOURS))[None, :]
-    at = gl.max_contiguous(gl.multiple_of(row * (K + 16) + K + column, [1, 4]), [1, 4])
+    row = gl.arange(0, 16, gl.SliceLayout(1, SMALL))[:, None]
+    column = gl.arange(0, 16, gl.SliceLayout(0, SMALL))[None, :]
+    at = gl.max_contiguous(gl.multiple_of(row * (K + 16) + K + column, [1, 2]), [1, 2])
     async_copy.async_copy_global_to_shared(products.index(buffer), pairs + in_head * 16 * (K + 16) + at)
     async_copy.commit_group()
 
@@ -147,6 +149,17 @@ def find_factors_of_slots(between, squares):
         for part in gl.static_range((t - 1) // 4 + 1):
             to_A += (between[factor_place(t, part)] * found[square_place(part, t // 4)][t % 4],)
     return to_A
+
+
+@gluon.jit
+def widen(x):
+    """x in float32. Of bfloat16 by two instructions for two numbers; the compiler takes five, and would carry every number
+    through a loop in a register, before it is widened."""
+    if x.dtype == gl.bfloat16:
+        x = gl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=gl.float32, is_pure=True, pack=2
+        )
+    return x.to(gl.float32)
 
 
 @gluon.jit
@@ -259,7 +272,7 @@ def slots_back_in_turn(
         q, k, gamma, decay, along, A, D, pairs, at_start, first, stop, m, blocks - 1, head, slot, HV, K, HEADS_K, HEADS_GAMMA,
         HEADS_DECAY,
     )  # fmt: skip
-    S = gl.load(states + ((m + blocks - 1) * HV + head) * K * V + in_state)
+    S = widen(gl.load(states + ((m + blocks - 1) * HV + head) * K * V + in_state))
     async_copy.wait_group(1)
     gl.thread_barrier()
     for step in range(0, blocks):
@@ -272,7 +285,6 @@ def slots_back_in_turn(
         left_operand = gl.convert_layout(left_operand, LEFT, assert_trivial=True)
         none = gl.zeros([4, SLOTS, 16], gl.float32, STATE)
         along_h.store(mma_v2(left_operand, h.permute((0, 2, 1)).load(RIGHT), none))
-        S = S.to(gl.float32)
         along_slot.store(gl.sum(L * S, 2))
         of_reads, of_turns = grad_o.load(RIGHT), h.load(RIGHT)
         # All that does not need L.
@@ -318,7 +330,7 @@ def slots_back_in_turn(
         zeros = gl.zeros([4, SLOTS, 16], TYPE, LEFT)
         L = mma_v2(gl.broadcast(reads.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], of_reads, L)
         L = mma_v2(gl.broadcast(turns.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], of_turns, L)
-        S = next_S
+        S = widen(next_S)
     async_copy.wait_group(0)
     if d_start is not None:
         gl.store(d_start + at + in_state, L)

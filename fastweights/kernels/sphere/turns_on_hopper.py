@@ -37,8 +37,9 @@ def copy_chunk(vectors, products, buffer, v, gram, first, stop, m, chunk, head, 
     """Begin to copy h, and their products with each other [16, 16]."""
     place, in_head, count = find_chunk(first, stop, m, chunk, head, HV)
     copy_quarters(vectors.index(buffer), v + place * V, count, HV, V)
-    row = gl.arange(0, 16, gl.SliceLayout(1, TILE))[:, None]
-    column = gl.arange(0, 16, gl.SliceLayout(0, TILE))[None, :]
+    SINGLE: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [4, 1], [1, 0])
+    row = gl.arange(0, 16, gl.SliceLayout(1, SINGLE))[:, None]
+    column = gl.arange(0, 16, gl.SliceLayout(0, SINGLE))[None, :]
     async_copy.async_copy_global_to_shared(
         products.index(buffer), gram + in_head * 16 * BLOCK + gram_place(row, column)
     )  # fmt: skip
@@ -167,11 +168,10 @@ def slots_in_turn(
             key, gain, d, square = numbers
             key, gain = key.to(gl.float32), to_float_or_nan(gain) * scale
             d = gain * 0 + 1 if decay is None else bound_below(to_float_or_nan(d), LEAST_DECAY)
-            total = gl.convert_layout(
-                gl.sum(squares.load(gl.SliceLayout(2, QUARTERS)), 0), SLOT, assert_trivial=True
-            )  # fmt: skip
-            unit = gl.where(total == 0, 0.0, gl.rsqrt(total))
-            b = gl.convert_layout(gl.sum(along_h.load(QUARTERS), 0), TILE, assert_trivial=True) * unit[:, None]
+            own = gl.sum(squares.load(gl.SliceLayout(2, QUARTERS)), 0)
+            own = gl.convert_layout(own, SLOT, assert_trivial=True)
+            inverse = gl.where(own == 0, 0.0, gl.rsqrt(own))
+            b = gl.convert_layout(gl.sum(along_h.load(QUARTERS), 0), TILE, assert_trivial=True) * inverse[:, None]
             copy_chunk(
                 vectors, products, buffer, v, gram, first, stop, m, gl.minimum(chunk + 2, blocks - 1), head, HV, V
             )  # fmt: skip
@@ -187,7 +187,7 @@ def slots_in_turn(
             high, rest = split_in_two(R, TYPE)
             highs.store(high)
             rests.store(rest)
-            units.store(unit)
+            units.store(inverse)
             kept_parts.store(gl.max(p, 1))
             place, in_head, count = find_chunk(first, stop, m, chunk, head, HV)
             there, in_steps = token < count, (in_head * K + slot[:, None]) * 16 + token
