@@ -28,8 +28,8 @@ def of_tensors(function: Any, a: Any, b: Any, propagate_nan: Any = None) -> Tens
     return function(torch.as_tensor(a), torch.as_tensor(b))
 
 
-def programs() -> Programs:
-    found = Programs(4)
+def programs(warps: int) -> Programs:
+    found = Programs(warps)
     found.language.int32, found.language.SwizzledSharedLayout = torch.int32, nothing
     for name in ("minimum", "maximum"):
         setattr(found.language, name, partial(of_tensors, getattr(torch, name)))
@@ -42,7 +42,7 @@ def programs() -> Programs:
         ),
         "share": lambda x, lane: x[:, lane : lane + 1].expand_as(x),
         "lanes_before": lambda x, by: torch.cat([x[:, :by], x[:, :-by]], 1),
-        "widen": lambda x: x, "split_in_two": lambda x, dtype: (x, 0 * x), "to_float_or_nan": lambda x: x,
+        "prefetch_chunk": nothing, "widen": lambda x: x, "split_in_two": lambda x, dtype: (x, 0 * x), "to_float_or_nan": lambda x: x,
         "inverse_root": lambda x, dtype: x.rsqrt(), "find_edges": lambda edges, n, T: (
             torch.tensor(0), torch.tensor(T), torch.tensor(0)
         ),
@@ -110,8 +110,8 @@ class Case:
 
 
 @pytest.mark.parametrize("objective", ["encode", "similarity"])
-@pytest.mark.parametrize(("time", "K", "V"), [(55, 64, 64), (32, 64, 128), (7, 32, 64)])
-def test_gradients_in_slots_are_those_of_the_tokens(objective: str, time: int, K: int, V: int) -> None:
+@pytest.mark.parametrize(("time", "K", "V", "warps"), [(55, 64, 64, 2), (32, 64, 128, 4), (7, 32, 64, 4)])
+def test_gradients_in_slots_are_those_of_the_tokens(objective: str, time: int, K: int, V: int, warps: int) -> None:
     from fastweights.kernels.sphere.turns_back_on_hopper import slots_back_in_turn
 
     case = Case(time, K, V, objective)
@@ -119,8 +119,8 @@ def test_gradients_in_slots_are_those_of_the_tokens(objective: str, time: int, K
     A, D, at_start = (torch.stack([one[i] for one in own], 1).float() for i in (0, 1, 3))
     adjoints, start = torch.empty(case.chunks, 2, K, V), torch.empty(1, 2, K, V)
     given = (case.q, case.k, case.v, case.gamma, case.decay, case.do, case.d_end, case.b, case.first)
-    programs().run(
-        slots_back_in_turn, (1, 2, K // 32), *(x.float() for x in given), A, D, case.pairs().float(), at_start,
+    programs(warps).run(
+        slots_back_in_turn, (1, 2, K // (8 * warps)), *(x.float() for x in given), A, D, case.pairs().float(), at_start,
         case.states.float(), adjoints, start, None, time, 2, K, V, objective, 1, 1, 1,
     )  # fmt: skip
     for head in range(2):
@@ -154,8 +154,8 @@ def slots_by_tokens(case: Case, start: Tensor, head: int) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("objective", ["encode", "similarity"])
-@pytest.mark.parametrize(("time", "K", "V"), [(55, 64, 64), (32, 64, 128), (7, 128, 128)])
-def test_slots_are_those_of_the_tokens(objective: str, time: int, K: int, V: int) -> None:
+@pytest.mark.parametrize(("time", "K", "V", "warps"), [(55, 64, 64, 2), (32, 64, 128, 4), (7, 128, 128, 4)])
+def test_slots_are_those_of_the_tokens(objective: str, time: int, K: int, V: int, warps: int) -> None:
     from fastweights.kernels.sphere.turns_on_hopper import slots_in_turn
 
     case = Case(time, K, V, objective)
@@ -166,8 +166,8 @@ def test_slots_are_those_of_the_tokens(objective: str, time: int, K: int, V: int
     states, start = torch.empty(case.chunks, 2, K, V), torch.randn(1, 2, K, V, dtype=torch.float64)
     first, end, grown = torch.empty(1, 2, K), torch.empty(1, 2, K, V), torch.full((1, 2, K // (16 if K == 64 else 32)), -1.0)
     given = (case.k, case.v, case.gamma, case.decay, start, gram)
-    programs().run(
-        slots_in_turn, (1, 2, K // 32), *(x.float() for x in given), kept, turned, along, states, first, end, grown, None, time,
+    programs(warps).run(
+        slots_in_turn, (1, 2, K // (8 * warps)), *(x.float() for x in given), kept, turned, along, states, first, end, grown, None, time,
         2, K, V, objective, 1, 1, 1,
     )  # fmt: skip
     torch.testing.assert_close(first.double(), 1 / start.norm(dim=3) ** 2, rtol=1e-5, atol=0)

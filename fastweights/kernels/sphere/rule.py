@@ -22,6 +22,7 @@ from .slot_outputs_back import prepare_turns_back
 from .slot_turns import BLOCK, inner_products, turn_slots
 from .slot_turns_back import turn_slots_back
 
+NARROW_WARPS = 2  # of programs on Hopper GPUs where K = 64, so that there are as many programs as for 128
 WIDEST = 128  # of K and V: the state of a head is held in registers
 
 
@@ -78,6 +79,11 @@ class Sphere(Call):
         """Whether kernels for Hopper GPUs go from chunk to chunk."""
         sized = self.K in (64, 128) and self.V in (64, 128) and self.dtype.itemsize == 2
         return self.by_chunks and sized and runs_gluon(self.device)
+
+    @property
+    def hopper_warps(self) -> int:
+        """Of a program of these kernels, which has 8 slots per warp."""
+        return 4 if self.K > 64 else NARROW_WARPS
 
     def vectors(self, width: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
         """One per token and value head."""
@@ -146,11 +152,10 @@ class Sphere(Call):
             S, saved.grown, x.cu_seqlens,
         )  # fmt: skip
         if self.takes_gluon:
-            from .hopper_slots import SLOTS, WARPS  # needs Gluon
-            from .turns_on_hopper import slots_in_turn
+            from .turns_on_hopper import slots_in_turn  # needs Gluon
 
-            grid = self.N, self.HV, self.K // SLOTS.value
-            self.launch(slots_in_turn, grid, *tensors, self.T, num_warps=WARPS.value)
+            warps = self.hopper_warps
+            self.launch(slots_in_turn, (self.N, self.HV, self.K // (8 * warps)), *tensors, self.T, num_warps=warps)
         else:
             self.launch(
                 turn_slots, (self.N, self.HV, self.tiles), *tensors, self.T, SLOTS=slots_per_program(self.K),
@@ -210,13 +215,13 @@ class Sphere(Call):
             maxnreg=168 if self.dtype.itemsize == 2 else None,  # so that a multiprocessor runs 12 programs, not 8
         )  # fmt: skip
         if self.takes_gluon:
-            from .hopper_slots import SLOTS, WARPS  # needs Gluon
-            from .turns_back_on_hopper import slots_back_in_turn
+            from .turns_back_on_hopper import slots_back_in_turn  # needs Gluon
 
+            warps = self.hopper_warps
             self.launch(
-                slots_back_in_turn, (self.N, self.HV, self.K // SLOTS.value), x.q, *inputs, do, d_end, saved.along,
+                slots_back_in_turn, (self.N, self.HV, self.K // (8 * warps)), x.q, *inputs, do, d_end, saved.along,
                 saved.first_per_square, A, D, pairs, at_start, saved.states, adjoints, dS, x.cu_seqlens, self.T,
-                num_warps=WARPS.value,
+                num_warps=warps,
             )  # fmt: skip
         else:
             slots = slots_per_program(self.K)  # of a program; with 32 of them its registers hold less ahead

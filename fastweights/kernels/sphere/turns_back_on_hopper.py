@@ -8,25 +8,24 @@ plus what outputs and tokens of the chunk add.
 
 from __future__ import annotations
 
+from ..common.math import prefetch
 from ..runtime.gluon import async_copy, gl, gluon, mma_v2
 from .forward import find_edges
 from .hopper_slots import (
-    FOURS,
     LINE,
-    QUARTERS,
     ROWS,
     ROWS_OF_16,
-    SLOTS,
-    SMALL,
-    STATE,
-    TILE,
     as_groups,
     as_tile,
-    copy_quarters,
+    copy_vectors,
     find_chunk,
+    fours_layout,
     lanes_before,
-    shared_layout,
+    parts_layout,
     share,
+    shared_layout,
+    state_layout,
+    tile_layout,
 )
 from .slot_steps import find_step_again, inverse_squares
 
@@ -34,6 +33,7 @@ from .slot_steps import find_step_again, inverse_squares
 @gluon.jit
 def store_turned(buffer, a, b, c, d):
     """Four groups [32, 4] to shared memory [32, 16], so that loaded again number j of lane i is what number i of lane j was."""
+    FOURS: gl.constexpr = fours_layout(gl.num_warps())
     whole = gl.join(gl.join(a, b), gl.join(c, d)).permute((0, 1, 3, 2)).reshape([a.shape[0], 16])
     buffer.store(gl.convert_layout(whole, FOURS, assert_trivial=True))
 
@@ -45,8 +45,9 @@ def copy_chunk(
 ):  # fmt: skip
     """Begin to copy h, the gradients of outputs and the products of h with each other [16, 16]."""
     place, in_head, count = find_chunk(first, stop, m, chunk, head, HV)
-    copy_quarters(vectors.index(buffer), v + place * V, count, HV, V)
-    copy_quarters(grads.index(buffer), do + place * V, count, HV, V)
+    copy_vectors(vectors.index(buffer), v + place * V, count, HV, V)
+    copy_vectors(grads.index(buffer), do + place * V, count, HV, V)
+    SMALL: gl.constexpr = gl.BlockedLayout([1, 2], [4, 8], [gl.num_warps(), 1], [1, 0])
     row = gl.arange(0, 16, gl.SliceLayout(1, SMALL))[:, None]
     column = gl.arange(0, 16, gl.SliceLayout(0, SMALL))[None, :]
     at = gl.max_contiguous(gl.multiple_of(row * (K + 16) + K + column, [1, 2]), [1, 2])
@@ -61,6 +62,7 @@ def load_chunk_numbers(
 ):  # fmt: skip
     """As they are in memory: A, D, b, query and key [32, 16], the products of h with the slots at the chunk's start, gamma and
     decay [1, 16], and the product of those slots with the gradient of the chunk's outputs [32]."""
+    TILE: gl.constexpr = tile_layout(gl.num_warps())
     place, in_head, count = find_chunk(first, stop, m, chunk, head, HV)
     row = slot[:, None]
     token = gl.arange(0, 16, gl.SliceLayout(0, TILE))[None, :]
@@ -102,6 +104,7 @@ def share_all(x):
 @gluon.jit
 def store_products(squares, f, w, with_slots, products):
     """h_t.s_(c-1) of a chunk as squares of four c by four t, turned over, from those with the slots at its start."""
+    TILE: gl.constexpr = tile_layout(gl.num_warps())
     g, columns = as_groups(with_slots), ()
     for c in gl.static_range(16):
         columns += (g,)
@@ -122,6 +125,8 @@ def store_products(squares, f, w, with_slots, products):
 def find_factors(f, products):
     """Of every t the products of f between a token before it and t, and what D of that token takes of x_t, see `factor_place`;
     and the products of f from a token to the chunk's end."""
+    TILE: gl.constexpr = tile_layout(gl.num_warps())
+    SLOTS: gl.constexpr = 8 * gl.num_warps()
     lane = gl.arange(0, 4, gl.SliceLayout(0, TILE))[None, :]
     none = gl.zeros([SLOTS, 4], gl.float32, TILE)
     until, between, to_D = (none, none, none, none), (), ()
@@ -142,6 +147,7 @@ def find_factors(f, products):
 @gluon.jit
 def find_factors_of_slots(between, squares):
     """What A of the tokens before takes of every x_t."""
+    TILE: gl.constexpr = tile_layout(gl.num_warps())
     found, to_A = (), ()
     for place in gl.static_range(10):
         found += (as_groups(squares[place].load(TILE)),)
@@ -165,6 +171,7 @@ def widen(x):
 @gluon.jit
 def products_since(f):
     """Of a token the product of f of the lanes before it."""
+    TILE: gl.constexpr = tile_layout(gl.num_warps())
     lane = gl.arange(0, 4, gl.SliceLayout(0, TILE))[None, :]
     found = gl.where(lane == 0, 1.0, lanes_before(f, 1))
     found *= gl.where(lane == 0, 1.0, lanes_before(found, 1))
@@ -174,6 +181,8 @@ def products_since(f):
 @gluon.jit
 def products_from_start(F):
     """Of a token the products of f of the tokens of its group before it, and of all before it."""
+    TILE: gl.constexpr = tile_layout(gl.num_warps())
+    SLOTS: gl.constexpr = 8 * gl.num_warps()
     f, since, found = as_groups(F), (), ()
     start = gl.full([SLOTS, 4], 1.0, gl.float32, TILE)
     for i in gl.static_range(4):
@@ -186,6 +195,8 @@ def products_from_start(F):
 @gluon.jit
 def follow_slot(F, W, y, z, since):
     """The products of L with the slot before every token, from those with the slot at the start (z) and with every h (y)."""
+    TILE: gl.constexpr = tile_layout(gl.num_warps())
+    SLOTS: gl.constexpr = 8 * gl.num_warps()
     lane = gl.arange(0, 4, gl.SliceLayout(0, TILE))[None, :]
     f, written, found = as_groups(F), as_groups(W * y), ()
     start = gl.broadcast(z[:, None], gl.zeros([SLOTS, 4], gl.float32, TILE))[0]
@@ -226,6 +237,28 @@ def solve_steps(A, D, A_weight, D_weight, to_A, to_D):
     return as_tile(A), as_tile(D)
 
 
+@gluon.jit
+def prefetch_chunk(
+    q, k, along, A, D, pairs, states, first, stop, m, chunk, head, slot, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
+    HEADS_K: gl.constexpr,
+):  # fmt: skip
+    """Fetch into the L1 cache what is loaded of a chunk for slots from number `slot` on; one cache line per thread."""
+    WARPS: gl.constexpr = gl.num_warps()
+    THREADS: gl.constexpr = 32 * WARPS
+    LINES: gl.constexpr = THREADS * V // 256  # of the slots
+    place, in_head, _count = find_chunk(first, stop, m, chunk, head, HV)
+    i = gl.arange(0, THREADS, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    in_steps, row = (in_head * K + slot) * 16 + i % (THREADS // 8) * 32, i % 16
+    step = gl.where(i < THREADS // 4, (A + in_steps).to(gl.int64, bitcast=True), (D + in_steps).to(gl.int64, bitcast=True))
+    step = gl.where(i < THREADS // 2, step, (along + in_steps).to(gl.int64, bitcast=True))
+    pair = (pairs + (in_head * 16 + row) * (K + 16) + slot).to(gl.int64, bitcast=True)
+    prefetch(gl.where(i < THREADS * 3 // 4, step, pair))
+    in_keys = place // HEADS_K * K + slot + row * (HV // HEADS_K * K)
+    state = (states + (in_head * K + slot) * V + i % LINES * 64).to(gl.int64, bitcast=True)
+    query, key = (q + in_keys).to(gl.int64, bitcast=True), (k + in_keys).to(gl.int64, bitcast=True)
+    prefetch(gl.where(i < LINES, state, gl.where(i < THREADS * 3 // 4, query, key)))
+
+
 @gluon.jit(do_not_specialize=["T"])
 def slots_back_in_turn(
     q, k, v, gamma, decay, do, d_end, along, first_per_square, A, D, pairs, at_start, states, adjoints, d_start, cu_seqlens,
@@ -234,6 +267,11 @@ def slots_back_in_turn(
 ):  # fmt: skip
     """Arguments as of `turn_slots_back`."""
     TYPE: gl.constexpr = v.dtype.element_ty
+    WARPS: gl.constexpr = gl.num_warps()
+    SLOTS: gl.constexpr = 8 * WARPS
+    TILE: gl.constexpr = tile_layout(WARPS)
+    STATE: gl.constexpr = state_layout(WARPS)
+    PARTS: gl.constexpr = parts_layout(WARPS)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, STATE, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, STATE, 2)
     STATE_SLOT: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, STATE))
@@ -241,25 +279,25 @@ def slots_back_in_turn(
     n, head, part = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     first, stop, m = find_edges(cu_seqlens, n, T)
     slot = part * SLOTS + gl.arange(0, SLOTS, SLOT)
-    quarter = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, STATE)))[:, None, None]
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, STATE)))[:, None, None]
     state_row = part * SLOTS + gl.arange(0, SLOTS, STATE_SLOT)[None, :, None]
-    channel = gl.arange(0, V // 4, gl.SliceLayout(0, gl.SliceLayout(1, STATE)))[None, None, :]
-    in_state = state_row * V + quarter * (V // 4) + channel
+    channel = gl.arange(0, V // WARPS, gl.SliceLayout(0, gl.SliceLayout(1, STATE)))[None, None, :]
+    in_state = state_row * V + warp * (V // WARPS) + channel
     at = (n.to(gl.int64) * HV + head) * K * V
     token = gl.arange(0, 16, gl.SliceLayout(0, TILE))[None, :]
-    vectors = gl.allocate_shared_memory(TYPE, [2, 4, 16, V // 4], shared_layout(V))
-    grads = gl.allocate_shared_memory(TYPE, [2, 4, 16, V // 4], shared_layout(V))
+    vectors = gl.allocate_shared_memory(TYPE, [2, WARPS, 16, V // WARPS], shared_layout(WARPS, V))
+    grads = gl.allocate_shared_memory(TYPE, [2, WARPS, 16, V // WARPS], shared_layout(WARPS, V))
     products = gl.allocate_shared_memory(gl.float32, [2, 16, 16], ROWS)
     squares = ()
     for _ in gl.static_range(10):  # tiles of their own, as between stores into one there would be a barrier
         squares += (gl.allocate_shared_memory(gl.float32, [SLOTS, 16], ROWS_OF_16),)
-    along_h = gl.allocate_shared_memory(gl.float32, [4, SLOTS, 16], gl.SwizzledSharedLayout(4, 2, 4, [2, 1, 0]))
-    along_slot = gl.allocate_shared_memory(gl.float32, [4, SLOTS], ROWS)
+    along_h = gl.allocate_shared_memory(gl.float32, [WARPS, SLOTS, 16], gl.SwizzledSharedLayout(4, 2, 4, [2, 1, 0]))
+    along_slot = gl.allocate_shared_memory(gl.float32, [WARPS, SLOTS], ROWS)
     reads = gl.allocate_shared_memory(TYPE, [SLOTS, 16], gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
     turns = gl.allocate_shared_memory(TYPE, [SLOTS, 16], gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
     kept, freed = gl.allocate_shared_memory(gl.float32, [SLOTS], LINE), gl.allocate_shared_memory(gl.float32, [SLOTS], LINE)
     per_square_first = gl.load(first_per_square + (n * HV + head) * K + slot)[:, None]
-    L = gl.zeros([4, SLOTS, V // 4], gl.float32, STATE) if d_end is None else gl.load(d_end + at + in_state).to(gl.float32)
+    L = gl.zeros([WARPS, SLOTS, V // WARPS], gl.float32, STATE) if d_end is None else gl.load(d_end + at + in_state).to(gl.float32)
     blocks = ((stop - first + 15) // 16).to(gl.int32)
     if blocks == 0:
         if d_start is not None:
@@ -268,11 +306,7 @@ def slots_back_in_turn(
     last = gl.maximum(blocks - 2, 0)
     copy_chunk(vectors, grads, products, 0, v, do, pairs, first, stop, m, blocks - 1, head, HV, K, V)
     copy_chunk(vectors, grads, products, 1, v, do, pairs, first, stop, m, last, head, HV, K, V)
-    numbers = load_chunk_numbers(
-        q, k, gamma, decay, along, A, D, pairs, at_start, first, stop, m, blocks - 1, head, slot, HV, K, HEADS_K, HEADS_GAMMA,
-        HEADS_DECAY,
-    )  # fmt: skip
-    S = widen(gl.load(states + ((m + blocks - 1) * HV + head) * K * V + in_state))
+    prefetch_chunk(q, k, along, A, D, pairs, states, first, stop, m, blocks - 1, head, part * SLOTS, HV, K, V, HEADS_K)
     async_copy.wait_group(1)
     gl.thread_barrier()
     for step in range(0, blocks):
@@ -280,15 +314,21 @@ def slots_back_in_turn(
         chunk, buffer = blocks - 1 - step, step % 2
         h, grad_o, inner = vectors.index(buffer), grads.index(buffer), products.index(buffer)
         in_head = (m + chunk) * HV + head
+        own_A, own_D, b, query, key, with_slots, gain, d, own = load_chunk_numbers(
+            q, k, gamma, decay, along, A, D, pairs, at_start, first, stop, m, chunk, head, slot, HV, K, HEADS_K, HEADS_GAMMA,
+            HEADS_DECAY,
+        )  # fmt: skip
+        S = widen(gl.load(states + in_head * K * V + in_state))
+        before = gl.maximum(chunk - 1, 0)
+        prefetch_chunk(q, k, along, A, D, pairs, states, first, stop, m, before, head, part * SLOTS, HV, K, V, HEADS_K)
         left_operand = L.to(TYPE)
         gl.store(adjoints + in_head * K * V + in_state, left_operand)
         left_operand = gl.convert_layout(left_operand, LEFT, assert_trivial=True)
-        none = gl.zeros([4, SLOTS, 16], gl.float32, STATE)
+        none = gl.zeros([WARPS, SLOTS, 16], gl.float32, STATE)
         along_h.store(mma_v2(left_operand, h.permute((0, 2, 1)).load(RIGHT), none))
         along_slot.store(gl.sum(L * S, 2))
         of_reads, of_turns = grad_o.load(RIGHT), h.load(RIGHT)
         # All that does not need L.
-        own_A, own_D, b, query, key, with_slots, gain, d, own = numbers
         per_square = inverse_squares(per_square_first, token, chunk == 0)
         square = inner.slice(0, 1, 0).load(TILE)
         F, W, _error, _gain, _d, _inverse, _across, A_weight, D_weight = find_step_again(
@@ -299,20 +339,14 @@ def slots_back_in_turn(
         between, to_D, until = find_factors(f, inner)
         since, from_start = products_from_start(F)
         whole = gl.sum(gl.where(token == 15, from_start * F, 0.0), 1)
-        y = gl.convert_layout(gl.sum(along_h.load(QUARTERS), 0), TILE, assert_trivial=True)
-        z = gl.sum(along_slot.load(gl.SliceLayout(2, QUARTERS)), 0)
+        y = gl.convert_layout(gl.sum(along_h.load(PARTS), 0), TILE, assert_trivial=True)
+        z = gl.sum(along_slot.load(gl.SliceLayout(2, PARTS)), 0)
         z = gl.convert_layout(z, SLOT, assert_trivial=True)
         to_A = find_factors_of_slots(between, squares)
         # What the chunks before need is on its way while the steps are solved.
         copy_chunk(
             vectors, grads, products, buffer, v, do, pairs, first, stop, m, gl.maximum(chunk - 2, 0), head, HV, K, V
         )  # fmt: skip
-        before = gl.maximum(chunk - 1, 0)
-        numbers = load_chunk_numbers(
-            q, k, gamma, decay, along, A, D, pairs, at_start, first, stop, m, before, head, slot, HV, K, HEADS_K, HEADS_GAMMA,
-            HEADS_DECAY,
-        )  # fmt: skip
-        next_S = gl.load(states + ((m + before) * HV + head) * K * V + in_state)
         A_t, D_t = add_groups(own_A, until, follow_slot(F, W, y, z, since)), add_groups(own_D, until, as_groups(y))
         A_t, D_t = solve_steps(A_t, D_t, A_weight, D_weight, to_A, to_D)
         here = (in_head * K + slot[:, None]) * 16 + token
@@ -327,10 +361,9 @@ def slots_back_in_turn(
         gl.thread_barrier()
         L *= kept.load(STATE_SLOT)[None, :, None]
         L -= freed.load(STATE_SLOT)[None, :, None] * S
-        zeros = gl.zeros([4, SLOTS, 16], TYPE, LEFT)
+        zeros = gl.zeros([WARPS, SLOTS, 16], TYPE, LEFT)
         L = mma_v2(gl.broadcast(reads.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], of_reads, L)
         L = mma_v2(gl.broadcast(turns.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], of_turns, L)
-        S = widen(next_S)
     async_copy.wait_group(0)
     if d_start is not None:
         gl.store(d_start + at + in_state, L)

@@ -10,17 +10,16 @@ from ..runtime.gluon import async_copy, gl, gluon, mma_v2
 from .forward import LEAST_DECAY, SHORTEST, bound_below, find_edges, inverse_square, slots_per_program
 from .hopper_slots import (
     LINE,
-    QUARTERS,
     ROWS,
-    SLOTS,
-    STATE,
-    TILE,
     as_groups,
     as_tile,
-    copy_quarters,
+    copy_vectors,
     find_chunk,
+    parts_layout,
     share,
     shared_layout,
+    state_layout,
+    tile_layout,
 )
 from .slot_steps import split_in_two
 from .slot_turns import BLOCK, find_step
@@ -36,8 +35,8 @@ def gram_place(row, column):
 def copy_chunk(vectors, products, buffer, v, gram, first, stop, m, chunk, head, HV: gl.constexpr, V: gl.constexpr):
     """Begin to copy h, and their products with each other [16, 16]."""
     place, in_head, count = find_chunk(first, stop, m, chunk, head, HV)
-    copy_quarters(vectors.index(buffer), v + place * V, count, HV, V)
-    SINGLE: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [4, 1], [1, 0])
+    copy_vectors(vectors.index(buffer), v + place * V, count, HV, V)
+    SINGLE: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [gl.num_warps(), 1], [1, 0])
     row = gl.arange(0, 16, gl.SliceLayout(1, SINGLE))[:, None]
     column = gl.arange(0, 16, gl.SliceLayout(0, SINGLE))[None, :]
     async_copy.async_copy_global_to_shared(
@@ -52,6 +51,7 @@ def load_chunk_numbers(
     HEADS_GAMMA: gl.constexpr, HEADS_DECAY: gl.constexpr,
 ):  # fmt: skip
     """As they are in memory: keys [32, 16], gamma, decay and |h|^2 [1, 16]."""
+    TILE: gl.constexpr = tile_layout(gl.num_warps())
     place, in_head, count = find_chunk(first, stop, m, chunk, head, HV)
     token = gl.arange(0, 16, gl.SliceLayout(0, TILE))[None, :]
     row, here = slot[:, None], token < count
@@ -68,6 +68,8 @@ def load_chunk_numbers(
 def take_steps(key, gain, d, square, b, rows, OBJECTIVE: gl.constexpr, TYPE: gl.constexpr):
     """f, w and b of a chunk's tokens in groups, from the products b of the h with the slots at its start; the coefficients of the
     h at its end, the largest that each had, the product of all f, and the largest product."""
+    TILE: gl.constexpr = tile_layout(gl.num_warps())
+    SLOTS: gl.constexpr = 8 * gl.num_warps()
     lane = gl.arange(0, 4, gl.SliceLayout(0, TILE))[None, :]
     zeros = gl.zeros([SLOTS, 4], gl.float32, TILE)
     R, most = (zeros, zeros, zeros, zeros), (zeros, zeros, zeros, zeros)
@@ -105,6 +107,11 @@ def slots_in_turn(
 ):  # fmt: skip
     """Arguments as of `turn_slots`."""
     TYPE: gl.constexpr = v.dtype.element_ty
+    WARPS: gl.constexpr = gl.num_warps()
+    SLOTS: gl.constexpr = 8 * WARPS
+    TILE: gl.constexpr = tile_layout(WARPS)
+    STATE: gl.constexpr = state_layout(WARPS)
+    PARTS: gl.constexpr = parts_layout(WARPS)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, STATE, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, STATE, 2)
     STATE_SLOT: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, STATE))
@@ -112,16 +119,16 @@ def slots_in_turn(
     n, head, tile = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     first, stop, m = find_edges(cu_seqlens, n, T)
     slot = tile * SLOTS + gl.arange(0, SLOTS, SLOT)
-    quarter = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, STATE)))[:, None, None]
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, STATE)))[:, None, None]
     state_row = tile * SLOTS + gl.arange(0, SLOTS, STATE_SLOT)[None, :, None]
-    channel = quarter * (V // 4) + gl.arange(0, V // 4, gl.SliceLayout(0, gl.SliceLayout(1, STATE)))[None, None, :]
+    channel = warp * (V // WARPS) + gl.arange(0, V // WARPS, gl.SliceLayout(0, gl.SliceLayout(1, STATE)))[None, None, :]
     in_state = state_row * V + channel
     at = (n.to(gl.int64) * HV + head) * K * V
     token = gl.arange(0, 16, gl.SliceLayout(0, TILE))[None, :]
-    vectors = gl.allocate_shared_memory(TYPE, [2, 4, 16, V // 4], shared_layout(V))
+    vectors = gl.allocate_shared_memory(TYPE, [2, WARPS, 16, V // WARPS], shared_layout(WARPS, V))
     products = gl.allocate_shared_memory(gl.float32, [2, 16, 16], ROWS)
-    along_h = gl.allocate_shared_memory(gl.float32, [4, SLOTS, 16], gl.SwizzledSharedLayout(4, 2, 4, [2, 1, 0]))
-    squares = gl.allocate_shared_memory(gl.float32, [4, SLOTS], ROWS)
+    along_h = gl.allocate_shared_memory(gl.float32, [WARPS, SLOTS, 16], gl.SwizzledSharedLayout(4, 2, 4, [2, 1, 0]))
+    squares = gl.allocate_shared_memory(gl.float32, [WARPS, SLOTS], ROWS)
     highs = gl.allocate_shared_memory(TYPE, [SLOTS, 16], gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
     rests = gl.allocate_shared_memory(TYPE, [SLOTS, 16], gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
     units, kept_parts = (
@@ -158,7 +165,7 @@ def slots_in_turn(
             h, inner = vectors.index(buffer), products.index(buffer)
             high, rest = split_in_two(S, TYPE)
             by_channel = h.permute((0, 2, 1)).load(RIGHT)
-            none = gl.zeros([4, SLOTS, 16], gl.float32, STATE)
+            none = gl.zeros([WARPS, SLOTS, 16], gl.float32, STATE)
             b = mma_v2(gl.convert_layout(high, LEFT, assert_trivial=True), by_channel, none)
             along_h.store(b - mma_v2(gl.convert_layout(rest, LEFT, assert_trivial=True), by_channel, none))
             squares.store(gl.sum(S * S, 2))
@@ -168,10 +175,10 @@ def slots_in_turn(
             key, gain, d, square = numbers
             key, gain = key.to(gl.float32), to_float_or_nan(gain) * scale
             d = gain * 0 + 1 if decay is None else bound_below(to_float_or_nan(d), LEAST_DECAY)
-            own = gl.sum(squares.load(gl.SliceLayout(2, QUARTERS)), 0)
+            own = gl.sum(squares.load(gl.SliceLayout(2, PARTS)), 0)
             own = gl.convert_layout(own, SLOT, assert_trivial=True)
             inverse = gl.where(own == 0, 0.0, gl.rsqrt(own))
-            b = gl.convert_layout(gl.sum(along_h.load(QUARTERS), 0), TILE, assert_trivial=True) * inverse[:, None]
+            b = gl.convert_layout(gl.sum(along_h.load(PARTS), 0), TILE, assert_trivial=True) * inverse[:, None]
             copy_chunk(
                 vectors, products, buffer, v, gram, first, stop, m, gl.minimum(chunk + 2, blocks - 1), head, HV, V
             )  # fmt: skip
@@ -202,15 +209,15 @@ def slots_in_turn(
             S *= units.load(STATE_SLOT)[None, :, None]
             gl.store(states + in_head * K * V + in_state, S.to(states.dtype.element_ty))
             S *= kept_parts.load(STATE_SLOT)[None, :, None]
-            zeros = gl.zeros([4, SLOTS, 16], TYPE, LEFT)
+            zeros = gl.zeros([WARPS, SLOTS, 16], TYPE, LEFT)
             S = mma_v2(gl.broadcast(highs.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], by_token, S)
             S = mma_v2(gl.broadcast(-rests.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], by_token, S)
             scale = alive + gl.zeros([SLOTS, 16], gl.float32, TILE)
         async_copy.wait_group(0)
     most_of_all = gl.max(gl.max(largest, 1), 0)
-    PARTS: gl.constexpr = SLOTS // slots_per_program(K)
-    for part in gl.static_range(PARTS):
-        gl.store(grown + ((n * HV + head) * gl.num_programs(2) + tile) * PARTS + part, most_of_all)
+    COUNT: gl.constexpr = SLOTS // slots_per_program(K)
+    for i in gl.static_range(COUNT):
+        gl.store(grown + ((n * HV + head) * gl.num_programs(2) + tile) * COUNT + i, most_of_all)
     if end is not None:
         total = gl.sum(gl.sum(S * S, 2), 0)
         unit = gl.where(total == 0, 0.0, gl.rsqrt(total)) * gl.where(blocks == 0, gl.convert_layout(length, STATE_SLOT), 1.0)
