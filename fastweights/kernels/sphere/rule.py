@@ -22,7 +22,6 @@ from .slot_outputs_back import prepare_turns_back
 from .slot_turns import BLOCK, inner_products, turn_slots
 from .slot_turns_back import turn_slots_back
 
-NARROW_WARPS = 2  # of programs on Hopper GPUs where K = 64, so that there are as many programs as for 128
 WIDEST = 128  # of K and V: the state of a head is held in registers
 
 
@@ -75,15 +74,15 @@ class Sphere(Call):
         }  # fmt: skip
 
     @property
-    def takes_gluon(self) -> bool:
-        """Whether kernels for Hopper GPUs go from chunk to chunk."""
-        sized = self.K in (64, 128) and self.V in (64, 128) and self.dtype.itemsize == 2
+    def turns_in_gluon(self) -> bool:
+        """Whether the kernel for Hopper GPUs goes forward from chunk to chunk."""
+        sized = self.K == self.V and self.K in (64, 128) and self.dtype.itemsize == 2
         return self.by_chunks and sized and runs_gluon(self.device)
 
     @property
-    def hopper_warps(self) -> int:
-        """Of a program of these kernels, which has 8 slots per warp."""
-        return 4 if self.K > 64 else NARROW_WARPS
+    def turns_back_in_gluon(self) -> bool:
+        """Whether such a kernel goes back; with 64 channels the one in plain Triton is as fast or faster."""
+        return self.turns_in_gluon and self.K == 128
 
     def vectors(self, width: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
         """One per token and value head."""
@@ -151,11 +150,11 @@ class Sphere(Call):
             x.k, x.v, x.gamma, x.decay, x.S, gram, saved.kept, saved.turned, saved.along, saved.states, saved.first_per_square,
             S, saved.grown, x.cu_seqlens,
         )  # fmt: skip
-        if self.takes_gluon:
+        if self.turns_in_gluon:
             from .turns_on_hopper import slots_in_turn  # needs Gluon
 
-            warps = self.hopper_warps
-            self.launch(slots_in_turn, (self.N, self.HV, self.K // (8 * warps)), *tensors, self.T, num_warps=warps)
+            warps = self.K // 32  # 8 slots each; as many programs for both sizes
+            self.launch(slots_in_turn, (self.N, self.HV, 4), *tensors, self.T, num_warps=warps)
         else:
             self.launch(
                 turn_slots, (self.N, self.HV, self.tiles), *tensors, self.T, SLOTS=slots_per_program(self.K),
@@ -206,7 +205,7 @@ class Sphere(Call):
         x, blocks = self.x, self.record_blocks()
         pairs, reads = self.floats(self.M, self.HV, EVERY.value, self.K + EVERY.value), self.pairs(torch.float32)
         gates = self.floats(self.M, self.HV, 2, EVERY.value)
-        at_start = self.floats(self.M, self.HV, self.K) if self.takes_gluon else None
+        at_start = self.floats(self.M, self.HV, self.K) if self.turns_back_in_gluon else None
         A, D, adjoints = self.steps(), self.steps(), self.state(self.M, self.dtype)
         inputs = x.k, x.v, x.gamma, x.decay
         self.launch(
@@ -214,14 +213,12 @@ class Sphere(Call):
             reads, gates, A, D, at_start, dq, blocks, self.T, num_warps=1, num_stages=1,
             maxnreg=168 if self.dtype.itemsize == 2 else None,  # so that a multiprocessor runs 12 programs, not 8
         )  # fmt: skip
-        if self.takes_gluon:
+        if self.turns_back_in_gluon:
             from .turns_back_on_hopper import slots_back_in_turn  # needs Gluon
 
-            warps = self.hopper_warps
             self.launch(
-                slots_back_in_turn, (self.N, self.HV, self.K // (8 * warps)), x.q, *inputs, do, d_end, saved.along,
-                saved.first_per_square, A, D, pairs, at_start, saved.states, adjoints, dS, x.cu_seqlens, self.T,
-                num_warps=warps,
+                slots_back_in_turn, (self.N, self.HV, 4), x.q, *inputs, do, d_end, saved.along,
+                saved.first_per_square, A, D, pairs, at_start, saved.states, adjoints, dS, x.cu_seqlens, self.T, num_warps=4,
             )  # fmt: skip
         else:
             slots = slots_per_program(self.K)  # of a program; with 32 of them its registers hold less ahead

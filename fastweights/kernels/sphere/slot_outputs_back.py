@@ -56,8 +56,9 @@ def compose_steps(f, x, y, next_f, next_x, next_y):
 
 @triton.jit
 def products_of_outputs(query, F, W, slot_do, reads, token):
-    """A and D [16, TILE] of a chunk as far as they come from its own outputs, s_{t-1}.dO, and L.s_0 at its start [1, TILE]. The reductions rely on the order of
-    the tokens, which Triton keeps inside a thread only: tests/kernels/test_machine_code.py looks at the layout."""
+    """A and D [16, TILE] of a chunk as far as they come from its own outputs, s_{t-1}.dO, and L.s_0 at its start [1, TILE]. The
+    reductions rely on the order of the tokens, which Triton keeps inside a thread only: tests/kernels/test_machine_code.py looks
+    at the layout."""
     A = tl.zeros_like(F)
     D, R, y, z = A, A, A, take_row(A, token, 0)
     for back in tl.static_range(EVERY):

@@ -8,7 +8,6 @@ plus what outputs and tokens of the chunk add.
 
 from __future__ import annotations
 
-from ..common.math import prefetch
 from ..runtime.gluon import async_copy, gl, gluon, mma_v2
 from .forward import find_edges
 from .hopper_slots import (
@@ -97,7 +96,7 @@ def share_all(x):
     """The numbers of each token, in all lanes."""
     groups, found = as_groups(x), ()
     for t in gl.static_range(16):
-        found += (share(groups[t // 4], t % 4),)
+        found += (share(groups[t // 4], t % 4),)  # type: ignore[assignment]
     return found
 
 
@@ -107,11 +106,11 @@ def store_products(squares, f, w, with_slots, products):
     TILE: gl.constexpr = tile_layout(gl.num_warps())
     g, columns = as_groups(with_slots), ()
     for c in gl.static_range(16):
-        columns += (g,)
+        columns += (g,)  # type: ignore[assignment]
         if c % 4 == 3:
             for group in gl.static_range(c // 4, 4):
                 place = squares[square_place(c // 4, group)]
-                store_turned(place, columns[0][group], columns[1][group], columns[2][group], columns[3][group])
+                store_turned(place, columns[0][group], columns[1][group], columns[2][group], columns[3][group])  # type: ignore[misc]
             columns = ()
         # The place of the first row holds the squares.
         row = as_groups((products.permute((1, 0)) if c == 0 else products).slice(c, 1, 0).load(TILE))
@@ -134,13 +133,13 @@ def find_factors(f, products):
         now = ()
         for part in gl.static_range(4):
             product = until[part] * f[t - 1]
-            now += (gl.where(lane == (t - 1) % 4, 1.0, product) if part == (t - 1) // 4 else product,)
-        until = now
+            now += (gl.where(lane == (t - 1) % 4, 1.0, product) if part == (t - 1) // 4 else product,)  # type: ignore[assignment]
+        until = now  # type: ignore[assignment]
         if t < 16:
             row = as_groups(products.slice(t, 1, 0).load(TILE))
             for part in gl.static_range((t - 1) // 4 + 1):
-                between += (until[part],)
-                to_D += (until[part] * row[part],)
+                between += (until[part],)  # type: ignore[assignment]
+                to_D += (until[part] * row[part],)  # type: ignore[assignment]
     return between, to_D, until
 
 
@@ -150,10 +149,10 @@ def find_factors_of_slots(between, squares):
     TILE: gl.constexpr = tile_layout(gl.num_warps())
     found, to_A = (), ()
     for place in gl.static_range(10):
-        found += (as_groups(squares[place].load(TILE)),)
+        found += (as_groups(squares[place].load(TILE)),)  # type: ignore[assignment]
     for t in gl.static_range(1, 16):
         for part in gl.static_range((t - 1) // 4 + 1):
-            to_A += (between[factor_place(t, part)] * found[square_place(part, t // 4)][t % 4],)
+            to_A += (between[factor_place(t, part)] * found[square_place(part, t // 4)][t % 4],)  # type: ignore[assignment]
     return to_A
 
 
@@ -186,8 +185,8 @@ def products_from_start(F):
     f, since, found = as_groups(F), (), ()
     start = gl.full([SLOTS, 4], 1.0, gl.float32, TILE)
     for i in gl.static_range(4):
-        since += (products_since(f[i]),)
-        found += (start * since[i],)
+        since += (products_since(f[i]),)  # type: ignore[assignment]
+        found += (start * since[i],)  # type: ignore[assignment]
         start = share(found[i] * f[i], 3)
     return since, as_tile(found)
 
@@ -205,7 +204,7 @@ def follow_slot(F, W, y, z, since):
         own = gl.where(lane == 0, 0.0, lanes_before(written[i], 1))
         own += f1 * lanes_before(own, 1)
         own += f1 * lanes_before(f1, 1) * lanes_before(own, 2)
-        found += (own + since[i] * start,)
+        found += (own + since[i] * start,)  # type: ignore[assignment]
         start = share(f[i] * found[i] + written[i], 3)
     return found
 
@@ -215,7 +214,7 @@ def add_groups(own, factors, x):
     """A tile and the products of two tiles, of which these are groups."""
     groups, found = as_groups(own), ()
     for i in gl.static_range(4):
-        found += (groups[i] + factors[i] * x[i],)
+        found += (groups[i] + factors[i] * x[i],)  # type: ignore[assignment]
     return found
 
 
@@ -228,35 +227,13 @@ def solve_steps(A, D, A_weight, D_weight, to_A, to_D):
         later_A, later_D = (), ()
         for part in gl.static_range(4):
             if part <= (t - 1) // 4:
-                later_A += (A[part] + to_A[factor_place(t, part)] * x,)
-                later_D += (D[part] + to_D[factor_place(t, part)] * x,)
+                later_A += (A[part] + to_A[factor_place(t, part)] * x,)  # type: ignore[assignment]
+                later_D += (D[part] + to_D[factor_place(t, part)] * x,)  # type: ignore[assignment]
             else:
-                later_A += (A[part],)
-                later_D += (D[part],)
+                later_A += (A[part],)  # type: ignore[assignment]
+                later_D += (D[part],)  # type: ignore[assignment]
         A, D = later_A, later_D
     return as_tile(A), as_tile(D)
-
-
-@gluon.jit
-def prefetch_chunk(
-    q, k, along, A, D, pairs, states, first, stop, m, chunk, head, slot, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
-    HEADS_K: gl.constexpr,
-):  # fmt: skip
-    """Fetch into the L1 cache what is loaded of a chunk for slots from number `slot` on; one cache line per thread."""
-    WARPS: gl.constexpr = gl.num_warps()
-    THREADS: gl.constexpr = 32 * WARPS
-    LINES: gl.constexpr = THREADS * V // 256  # of the slots
-    place, in_head, _count = find_chunk(first, stop, m, chunk, head, HV)
-    i = gl.arange(0, THREADS, gl.BlockedLayout([1], [32], [WARPS], [0]))
-    in_steps, row = (in_head * K + slot) * 16 + i % (THREADS // 8) * 32, i % 16
-    step = gl.where(i < THREADS // 4, (A + in_steps).to(gl.int64, bitcast=True), (D + in_steps).to(gl.int64, bitcast=True))
-    step = gl.where(i < THREADS // 2, step, (along + in_steps).to(gl.int64, bitcast=True))
-    pair = (pairs + (in_head * 16 + row) * (K + 16) + slot).to(gl.int64, bitcast=True)
-    prefetch(gl.where(i < THREADS * 3 // 4, step, pair))
-    in_keys = place // HEADS_K * K + slot + row * (HV // HEADS_K * K)
-    state = (states + (in_head * K + slot) * V + i % LINES * 64).to(gl.int64, bitcast=True)
-    query, key = (q + in_keys).to(gl.int64, bitcast=True), (k + in_keys).to(gl.int64, bitcast=True)
-    prefetch(gl.where(i < LINES, state, gl.where(i < THREADS * 3 // 4, query, key)))
 
 
 @gluon.jit(do_not_specialize=["T"])
@@ -265,7 +242,7 @@ def slots_back_in_turn(
     T, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr, OBJECTIVE: gl.constexpr, HEADS_K: gl.constexpr,
     HEADS_GAMMA: gl.constexpr, HEADS_DECAY: gl.constexpr,
 ):  # fmt: skip
-    """Arguments as of `turn_slots_back`."""
+    """Arguments as of `turn_slots_back`; at_start: see `prepare_turns_back`."""
     TYPE: gl.constexpr = v.dtype.element_ty
     WARPS: gl.constexpr = gl.num_warps()
     SLOTS: gl.constexpr = 8 * WARPS
@@ -290,14 +267,19 @@ def slots_back_in_turn(
     products = gl.allocate_shared_memory(gl.float32, [2, 16, 16], ROWS)
     squares = ()
     for _ in gl.static_range(10):  # tiles of their own, as between stores into one there would be a barrier
-        squares += (gl.allocate_shared_memory(gl.float32, [SLOTS, 16], ROWS_OF_16),)
+        squares += (gl.allocate_shared_memory(gl.float32, [SLOTS, 16], ROWS_OF_16),)  # type: ignore[assignment]
     along_h = gl.allocate_shared_memory(gl.float32, [WARPS, SLOTS, 16], gl.SwizzledSharedLayout(4, 2, 4, [2, 1, 0]))
     along_slot = gl.allocate_shared_memory(gl.float32, [WARPS, SLOTS], ROWS)
     reads = gl.allocate_shared_memory(TYPE, [SLOTS, 16], gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
     turns = gl.allocate_shared_memory(TYPE, [SLOTS, 16], gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
-    kept, freed = gl.allocate_shared_memory(gl.float32, [SLOTS], LINE), gl.allocate_shared_memory(gl.float32, [SLOTS], LINE)
+    kept = gl.allocate_shared_memory(gl.float32, [SLOTS], LINE)
+    freed = gl.allocate_shared_memory(gl.float32, [SLOTS], LINE)
     per_square_first = gl.load(first_per_square + (n * HV + head) * K + slot)[:, None]
-    L = gl.zeros([WARPS, SLOTS, V // WARPS], gl.float32, STATE) if d_end is None else gl.load(d_end + at + in_state).to(gl.float32)
+    L = (
+        gl.zeros([WARPS, SLOTS, V // WARPS], gl.float32, STATE)
+        if d_end is None
+        else gl.load(d_end + at + in_state).to(gl.float32)
+    )
     blocks = ((stop - first + 15) // 16).to(gl.int32)
     if blocks == 0:
         if d_start is not None:
@@ -306,7 +288,11 @@ def slots_back_in_turn(
     last = gl.maximum(blocks - 2, 0)
     copy_chunk(vectors, grads, products, 0, v, do, pairs, first, stop, m, blocks - 1, head, HV, K, V)
     copy_chunk(vectors, grads, products, 1, v, do, pairs, first, stop, m, last, head, HV, K, V)
-    prefetch_chunk(q, k, along, A, D, pairs, states, first, stop, m, blocks - 1, head, part * SLOTS, HV, K, V, HEADS_K)
+    numbers = load_chunk_numbers(
+        q, k, gamma, decay, along, A, D, pairs, at_start, first, stop, m, blocks - 1, head, slot, HV, K, HEADS_K, HEADS_GAMMA,
+        HEADS_DECAY,
+    )  # fmt: skip
+    S = widen(gl.load(states + ((m + blocks - 1) * HV + head) * K * V + in_state))
     async_copy.wait_group(1)
     gl.thread_barrier()
     for step in range(0, blocks):
@@ -314,13 +300,6 @@ def slots_back_in_turn(
         chunk, buffer = blocks - 1 - step, step % 2
         h, grad_o, inner = vectors.index(buffer), grads.index(buffer), products.index(buffer)
         in_head = (m + chunk) * HV + head
-        own_A, own_D, b, query, key, with_slots, gain, d, own = load_chunk_numbers(
-            q, k, gamma, decay, along, A, D, pairs, at_start, first, stop, m, chunk, head, slot, HV, K, HEADS_K, HEADS_GAMMA,
-            HEADS_DECAY,
-        )  # fmt: skip
-        S = widen(gl.load(states + in_head * K * V + in_state))
-        before = gl.maximum(chunk - 1, 0)
-        prefetch_chunk(q, k, along, A, D, pairs, states, first, stop, m, before, head, part * SLOTS, HV, K, V, HEADS_K)
         left_operand = L.to(TYPE)
         gl.store(adjoints + in_head * K * V + in_state, left_operand)
         left_operand = gl.convert_layout(left_operand, LEFT, assert_trivial=True)
@@ -329,6 +308,7 @@ def slots_back_in_turn(
         along_slot.store(gl.sum(L * S, 2))
         of_reads, of_turns = grad_o.load(RIGHT), h.load(RIGHT)
         # All that does not need L.
+        own_A, own_D, b, query, key, with_slots, gain, d, own = numbers
         per_square = inverse_squares(per_square_first, token, chunk == 0)
         square = inner.slice(0, 1, 0).load(TILE)
         F, W, _error, _gain, _d, _inverse, _across, A_weight, D_weight = find_step_again(
@@ -347,6 +327,12 @@ def slots_back_in_turn(
         copy_chunk(
             vectors, grads, products, buffer, v, do, pairs, first, stop, m, gl.maximum(chunk - 2, 0), head, HV, K, V
         )  # fmt: skip
+        before = gl.maximum(chunk - 1, 0)
+        numbers = load_chunk_numbers(
+            q, k, gamma, decay, along, A, D, pairs, at_start, first, stop, m, before, head, slot, HV, K, HEADS_K, HEADS_GAMMA,
+            HEADS_DECAY,
+        )  # fmt: skip
+        next_S = gl.load(states + ((m + before) * HV + head) * K * V + in_state)
         A_t, D_t = add_groups(own_A, until, follow_slot(F, W, y, z, since)), add_groups(own_D, until, as_groups(y))
         A_t, D_t = solve_steps(A_t, D_t, A_weight, D_weight, to_A, to_D)
         here = (in_head * K + slot[:, None]) * 16 + token
@@ -364,6 +350,7 @@ def slots_back_in_turn(
         zeros = gl.zeros([WARPS, SLOTS, 16], TYPE, LEFT)
         L = mma_v2(gl.broadcast(reads.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], of_reads, L)
         L = mma_v2(gl.broadcast(turns.load(gl.SliceLayout(0, LEFT))[None, :, :], zeros)[0], of_turns, L)
+        S = widen(next_S)
     async_copy.wait_group(0)
     if d_start is not None:
         gl.store(d_start + at + in_state, L)

@@ -87,15 +87,15 @@ def take_steps(key, gain, d, square, b, rows, OBJECTIVE: gl.constexpr, TYPE: gl.
                 r = gl.where(lane == t % 4, w_t, f_t * r)
             else:
                 r *= f_t
-            moved += (x,)
-            coefficients += (r,)
-            more += (gl.maximum(largest, gl.abs(r)) if group <= t // 4 else largest,)
-        b, R, most = moved, coefficients, more
+            moved += (x,)  # type: ignore[assignment]
+            coefficients += (r,)  # type: ignore[assignment]
+            more += (gl.maximum(largest, gl.abs(r)) if group <= t // 4 else largest,)  # type: ignore[assignment]
+        b, R, most = moved, coefficients, more  # type: ignore[assignment]
         p *= f_t
         largest_p = gl.maximum(largest_p, gl.abs(p))
         if t % 4 == 3:
-            F += (f,)
-            W += (w,)
+            F += (f,)  # type: ignore[assignment]
+            W += (w,)  # type: ignore[assignment]
     return F, W, b, R, most, p, largest_p
 
 
@@ -171,7 +171,7 @@ def slots_in_turn(
             squares.store(gl.sum(S * S, 2))
             by_token, rows = h.load(RIGHT), ()
             for t in gl.static_range(16):
-                rows += (as_groups(inner.slice(t, 1, 0).load(TILE)),)
+                rows += (as_groups(inner.slice(t, 1, 0).load(TILE)),)  # type: ignore[assignment]
             key, gain, d, square = numbers
             key, gain = key.to(gl.float32), to_float_or_nan(gain) * scale
             d = gain * 0 + 1 if decay is None else bound_below(to_float_or_nan(d), LEAST_DECAY)
@@ -220,5 +220,6 @@ def slots_in_turn(
         gl.store(grown + ((n * HV + head) * gl.num_programs(2) + tile) * COUNT + i, most_of_all)
     if end is not None:
         total = gl.sum(gl.sum(S * S, 2), 0)
-        unit = gl.where(total == 0, 0.0, gl.rsqrt(total)) * gl.where(blocks == 0, gl.convert_layout(length, STATE_SLOT), 1.0)
+        unit = gl.where(total == 0, 0.0, gl.rsqrt(total))
+        unit *= gl.where(blocks == 0, gl.convert_layout(length, STATE_SLOT), 1.0)
         gl.store(end + at + in_state, S * unit[None, :, None])
