@@ -156,5 +156,6 @@ class Programs:
         """args: with tensors for pointers."""
         call, self.grid = self.translated(kernel), (*grid, 1)[:3]
         given = [Pointer(x) if isinstance(x, torch.Tensor) else x for x in args]
-        for self.place in product(*map(range, self.grid)):
+        for place in product(*map(range, self.grid)):
+            self.place = place
             call(*given)

@@ -69,6 +69,11 @@ class Compiled(NamedTuple):
         return sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", self._dump("-res-usage")))
 
     @property
+    def registers(self) -> int:
+        """Of a thread."""
+        return max(int(count) for count in re.findall(r"REG:(\d+)", self._dump("-res-usage")))
+
+    @property
     def sass(self) -> str:
         """The machine code as NVIDIA's tool prints it, with the bits of every instruction."""
         return self._dump("-sass")
