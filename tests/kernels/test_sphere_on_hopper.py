@@ -32,6 +32,11 @@ def of_tensors(function: Any, a: Any, b: Any, propagate_nan: Any = None) -> Tens
     return function(torch.as_tensor(a), torch.as_tensor(b))
 
 
+def split_in_two(x: Tensor, dtype: Any) -> tuple[Tensor, Tensor]:
+    high = x.bfloat16().float()
+    return high, high - x
+
+
 def programs(warps: int) -> Programs:
     found = Programs(warps)
     found.language.int32, found.language.SwizzledSharedLayout = torch.int32, nothing
@@ -47,7 +52,7 @@ def programs(warps: int) -> Programs:
         ),
         "share": lambda x, lane: x[:, lane : lane + 1].expand_as(x),
         "lanes_before": lambda x, by: torch.cat([x[:, :by], x[:, :-by]], 1),
-        "widen": lambda x: x, "split_in_two": lambda x, dtype: (x, 0 * x), "to_float_or_nan": lambda x: x,
+        "widen": lambda x: x, "split_in_two": split_in_two, "to_float_or_nan": lambda x: x,
         "inverse_root": lambda x, dtype: x.rsqrt(), "find_edges": lambda edges, n, T: (
             torch.tensor(0), torch.tensor(T), torch.tensor(0)
         ),
