@@ -193,7 +193,7 @@ def soak(port: int, model: Any, *, requests: int, at_once: int, checked: int, se
     sample = random.Random(seed).sample(answered, min(checked, len(answered)))
     departures = (departure(model, request, tokens) for request, tokens in sample)
     nats = [found for found in departures if found is not None]
-    wrong = sum(found >= TIE for found in nats)
+    ties = sum(found < TIE for found in nats)  # NaN is none
     counted = metrics(port)
     return {
         "requests": requests,
@@ -202,8 +202,8 @@ def soak(port: int, model: Any, *, requests: int, at_once: int, checked: int, se
         "tokens_written": sum(len(tokens) for _, tokens in answered),
         "answers_of_wrong_length": sum(len(tokens) != request.tokens for request, tokens in answered),
         "checked": len(sample),
-        "wrong": wrong,
-        "near_ties": len(nats) - wrong,
+        "wrong": len(nats) - ties,
+        "near_ties": ties,
         "largest_departure": max(nats, default=0.0),
         **{name: int(counted[name]) for name in ("preemptions", "cached_prompt_tokens")},
         **{f"left_{name}": value for name, value in left_over(port).items()},
