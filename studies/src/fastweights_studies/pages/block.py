@@ -14,7 +14,7 @@ from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.pages import block_effects
 from fastweights_studies.pages.evidence import RESULTS, records_of
 from fastweights_studies.pages.matched_rules import render_rules
-from fastweights_studies.pages.rendering import Page, least_to_most, list_item, table
+from fastweights_studies.pages.rendering import Page, joined, least_to_most, list_item, table
 from fastweights_studies.paired import Difference, compare_family
 from fastweights_studies.places import DOCS
 
@@ -169,7 +169,7 @@ def _shares(results: Path) -> list[str]:
     said = {
         "columns": len(found), "baselines": ", ".join(f"`{name}`" for name in BASELINES), "least": min(shares),
         "most": max(shares), "open": sum(one.p > 0.05 for one in found.values()),
-        "edges": ", ".join(edges[:-1]) + f" and {edges[-1]}",
+        "edges": joined(edges),
     }  # fmt: skip
     return [table(head, rows), "".join(list_item(text.format(**said)) for text in CAUTION), SOURCE]
 

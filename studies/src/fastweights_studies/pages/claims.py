@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastweights_studies.claims import PAPERS, SOURCES, STATUSES, Claim, ClaimRecord, claims_of, load_records
 from fastweights_studies.claims.tables import name_undertrained, number_lines
-from fastweights_studies.pages.rendering import table
+from fastweights_studies.pages.rendering import joined, table
 from fastweights_studies.places import RESULTS, ROOT
 
 RESULTS = RESULTS / "claims"
@@ -185,10 +185,6 @@ def outcome(claim: Claim, records: Mapping[str, ClaimRecord]) -> list[str]:
 def escaped(text: str) -> str:
     """As a cell of a table, where a bar would begin the next one."""
     return text.replace("|", "\\|")
-
-
-def joined(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def listed(why: str) -> str:

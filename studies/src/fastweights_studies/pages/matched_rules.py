@@ -8,7 +8,7 @@ from statistics import fmean
 from fastweights_studies.leaderboard import SIZES
 from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.leaderboard.standing import compare_entries, visible_difference
-from fastweights_studies.pages.rendering import list_item, table
+from fastweights_studies.pages.rendering import joined, list_item, table
 
 GROWING, REFERENCE = "softmax", "linear"  # keeps every token; the memory without a correction and a decay
 
@@ -23,7 +23,7 @@ over all comparisons of the column.
 """
 
 
-def entries_better(entries: Sequence[Entry]) -> dict[str, list[str]]:
+def find_better(entries: Sequence[Entry]) -> dict[str, list[str]]:
     """By mixer, those that it is better than."""
     found: dict[str, list[str]] = {entry.label: [] for entry in entries}
     for (one, other), difference in compare_entries(entries).items():
@@ -34,8 +34,7 @@ def entries_better(entries: Sequence[Entry]) -> dict[str, list[str]]:
 
 
 def list_names(names: Sequence[str]) -> str:
-    quoted = [f"`{name}`" for name in names]
-    return " and ".join(filter(None, [", ".join(quoted[:-1]), quoted[-1]])) if quoted else "none"
+    return joined([f"`{name}`" for name in names]) or "none"
 
 
 def readings(better: dict[str, dict[str, list[str]]], entries: dict[str, list[Entry]]) -> list[str]:
@@ -47,12 +46,12 @@ def readings(better: dict[str, dict[str, list[str]]], entries: dict[str, list[En
     cells = [one for own in entries.values() for one in own]
     visible = [f"{visible_difference(own) or 0:.2f}" for own in entries.values()]
     return [
-        f"Softmax attention, which keeps every token, is better than {' and '.join(of_softmax)} of the memories.",
+        f"Softmax attention, which keeps every token, is better than {joined(of_softmax)} of the memories.",
         f"**Memories of constant size that are better than linear attention: {list_names(sorted(ahead))}.** It is better than "
         f"{', and than '.join(below)}. Nothing has to be forgotten in this task, which favours rules without a decay; "
         "whether that is the reason was not tested.",
-        f"Most pairs of memories are ties. Half of the comparisons could not have shown less than {' and '.join(visible)}: the "
-        "seeds of a rule lie far apart.",
+        f"Most pairs of memories are ties. Half of the comparisons could only have shown differences above "
+        f"{joined(visible)}: the seeds of a rule lie far apart.",
         f"In {sum(one.undertrained for one in cells)} of {len(cells)} cells the loss was still falling at the end: the table "
         "says what is learnt in these steps, and not what a memory can hold.",
     ]
@@ -65,7 +64,7 @@ def render_rules(entries: Sequence[Entry]) -> str:
         by_column.setdefault(entry.column, []).append(entry)
     if not by_column:
         return ""
-    better = {title: entries_better(own) for title, own in by_column.items()}
+    better = {title: find_better(own) for title, own in by_column.items()}
     cells = {(entry.column, entry.label): entry for entry in entries}
     labels = list(dict.fromkeys(entry.label for entry in entries))
 

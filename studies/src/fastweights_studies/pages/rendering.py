@@ -84,6 +84,11 @@ def list_item(text: str) -> str:
     return filled.replace("\0", " ") + "\n"
 
 
+def joined(names: Sequence[str]) -> str:
+    """ "a, b and c"; a single name alone."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
 def least_to_most(counts: Sequence[int]) -> str:
     """The first and the last of sorted counts, once where they are the same."""
     return join_spread(*map(str, [*counts[:1], *counts[-1:]]))
