@@ -180,17 +180,25 @@ class PooledMixer:
 
     @contextmanager
     def take(self, rows: Tensor) -> Iterator[LayerCache]:
-        """The states in these rows [N] of the pool, in the layer's own dtypes; what the body makes of them is written back. Row 0
-        receives its own numbers, which needs no wait for the device."""
-        places, real = rows.long(), rows > 0  # once for all tensors
+        """The states in these rows [N] of the pool, in the layer's own dtypes; what the body makes of them is written back."""
+        places = rows.long()
         cache = LayerCache(
             {name: pool[places].to(self.dtypes[name]) for name, pool in self.pools.memory.items()},
             {name: pool[places] for name, pool in self.pools.context.items()},
         )
         yield cache
-        for pools, states in ((self.pools.memory, cache.memory), (self.pools.context, cache.context)):
+        self._put(cache, places)
+
+    def begin(self, rows: Tensor) -> None:
+        """The sequences with these rows [N] of the pool have the layer's first state. Row 0 stays as it is."""
+        self._put(self.first, rows.long())
+
+    def _put(self, states: LayerCache, rows: Tensor) -> None:
+        """Into these rows of the pool. Row 0 receives its own numbers, which needs no wait for the device."""
+        real = rows > 0
+        for pools, new in ((self.pools.memory, states.memory), (self.pools.context, states.context)):
             for name, pool in pools.items():
-                pool[places] = torch.where(_expand_like(real, pool), states[name].to(pool.dtype), pool[:1])
+                pool[rows] = torch.where(_expand_like(real, pool), new[name].to(pool.dtype), pool[:1])
 
 
 def _expand_like(x_N: Tensor, states: Tensor) -> Tensor:
