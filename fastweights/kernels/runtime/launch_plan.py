@@ -288,6 +288,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
             plain_launch(kernel, grid, arguments, constants)
             return
         now = Launch(kernel, grid, arguments, constants)
-        (compiled,) = compiled_kernels([now])
+        compiled = _compiled.get(specialization(now, current_device()))
+        if compiled is None:
+            (compiled,) = compiled_kernels([now])
         given = [x.data_ptr() if isinstance(x, Tensor) else x for x in all_arguments(now)]
         launcher()(compiled, (*front_arguments(compiled, grid, current_stream(current_device())), *given))
