@@ -108,6 +108,7 @@ def convolution_of_packed_rows() -> Iterator[Callable[[], object]]:
     x, window = torch.empty(1, 8192, 1024, dtype=torch.bfloat16), torch.empty(8, 3, 1024, dtype=torch.bfloat16)
     options = (torch.empty(1024, 4), torch.empty(1024), window, torch.zeros(9).int(), True, 128, 1e-6)
     yield partial(forward, x, *options, True)
+    yield partial(forward, x, *options, True, 256)  # queries, keys and values
     yield partial(backward, x, window, x, *options)
 
 
