@@ -67,6 +67,9 @@ def test_states_are_read_and_written_bit_for_bit(layout, dtype, other):
         read = gather_rows(pool, places, other, "triton")
         assert read.dtype == other and read.is_contiguous()
         assert torch.equal(read, gather_rows_in_torch(pool, places, other))
+        first = draw(*pool.shape[1:], 1, dtype=other).movedim(-1, 0)
+        read = gather_rows(pool, places, other, "triton", first)
+        assert torch.equal(read, gather_rows_in_torch(pool, places, other, first))
         for new in beside(pool, len(rows), other):
             wanted = before.clone()
             scatter_rows_in_torch(view(wanted), new, places)

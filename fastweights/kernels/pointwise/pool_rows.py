@@ -29,12 +29,13 @@ PER_THREAD = 16
 
 @triton.jit(do_not_specialize=["P", "rows_step"], do_not_specialize_on_alignment=["rows"])
 def move_rows(
-    source, target, rows, P, rows_step, source_step, target_step,
+    source, target, first, rows, P, rows_step, source_step, target_step,
     SOURCE_A: tl.constexpr, SOURCE_R: tl.constexpr, SOURCE_C: tl.constexpr, TARGET_A: tl.constexpr, TARGET_R: tl.constexpr,
     TARGET_C: tl.constexpr, A: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
     READS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """READS: whether the source is the pool. Places are computed in 64 bits, as a view of a large pool may have any strides."""
+    """READS: whether the source is the pool. first: what a state without a row is read as, 0 when None. Places are computed in 64
+    bits, as a view of a large pool may have any strides."""
     wait_for_inputs(OVERLAP)
     ACROSS: tl.constexpr = (C + BC - 1) // BC
     DOWN: tl.constexpr = (R + BR - 1) // BR
@@ -48,9 +49,11 @@ def move_rows(
     r, c = r.to(tl.int64), c.to(tl.int64)
     given, wanted = (index, n) if READS else (n, index)
     at = given * source_step + a * SOURCE_A + r * SOURCE_R + c * SOURCE_C
-    x = tl.load(source + at, inside & held, 0)
-    at = wanted * target_step + a * TARGET_A + r * TARGET_R + c * TARGET_C
-    tl.store(target + at, x.to(target.dtype.element_ty), inside if READS else inside & held)
+    x = tl.load(source + at, inside & held, 0).to(target.dtype.element_ty)
+    at = a * TARGET_A + r * TARGET_R + c * TARGET_C
+    if first is not None:
+        x = tl.where(held, x, tl.load(first + at, inside & (not held), 0).to(target.dtype.element_ty))
+    tl.store(target + wanted * target_step + at, x, inside if READS else inside & held)
 
 
 class Moves(NamedTuple):
@@ -96,14 +99,15 @@ def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
 
 
-def read_rows(pool: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """[N, ...], contiguous, 0 for a sequence without a row. None where the kernel does not serve the strides of the pool."""
+def read_rows(pool: Tensor, rows: Tensor, dtype: torch.dtype, first: Tensor | None = None) -> Tensor | None:
+    """[N, ...], contiguous; for a sequence without a row `first` [1, ...], 0 when None. None where the kernel does not serve the
+    strides of the pool."""
     sizes = pool.shape[1:]
     moves = plan_read(sizes, pool.stride()[1:])
     if moves is None:
         return None
     states = pool.new_empty((len(rows), *sizes), dtype=dtype)
-    move(moves, pool, states, rows, len(pool), True)
+    move(moves, pool, states, rows, len(pool), True, None if first is None else first.contiguous())
     return states
 
 
@@ -115,8 +119,10 @@ def write_rows(pool: Tensor, new: Tensor, rows: Tensor) -> bool:
     return moves is not None
 
 
-def move(moves: Moves, source: Tensor, target: Tensor, rows: Tensor, held: int, reads: bool) -> None:
+def move(
+    moves: Moves, source: Tensor, target: Tensor, rows: Tensor, held: int, reads: bool, first: Tensor | None = None
+) -> None:
     launch(
-        move_rows, (len(rows) * moves.programs,), source, target, rows, held, rows.stride(0), source.stride(0),
+        move_rows, (len(rows) * moves.programs,), source, target, first, rows, held, rows.stride(0), source.stride(0),
         target.stride(0), **moves.constants, READS=reads, num_warps=moves.warps,
     )  # fmt: skip

@@ -14,12 +14,14 @@ __all__ = ["broadcast_rows", "gather_rows", "gather_rows_in_torch", "scatter_row
 MOVED = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 
 
-def gather_rows(pool: Tensor, rows_N: Tensor, dtype: torch.dtype | None = None, backend: str = "auto") -> Tensor:
-    """[N, ...] of a pool [P, ...] in a dtype, its own when None. Zeros for a negative row."""
+def gather_rows(
+    pool: Tensor, rows_N: Tensor, dtype: torch.dtype | None = None, backend: str = "auto", first: Tensor | None = None
+) -> Tensor:
+    """[N, ...] of a pool [P, ...] in a dtype, its own when None; for a negative row `first` [1, ...], zeros when None."""
     dtype, states = pool.dtype if dtype is None else dtype, None
-    if takes_kernel(backend, pool, dtype):
-        states = load_module("pointwise.pool_rows").read_rows(pool, rows_N, dtype)
-    return gather_rows_in_torch(pool, rows_N, dtype) if states is None else states
+    if takes_kernel(backend, pool, dtype, first):
+        states = load_module("pointwise.pool_rows").read_rows(pool, rows_N, dtype, first)
+    return gather_rows_in_torch(pool, rows_N, dtype, first) if states is None else states
 
 
 def scatter_rows(pool: Tensor, new: Tensor, rows_N: Tensor, backend: str = "auto") -> None:
@@ -29,7 +31,7 @@ def scatter_rows(pool: Tensor, new: Tensor, rows_N: Tensor, backend: str = "auto
         scatter_rows_in_torch(pool, new, rows_N)
 
 
-def takes_kernel(backend: str, pool: Tensor, dtype: torch.dtype, new: Tensor | None = None) -> bool:
+def takes_kernel(backend: str, pool: Tensor, dtype: torch.dtype, states: Tensor | None = None) -> bool:
     """Whether the kernel serves these dtypes: no gradients, no graph that is traced. Compiled, the form in PyTorch is one kernel
     or two."""
     return (
@@ -38,13 +40,15 @@ def takes_kernel(backend: str, pool: Tensor, dtype: torch.dtype, new: Tensor | N
         and pool.dtype in MOVED
         and dtype in MOVED
         and takes_kernels(backend, pool)
-        and not needs_gradient({"pool": pool, "new": new})
+        and not needs_gradient({"pool": pool, "states": states})
     )
 
 
-def gather_rows_in_torch(pool: Tensor, rows_N: Tensor, dtype: torch.dtype) -> Tensor:
-    states = pool[rows_N.clamp_min(0).long()].masked_fill(broadcast_rows(rows_N < 0, pool), 0)
-    return states.to(dtype)
+def gather_rows_in_torch(pool: Tensor, rows_N: Tensor, dtype: torch.dtype, first: Tensor | None = None) -> Tensor:
+    states, without = pool[rows_N.clamp_min(0).long()], broadcast_rows(rows_N < 0, pool)
+    if first is None:
+        return states.masked_fill(without, 0).to(dtype)
+    return torch.where(without, first.to(dtype), states.to(dtype))
 
 
 def scatter_rows_in_torch(pool: Tensor, new: Tensor, rows_N: Tensor) -> None:

@@ -15,6 +15,7 @@ from ...layers import LayerCache, Mixer, SoftmaxAttention, build_mixer
 from ...layers.mixer import token_of
 from ...models.parts import part_of_config
 from ...ops.framework.checks import FEW_TOKENS
+from ...ops.framework.pool_rows import gather_rows, scatter_rows
 from .drafts import DraftedStep, plan_drafts
 
 if TYPE_CHECKING:
@@ -154,10 +155,7 @@ class PooledMixer:
 
     def prefill(self, x_TD: Tensor, rows: Tensor, started: Tensor, edges: Tensor) -> Tensor:
         """Tokens [T, D] of sequences that lie one after another. started [N]: which of them have states; edges: [N+1]."""
-        with self.take(rows) as cache:
-            for held, first in ((cache.memory, self.first.memory), (cache.context, self.first.context)):
-                for name, state in held.items():
-                    held[name] = torch.where(_expand_like(started, state), state, first[name])
+        with self.take(rows, started) as cache:
             return self.mixer(x_TD[None], cache, edges)[0]
 
     @torch.no_grad()
@@ -179,22 +177,26 @@ class PooledMixer:
         self.weights_changed()  # a sleeping engine gives back what is allocated while it makes the pool
 
     @contextmanager
-    def take(self, rows: Tensor) -> Iterator[LayerCache]:
-        """The states in these rows [N] of the pool, in the layer's own dtypes; what the body makes of them is written back. Row 0
-        receives its own numbers, which needs no wait for the device."""
-        places, real = rows.long(), rows > 0  # once for all tensors
+    def take(self, rows: Tensor, started: Tensor | None = None) -> Iterator[LayerCache]:
+        """The states in these rows [N] of the pool, in the layer's own dtypes; what the body makes of them is written back.
+        started [N]: which sequences have states, all when None. Others have those that a sequence begins with."""
+        own = rows - 1  # padding becomes -1, which no row belongs to
+        known = own if started is None else own.where(started, -1)
+        first = LayerCache() if started is None else self.first
         cache = LayerCache(
-            {name: pool[places].to(self.dtypes[name]) for name, pool in self.pools.memory.items()},
-            {name: pool[places] for name, pool in self.pools.context.items()},
+            {
+                name: gather_rows(pool, known, self.dtypes[name], first=first.memory.get(name))
+                for name, pool in self.owned.memory.items()
+            },
+            {
+                name: gather_rows(pool, known, first=first.context.get(name))
+                for name, pool in self.owned.context.items()
+            },
         )
         yield cache
-        for pools, states in ((self.pools.memory, cache.memory), (self.pools.context, cache.context)):
+        for pools, states in ((self.owned.memory, cache.memory), (self.owned.context, cache.context)):
             for name, pool in pools.items():
-                pool[places] = torch.where(_expand_like(real, pool), states[name].to(pool.dtype), pool[:1])
-
-
-def _expand_like(x_N: Tensor, states: Tensor) -> Tensor:
-    return x_N.view(-1, *[1] * (states.ndim - 1))
+                scatter_rows(pool, states[name], own)
 
 
 # By vLLM's option mamba_ssm_cache_dtype.
