@@ -267,6 +267,7 @@ def step_decay() -> Iterator[Callable[[], object]]:
     joint, per_head = torch.empty(4, 1, 4112, dtype=torch.bfloat16), torch.empty(16)
     yield partial(step_decay, joint[:, :, 4096:], per_head, per_head, 1e-3, 0.1)
     yield partial(step_decay, joint[:, :, 4096:], per_head.bfloat16(), per_head, 0.0, float("inf"))
+    yield partial(step_decay, joint[:, :, 4096:], per_head, per_head, 0.0, float("inf"), joint[:, :, 4080:4096])
     yield partial(softplus_above, torch.empty(8, 128, dtype=torch.bfloat16), 0.25)
 
 

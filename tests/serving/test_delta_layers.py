@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
-from fastweights.serving.vllm.delta_layers import Places, channel_decay, head_decay, places_of_prompts, read_tokens
+from fastweights.serving.vllm.delta_layers import Places, channel_decay, head_gates, places_of_prompts, read_tokens
 from tests.kernels.cases import DEVICE
 
 from ..integrations.tiny_models import EARLIER
@@ -125,6 +125,9 @@ def test_decays():
     step, bias, rate = torch.randn(1, 5, 3, 4).to(DEVICE), torch.randn(12).to(DEVICE), torch.randn(3).to(DEVICE)
     own = torch.stack([-rate[h].exp() * F.softplus(step[0, :, h] + bias[4 * h : 4 * h + 4]) for h in range(3)], 1)
     torch.testing.assert_close(channel_decay(step, bias, rate.view(1, 1, 3, 1))[0], own)
-    torch.testing.assert_close(head_decay(step[..., 0], bias[::4], rate)[0], own[..., 0])
+    gain = torch.randn(1, 5, 3).to(DEVICE)
+    beta, g = head_gates(gain, step[..., 0], bias[::4], rate, 2.0)
+    torch.testing.assert_close(beta, 2 / (1 + (-gain).exp()))
+    torch.testing.assert_close(g[0], own[..., 0])
     bounded = [-5 * torch.sigmoid(rate[h].exp() * (step[0, :, h] + bias[4 * h : 4 * h + 4])) for h in range(3)]
     torch.testing.assert_close(channel_decay(step, bias, rate, -5.0)[0], torch.stack(bounded, 1))

@@ -20,16 +20,16 @@ from ...ops.authoring import (
     exp_rate,
     l2_normalize,
     read_rows,
-    step_decay,
     takes_step_decay,
     takes_token,
     write_rows,
 )
 from ...ops.framework.pool_rows import gather_rows
 from ...ops.short_convolution.heads import convolve_heads
+from ...ops.step_decay import gain_decay
 from .versions import kimi_inputs
 
-__all__ = ["Places", "channel_decay", "head_decay", "read_tokens", "register_layers"]
+__all__ = ["Places", "channel_decay", "head_gates", "read_tokens", "register_layers"]
 
 LAYERS = {  # by vLLM's module: its class, and the method in which a layer reads a step
     "qwen_gdn_linear_attn": ("QwenGatedDeltaNetAttention", "_forward_core"),
@@ -99,15 +99,17 @@ def read_tokens(
     return o_BTHV
 
 
-def head_decay(step_BTH: Tensor, bias_H: Tensor, A_log_H: Tensor) -> Tensor:
-    """g = -exp(A_log) softplus(step + bias) [B, T, H] in float32: the decay of a gated delta net."""
+def head_gates(
+    gain_BTH: Tensor, step_BTH: Tensor, bias_H: Tensor, A_log_H: Tensor, largest: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Gates of a gated delta net [B, T, H] in float32: beta = largest sigmoid(gain), g = -exp(A_log) softplus(step + bias)."""
     if takes_step_decay(step_BTH, bias_H, A_log_H):
-        return step_decay(step_BTH, bias_H, A_log_H)[1]
-    return -exp_rate(A_log_H) * F.softplus(step_BTH.float() + bias_H.float())
+        return gain_decay(gain_BTH, step_BTH, bias_H, A_log_H, largest)
+    return largest * gain_BTH.float().sigmoid(), -exp_rate(A_log_H) * F.softplus(step_BTH.float() + bias_H.float())
 
 
 def channel_decay(step_BTHK: Tensor, bias: Tensor, A_log: Tensor, lowest: float | None = None) -> Tensor:
-    """g [B, T, H, K] of Kimi Delta Attention in float32: as `head_decay`, with a bias per channel. With a lowest decay it is
+    """g [B, T, H, K] of Kimi Delta Attention in float32: as in `head_gates`, with a bias per channel. With a lowest decay it is
     lowest sigmoid(exp(A_log) (step + bias))."""
     heads = step_BTHK.shape[2]
     step, rate_H1 = step_BTHK.float() + bias.float().view(heads, -1), exp_rate(A_log).view(heads, 1)
@@ -224,11 +226,9 @@ def make_gated_delta_net(original: Any) -> type:
         def _forward_core(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
             if not self.runs_on_ours:
                 return super()._forward_core(mixed_qkv, b, a, core_attn_out)
-            beta_TH = b.float().sigmoid()
-            if getattr(self, "allow_neg_eigval", False):
-                beta_TH = 2 * beta_TH
-            g_TH = head_decay(a[None], self.dt_bias, self.A_log)[0]
-            read_step(self, (mixed_qkv, beta_TH, g_TH), self.conv1d.weight.flatten(1), core_attn_out)
+            largest = 2.0 if getattr(self, "allow_neg_eigval", False) else 1.0
+            beta_1TH, g_1TH = head_gates(b[None], a[None], self.dt_bias, self.A_log, largest)
+            read_step(self, (mixed_qkv, beta_1TH[0], g_1TH[0]), self.conv1d.weight.flatten(1), core_attn_out)
 
     return GatedDeltaNet
 
