@@ -15,6 +15,7 @@ from ...layers import LayerCache, Mixer, SoftmaxAttention, build_mixer
 from ...layers.mixer import token_of
 from ...models.parts import part_of_config
 from ...ops.framework.checks import FEW_TOKENS
+from ...ops.framework.pool_rows import gather_rows, scatter_rows
 from .drafts import DraftedStep, plan_drafts
 
 if TYPE_CHECKING:
@@ -154,10 +155,7 @@ class PooledMixer:
 
     def prefill(self, x_TD: Tensor, rows: Tensor, started: Tensor, edges: Tensor) -> Tensor:
         """Tokens [T, D] of sequences that lie one after another. started [N]: which of them have states; edges: [N+1]."""
-        with self.take(rows) as cache:
-            for held, first in ((cache.memory, self.first.memory), (cache.context, self.first.context)):
-                for name, state in held.items():
-                    held[name] = torch.where(_expand_like(started, state), state, first[name])
+        with self.take(rows, started) as cache:
             return self.mixer(x_TD[None], cache, edges)[0]
 
     @torch.no_grad()
@@ -179,30 +177,36 @@ class PooledMixer:
         self.weights_changed()  # a sleeping engine gives back what is allocated while it makes the pool
 
     @contextmanager
-    def take(self, rows: Tensor) -> Iterator[LayerCache]:
-        """The states in these rows [N] of the pool, in the layer's own dtypes; what the body makes of them is written back."""
-        places = rows.long()
+    def take(self, rows: Tensor, started: Tensor | None = None) -> Iterator[LayerCache]:
+        """The states in these rows [N] of the pool, in the layer's own dtypes; what the body makes of them is written back.
+        started [N]: which sequences have states, all when None. Others have those that a sequence begins with."""
+        own = rows - 1  # padding becomes -1, which no row belongs to
+        known = own if started is None else own.where(started, -1)
+        first = LayerCache() if started is None else self.first
         cache = LayerCache(
-            {name: pool[places].to(self.dtypes[name]) for name, pool in self.pools.memory.items()},
-            {name: pool[places] for name, pool in self.pools.context.items()},
+            {
+                name: gather_rows(pool, known, self.dtypes[name], first=first.memory.get(name))
+                for name, pool in self.owned.memory.items()
+            },
+            {
+                name: gather_rows(pool, known, first=first.context.get(name))
+                for name, pool in self.owned.context.items()
+            },
         )
         yield cache
-        self._put(cache, places)
+        self._put(cache, own)
 
     def begin(self, rows: Tensor) -> None:
         """The sequences with these rows [N] of the pool have the layer's first state. Row 0 stays as it is."""
-        self._put(self.first, rows.long())
+        first = LayerCache(dict(self.first.memory), dict(self.first.context))
+        first.apply(lambda state: state.expand(len(rows), *state.shape[1:]))
+        self._put(first, rows - 1)
 
-    def _put(self, states: LayerCache, rows: Tensor) -> None:
-        """Into these rows of the pool. Row 0 receives its own numbers, which needs no wait for the device."""
-        real = rows > 0
-        for pools, new in ((self.pools.memory, states.memory), (self.pools.context, states.context)):
+    def _put(self, states: LayerCache, own: Tensor) -> None:
+        """Into these rows of the pool without row 0, negative for none."""
+        for pools, new in ((self.owned.memory, states.memory), (self.owned.context, states.context)):
             for name, pool in pools.items():
-                pool[rows] = torch.where(_expand_like(real, pool), new[name].to(pool.dtype), pool[:1])
-
-
-def _expand_like(x_N: Tensor, states: Tensor) -> Tensor:
-    return x_N.view(-1, *[1] * (states.ndim - 1))
+                scatter_rows(pool, new[name], own)
 
 
 # By vLLM's option mamba_ssm_cache_dtype.
