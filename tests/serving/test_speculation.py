@@ -31,14 +31,12 @@ from .engine import (
     of_mixer,
     prompts,
     small_pool,
+    verifies_drafts,
     vllm,
     written,
 )
 
-pytestmark = pytest.mark.skipif(
-    vllm.__version__.startswith("0.24.") and not torch.cuda.is_available(),
-    reason="vLLM 0.24 cannot verify drafts on a CPU",
-)
+pytestmark = verifies_drafts
 TOKENS = 30
 
 

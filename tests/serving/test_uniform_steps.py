@@ -8,16 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 
-from .engine import HYBRIDS, NGRAM, drafted_by, engine, generated, in_pieces, model, prompts, vllm, written
+from .engine import HYBRIDS, NGRAM, drafted_by, engine, generated, in_pieces, model, prompts, verifies_drafts, written
 
 DRAFTED = NGRAM["num_speculative_tokens"]
 MIXERS = ["gdn", "lattice", "rls", ["gdn", "softmax", "vla"], HYBRIDS["memory and windows"]]
-no_drafts = pytest.mark.skipif(
-    vllm.__version__.startswith("0.24.") and not torch.cuda.is_available(),
-    reason="vLLM 0.24 cannot verify drafts on a CPU",
-)
 
 
 @contextmanager
@@ -69,7 +64,7 @@ def test_prompts_of_one_token(mixer, tmp_path):
     check_uniform(seen, 1)
 
 
-@no_drafts
+@verifies_drafts
 @pytest.mark.parametrize("mixer", MIXERS, ids=str)
 def test_prompts_as_long_as_drafts(mixer, tmp_path):
     own, tokens = model(mixer), 1 + DRAFTED

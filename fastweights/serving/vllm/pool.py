@@ -130,22 +130,21 @@ class PooledMixer:
         own, so that tokens are taken back by reading another row in the next call. The output for padding is 0."""
         together = self.decodes_in_pool and step.rows_NS.shape[1] <= FEW_TOKENS
         read = self._read_prefixes if together else self._read_one_by_one
-        y_TD = torch.zeros_like(x_TD[:1]).repeat(step.tokens + 1, 1)
-        y_TD[step.places_NS] = read(x_TD[step.own_NS], step)
+        y_TD = x_TD.new_zeros(step.tokens + 1, x_TD.shape[1])
+        y_TD[step.places_NS] = read(x_TD, step)
         return y_TD[: step.tokens]
 
-    def _read_prefixes(self, x_NSD: Tensor, step: DraftedStep) -> Tensor:
-        """One call of the layer for all states: a sequence is read S times, up to each of its tokens. That is more to compute,
-        but the weights are read once, as for one token."""
+    def _read_prefixes(self, x_TD: Tensor, step: DraftedStep) -> Tensor:
+        """[N, S, D] by one call of the layer for all states: a sequence is read S times, up to each of its tokens. That is more
+        to compute, but the weights are read once, as for one token."""
         self.blocks[step.rows_NS] = self.blocks[step.sources_NS]
-        owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=step.rows_NS.flatten() - 1)
+        owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=step.prefix_rows)
         with self.reading(step.prefix_places):
-            y_PD = self.mixer(x_NSD[:, step.prefix_P].flatten(0, 1)[None], owned, step.prefix_edges)[0]
-        return y_PD[step.prefix_edges[1:] - 1].view_as(x_NSD)
+            return self.mixer(x_TD[step.prefix_places][None], owned, step.prefix_edges)[0, step.prefix_ends_NS]
 
-    def _read_one_by_one(self, x_NSD: Tensor, step: DraftedStep) -> Tensor:
+    def _read_one_by_one(self, x_TD: Tensor, step: DraftedStep) -> Tensor:
         read = []
-        for t, x_ND in enumerate(x_NSD.unbind(1)):
+        for t, x_ND in enumerate(x_TD[step.own_NS].unbind(1)):
             rows = step.rows_NS[:, t]
             before = step.sources_NS[:, 0] if t == 0 else step.rows_NS[:, t - 1].where(rows > 0, 0)
             self.blocks[rows] = self.blocks[before]

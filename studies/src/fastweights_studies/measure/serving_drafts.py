@@ -55,7 +55,7 @@ def draft_settings(drafts: int) -> dict[str, Any]:
 
 def write(folder: Path, texts: Mapping[str, list[int]], settings: Mapping[str, Any]) -> dict[str, Written]:
     """The answers of one engine to each text."""
-    server = Server(str(folder), 1, PROMPT + NEW, settings, None)
+    server = Server(str(folder), 1, PROMPT + 2 * NEW, settings, None)  # vLLM cuts drafts that reach the longest length
     found = {}
     for name, prompt in texts.items():
         times = []
