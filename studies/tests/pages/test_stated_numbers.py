@@ -407,6 +407,20 @@ def test_serving() -> None:
         )
 
 
+def test_drafts_in_vllm() -> None:
+    text, rows = words("docs/serving.md"), rows_of("serving-drafts", "serving_drafts", "H200")
+
+    def found(measure: str, kind: str) -> float:
+        return value_of(rows, measure, column={"text": kind, "drafts": 5})
+
+    plain, drafted = (found(measure, "repeating") for measure in ("plain_token_ms", "token_ms"))
+    assert (
+        f"with drafts of 5 in {drafted:.2f} ms per token, without drafts in {plain:.2f}: {plain / drafted:.2f}" in text
+    )
+    ratio = found("plain_token_ms", "random") / found("token_ms", "random")
+    assert f"times as fast; random tokens {ratio:.2f} times" in text
+
+
 def test_throughput_in_vllm() -> None:
     text, rows = words("docs/serving.md"), rows_of("serving-bench", "serving_bench", "H200")
 
