@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Waits", "captured", "capturing_stream", "padded_prompt", "refusing_waits"]
+__all__ = ["Waits", "captured", "capturing_stream", "is_captured", "padded_prompt", "refusing_waits"]
 
 SHORTEST = 64  # tokens of a prompt with its padding
 
@@ -41,6 +41,11 @@ def captured(work: Callable[[], Result], device: torch.device, pool: Any = None)
             _replace_generator(index, random)
             raise
     return graph, result
+
+
+def is_captured() -> bool:
+    """Whether what is launched now becomes part of a graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def padded_prompt(tokens: int) -> int:

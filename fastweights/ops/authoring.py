@@ -30,8 +30,6 @@ from .framework.checks import Sizes as Sizes
 from .framework.checks import compute_dtype as compute_dtype
 from .framework.few_tokens import needs_gradient as needs_gradient
 from .framework.few_tokens import recurrent as recurrent
-from .framework.in_place import read_rows as read_rows
-from .framework.in_place import write_rows as write_rows
 from .framework.in_torch import chunkwise as chunkwise
 from .framework.in_torch import composed as composed
 from .framework.in_torch import expand_heads as expand_heads
@@ -42,6 +40,8 @@ from .framework.kernel_backend import kernels as kernels
 from .framework.passing import Passing as Passing
 from .framework.passing import Sum as Sum
 from .framework.passing import Transition as Transition
+from .framework.pool_rows import read_rows as read_rows
+from .framework.pool_rows import write_rows as write_rows
 from .framework.sequences import Chunks as Chunks
 from .framework.sequences import Sequences as Sequences
 from .framework.sequences import check_cu_seqlens as check_cu_seqlens

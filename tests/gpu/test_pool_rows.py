@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.availability import HAS_TRITON
-from fastweights.ops.framework.in_place import read_rows, write_rows
-from fastweights.ops.framework.pool_rows import gather_rows, gather_rows_in_torch, scatter_rows_in_torch
+from fastweights.ops.framework.pool_rows import read_rows, read_rows_in_torch, write_rows, write_rows_in_torch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,14 +61,14 @@ def test_bits(name: str, count: int) -> None:
     memory = draw(*shape, dtype=dtype)
     pool, rows, wanted = view(memory), rows_of(count, 64), memory.clone()
     with no_waits():
-        read = gather_rows(pool, rows, other)
-    exact = gather_rows_in_torch(pool, rows, other)
+        read = read_rows(pool, rows, other)
+    exact = read_rows_in_torch(pool, rows, other)
     new = draw(count, *pool.shape[1:], dtype=other)
     if dtype == torch.bfloat16:
         new[0].view(-1)[: len(ROUNDED)] = torch.tensor(ROUNDED, device="cuda").to(other)
     with no_waits():
         write_rows(pool, new, rows)
-    scatter_rows_in_torch(view(wanted), new, rows)
+    write_rows_in_torch(view(wanted), new, rows)
     assert same(read, exact) and same(memory, wanted)
 
 

@@ -291,14 +291,14 @@ def token_convolution() -> Iterator[Callable[[], object]]:
 
 def pool_rows() -> Iterator[Callable[[], object]]:
     """States in the layer's order and values first, windows in both orders, counts: read in float32 and written."""
-    from fastweights.kernels.pointwise.pool_rows import read_rows, write_rows
+    from fastweights.kernels.pointwise.pool_rows import copy_from_pool, copy_to_pool
 
     states, windows = torch.empty(9, 4, 128, 128, dtype=torch.bfloat16), torch.empty(9, 3, 1024, dtype=torch.bfloat16)
     rows = torch.empty(2, dtype=torch.int32)
     for pool in (states, states.mT, windows, windows.view(9, 1024, 3).mT, torch.empty(9, dtype=torch.int64)):
         dtype = torch.float32 if pool.is_floating_point() else pool.dtype
-        yield partial(read_rows, pool, rows, dtype)
-        yield partial(write_rows, pool, torch.empty(2, *pool.shape[1:], dtype=dtype), rows)
+        yield partial(copy_from_pool, pool, rows, dtype)
+        yield partial(copy_to_pool, pool, torch.empty(2, *pool.shape[1:], dtype=dtype), rows)
 
 
 def ring_attention() -> Iterator[Callable[[], object]]:

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from fastweights.ops.framework import pool_rows
-from fastweights.ops.framework.in_place import read_rows, write_rows
 from fastweights.ops.framework.pool_rows import (
-    gather_rows,
-    gather_rows_in_torch,
-    scatter_rows,
-    scatter_rows_in_torch,
+    read_rows,
+    read_rows_in_torch,
     takes_kernel,
+    write_rows,
+    write_rows_in_torch,
 )
 from tests.kernels.cases import DEVICE
 
@@ -64,16 +63,16 @@ def test_states_are_read_and_written_bit_for_bit(layout, dtype, other):
     for rows in ROWS:
         memory = draw(*shape, dtype=dtype)
         pool, before, places = view(memory), memory.clone(), as_rows(rows)
-        read = gather_rows(pool, places, other, "triton")
+        read = read_rows(pool, places, other, "triton")
         assert read.dtype == other and read.is_contiguous()
-        assert torch.equal(read, gather_rows_in_torch(pool, places, other))
+        assert torch.equal(read, read_rows_in_torch(pool, places, other))
         first = draw(*pool.shape[1:], 1, dtype=other).movedim(-1, 0)
-        read = gather_rows(pool, places, other, "triton", first)
-        assert torch.equal(read, gather_rows_in_torch(pool, places, other, first))
+        read = read_rows(pool, places, other, "triton", first)
+        assert torch.equal(read, read_rows_in_torch(pool, places, other, first))
         for new in beside(pool, len(rows), other):
             wanted = before.clone()
-            scatter_rows_in_torch(view(wanted), new, places)
-            scatter_rows(pool, new, places, "triton")
+            write_rows_in_torch(view(wanted), new, places)
+            write_rows(pool, new, places, "triton")
             assert torch.equal(memory, wanted)  # also what lies between the states
             memory.copy_(before)
 
@@ -83,9 +82,9 @@ def test_states_are_read_and_written_bit_for_bit(layout, dtype, other):
 def test_rows_beyond_the_pool_touch_nothing(dtype):
     memory = draw(8, 300, dtype=torch.float32)
     before, rows = memory.clone(), as_rows([2, -1, 4, 2**31 - 1], dtype)
-    read = gather_rows(memory[2:6], rows, backend="triton")
+    read = read_rows(memory[2:6], rows, backend="triton")
     assert torch.equal(read[0], memory[4]) and not read[1:].any()
-    scatter_rows(memory[2:6], read + 1, rows, "triton")
+    write_rows(memory[2:6], read + 1, rows, "triton")
     before[4] += 1
     assert torch.equal(memory, before)
 
@@ -94,8 +93,8 @@ def test_rows_beyond_the_pool_touch_nothing(dtype):
 def test_a_layout_that_the_kernel_does_not_serve():
     memory = draw(5, 3, 3, 3, 4, 3, 5, 3, 7, dtype=torch.float32)
     before, pool, rows = memory.clone(), memory[:, :, 0, :, 0, :, 0, :, 0], as_rows([-1, 3])
-    assert torch.equal(gather_rows(pool, rows, backend="triton"), gather_rows_in_torch(pool, rows, pool.dtype))
-    scatter_rows(pool, torch.ones(2, *pool.shape[1:], device=DEVICE), rows, "triton")
+    assert torch.equal(read_rows(pool, rows, backend="triton"), read_rows_in_torch(pool, rows, pool.dtype))
+    write_rows(pool, torch.ones(2, *pool.shape[1:], device=DEVICE), rows, "triton")
     assert (pool[3] == 1).all()
     memory[3] = before[3]
     assert torch.equal(memory, before)
@@ -119,7 +118,7 @@ def test_the_public_calls_take_the_kernel(monkeypatch):
     """As on a GPU, where the backend is "auto"."""
     memory, rows, original = draw(5, 2, 3, dtype=torch.float32), as_rows([3, -1]), pool_rows.takes_kernels
     monkeypatch.setattr(pool_rows, "takes_kernels", lambda asked, x: original("triton", x))
-    for form in ("gather_rows_in_torch", "scatter_rows_in_torch"):
+    for form in ("read_rows_in_torch", "write_rows_in_torch"):
         monkeypatch.setattr(pool_rows, form, None)
     read = read_rows(memory, rows)
     assert torch.equal(read[0], memory[3]) and not read[1].any()

@@ -11,7 +11,7 @@ from fastweights.layers.norms import RMSNorm
 from fastweights.layers.registry import ORDER
 from fastweights.layers.shared_input import normalize_for
 from fastweights.ops import linear_rows
-from fastweights.ops.framework.in_place import write_rows
+from fastweights.ops.framework.pool_rows import write_rows
 from fastweights.serving.vllm.drafts import plan_drafts
 from fastweights.serving.vllm.pool import Layout
 from tests.kernels.cases import DEVICE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def test_equally_many_drafts(mixer, tmp_path, monkeypatch):
 
     def observe(self: Any, common_attn_metadata: Any, **told: Any) -> Any:
         if not common_attn_metadata.is_prefilling.any():
-            seen.append(common_attn_metadata.query_start_loc_cpu.diff().tolist())
+            seen.append([count for count in common_attn_metadata.query_start_loc_cpu.diff().tolist() if count])
         return compute(self, common_attn_metadata, **told)
 
     monkeypatch.setattr(scheduling, "find_largest_graph", lambda config: 12)
@@ -111,9 +112,23 @@ def test_equally_many_drafts(mixer, tmp_path, monkeypatch):
     with speculating(tmp_path) as llm:
         monkeypatch.setattr(StepBuilder, "_compute_common_metadata", observe)
         check_same(own, llm, prompts())
-    few, many = ([set(counts) - {0} for counts in seen if (len(counts) == 4) is full] for full in (False, True))
+    few, many = ([set(counts) for counts in seen if (len(counts) == 4) is full] for full in (False, True))
     assert few and all(counts == {4} for counts in few)
     assert any(len(counts) > 1 for counts in many)
+
+
+def test_the_largest_graph():
+    from vllm.config import CompilationConfig, CUDAGraphMode
+
+    from fastweights.serving.vllm.scheduling import find_largest_graph
+
+    def find(mode: Any, largest: int | None) -> int:
+        compiled = CompilationConfig(cudagraph_mode=mode)
+        compiled.max_cudagraph_capture_size = largest
+        return find_largest_graph(SimpleNamespace(compilation_config=compiled))
+
+    assert find(CUDAGraphMode.FULL_DECODE_ONLY, 48) == find(CUDAGraphMode.FULL_AND_PIECEWISE, 48) == 48
+    assert find(CUDAGraphMode.NONE, 48) == find(CUDAGraphMode.PIECEWISE, 48) == find(CUDAGraphMode.FULL, None) == 0
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
 
 
-def read_rows(pool: Tensor, rows: Tensor, dtype: torch.dtype, first: Tensor | None = None) -> Tensor | None:
+def copy_from_pool(pool: Tensor, rows: Tensor, dtype: torch.dtype, first: Tensor | None = None) -> Tensor | None:
     """[N, ...], contiguous; for a sequence without a row `first` [1, ...], 0 when None. None where the kernel does not serve the
     strides of the pool."""
     sizes = pool.shape[1:]
@@ -111,7 +111,7 @@ def read_rows(pool: Tensor, rows: Tensor, dtype: torch.dtype, first: Tensor | No
     return states
 
 
-def write_rows(pool: Tensor, new: Tensor, rows: Tensor) -> bool:
+def copy_to_pool(pool: Tensor, new: Tensor, rows: Tensor) -> bool:
     """Write new [N, ...] into the rows. False where the kernel does not serve the strides."""
     moves = plan_moves(pool.shape[1:], new.stride()[1:], pool.stride()[1:])
     if moves is not None:

@@ -295,8 +295,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
         compiled = _compiled.get(specialization(now, current_device()))
         if compiled is None:
             (compiled,) = compiled_kernels([now])
-        given = [
-            x.data_ptr() if isinstance(x, Tensor) else x for x in arguments
-        ]  # not of constants: the question takes long
+        # Only arguments by position are tensors: to ask every constant takes long.
+        given = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
         front = front_arguments(compiled, grid, current_stream(current_device()))
         launcher()(compiled, (*front, *given, *constants_in_order(now)))

@@ -9,26 +9,26 @@ from ...kernels.availability import takes_kernels
 from .few_tokens import needs_gradient
 from .node import load_module
 
-__all__ = ["broadcast_rows", "gather_rows", "gather_rows_in_torch", "scatter_rows", "scatter_rows_in_torch"]
+__all__ = ["broadcast_rows", "read_rows", "read_rows_in_torch", "write_rows", "write_rows_in_torch"]
 
 MOVED = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 
 
-def gather_rows(
+def read_rows(
     pool: Tensor, rows_N: Tensor, dtype: torch.dtype | None = None, backend: str = "auto", first: Tensor | None = None
 ) -> Tensor:
     """[N, ...] of a pool [P, ...] in a dtype, its own when None; for a negative row `first` [1, ...], zeros when None."""
     dtype, states = pool.dtype if dtype is None else dtype, None
     if takes_kernel(backend, pool, dtype, first):
-        states = load_module("pointwise.pool_rows").read_rows(pool, rows_N, dtype, first)
-    return gather_rows_in_torch(pool, rows_N, dtype, first) if states is None else states
+        states = load_module("pointwise.pool_rows").copy_from_pool(pool, rows_N, dtype, first)
+    return read_rows_in_torch(pool, rows_N, dtype, first) if states is None else states
 
 
-def scatter_rows(pool: Tensor, new: Tensor, rows_N: Tensor, backend: str = "auto") -> None:
+def write_rows(pool: Tensor, new: Tensor, rows_N: Tensor, backend: str = "auto") -> None:
     """Write new [N, ...] of any dtype into the rows of a pool. A negative row is none."""
     served = takes_kernel(backend, pool, new.dtype, new)
-    if not served or not load_module("pointwise.pool_rows").write_rows(pool, new, rows_N):
-        scatter_rows_in_torch(pool, new, rows_N)
+    if not served or not load_module("pointwise.pool_rows").copy_to_pool(pool, new, rows_N):
+        write_rows_in_torch(pool, new, rows_N)
 
 
 def takes_kernel(backend: str, pool: Tensor, dtype: torch.dtype, states: Tensor | None = None) -> bool:
@@ -44,14 +44,14 @@ def takes_kernel(backend: str, pool: Tensor, dtype: torch.dtype, states: Tensor 
     )
 
 
-def gather_rows_in_torch(pool: Tensor, rows_N: Tensor, dtype: torch.dtype, first: Tensor | None = None) -> Tensor:
+def read_rows_in_torch(pool: Tensor, rows_N: Tensor, dtype: torch.dtype, first: Tensor | None = None) -> Tensor:
     states, without = pool[rows_N.clamp_min(0).long()], broadcast_rows(rows_N < 0, pool)
     if first is None:
         return states.masked_fill(without, 0).to(dtype)
     return torch.where(without, first.to(dtype), states.to(dtype))
 
 
-def scatter_rows_in_torch(pool: Tensor, new: Tensor, rows_N: Tensor) -> None:
+def write_rows_in_torch(pool: Tensor, new: Tensor, rows_N: Tensor) -> None:
     """A sequence without a row cannot be left out, because the number of rows would have to be read: in its place another one is
     written once more."""
     if not len(rows_N):

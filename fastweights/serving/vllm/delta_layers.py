@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...checks import LARGEST_HEAD
+from ...cuda_graphs import is_captured
 from ...kernels.availability import takes_kernels
 from ...ops import delta_rule, delta_rule_
 from ...ops.authoring import (
@@ -24,7 +25,6 @@ from ...ops.authoring import (
     takes_token,
     write_rows,
 )
-from ...ops.framework.pool_rows import gather_rows
 from ...ops.short_convolution.heads import convolve_heads
 from ...ops.step_decay import gain_decay
 from .versions import kimi_inputs
@@ -92,7 +92,7 @@ def read_tokens(
     given = q_BTGK, k_BTGK, v_BTC.unflatten(2, (heads, value)), beta_BTH, g
     if edges is None and states.dtype == torch.float32:
         return delta_rule_(*given, state=states, state_indices=rows)
-    first = gather_rows(states, known, torch.float32)
+    first = read_rows(states, known, torch.float32)
     o_BTHV, final = delta_rule(*given, initial_state=first, output_final_state=True, cu_seqlens=edges)
     assert final is not None
     write_rows(states, final, rows)
@@ -148,17 +148,13 @@ def places_of_prompts(step: Any) -> Places:
     computed before the capture. So does a copy of this object for other rows."""
     rows, ones = step.non_spec_state_indices_tensor, step.num_decode_tokens
     kept = getattr(step, PLACES, None)
-    if kept is not None and kept[0] is rows and not is_captured(rows):
+    if kept is not None and kept[0] is rows and not is_captured():
         return kept[1]
     own, edges = slice(ones, ones + step.num_prefills), step.non_spec_query_start_loc
     edges = edges[own.start : own.stop + 1] - ones
     places = Places.find(rows[own], edges, step.has_initial_state[own])
     setattr(step, PLACES, (rows, places))
     return places
-
-
-def is_captured(x: Tensor) -> bool:
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def orient(windows: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,14 +21,15 @@ from vllm.utils.torch_utils import direct_register_custom_op
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata
 
+from ...cuda_graphs import is_captured
 from ...kernels.runtime.overlap import can_overlap, overlapping_launches
 from ...layers import LayerCache, Mixer
 from ...layers.shared_input import normalize_for
 from . import BACKEND, OP
 from .drafts import DraftedStep, plan_drafts
+from .kept_tokens import Kept, KeptTokens
 from .linear import Rows
 from .pool import PooledMixer, StateBlock
-from .uniform_steps import UniformSteps
 from .versions import counting_builder, our_backend, pages_of
 
 __all__ = ["FastWeightsBackend", "ServedMemory", "Step", "current_steps", "holds_steps", "overlapped"]
@@ -38,8 +39,7 @@ __all__ = ["FastWeightsBackend", "ServedMemory", "Step", "current_steps", "holds
 class Step(BaseMambaAttentionMetadata):
     """The sequences of one step and where their states are."""
 
-    prompts: Tensor | None = None  # of `UniformSteps`, as `begun`
-    begun: Tensor | None = None
+    kept: Kept | None = None
     planned: tuple[Any, DraftedStep] | None = field(default=None, init=False, repr=False)
 
     def drafted_step(self, tokens: int) -> DraftedStep:
@@ -47,7 +47,7 @@ class Step(BaseMambaAttentionMetadata):
         captured computes it anew: replays would read what was computed before the capture. So does a copy of this object for
         other rows."""
         rows_NS = self.state_indices_tensor_d
-        made_for = tokens, id(rows_NS), torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        made_for = tokens, id(rows_NS), is_captured()
         if self.planned is None or self.planned[0] != made_for:
             plan = plan_drafts(tokens, rows_NS, self.num_accepted_tokens, self.query_start_loc_d)
             self.planned = made_for, plan
@@ -55,7 +55,7 @@ class Step(BaseMambaAttentionMetadata):
 
 
 # The class that gets accepted counts differs between versions.
-class StepBuilder(UniformSteps, counting_builder()):  # type: ignore[misc]
+class StepBuilder(KeptTokens, counting_builder()):  # type: ignore[misc]
     metadata_cls = Step
     needs_causal_conv1d_metadata = False
 

@@ -15,7 +15,7 @@ from ...layers import LayerCache, Mixer, SoftmaxAttention, build_mixer
 from ...layers.mixer import token_of
 from ...models.parts import part_of_config
 from ...ops.framework.checks import FEW_TOKENS
-from ...ops.framework.pool_rows import gather_rows, scatter_rows
+from ...ops.framework.pool_rows import read_rows, write_rows
 from .drafts import DraftedStep, plan_drafts
 
 if TYPE_CHECKING:
@@ -184,13 +184,10 @@ class PooledMixer:
         first = LayerCache() if started is None else self.first
         cache = LayerCache(
             {
-                name: gather_rows(pool, known, self.dtypes[name], first=first.memory.get(name))
+                name: read_rows(pool, known, self.dtypes[name], first=first.memory.get(name))
                 for name, pool in self.owned.memory.items()
             },
-            {
-                name: gather_rows(pool, known, first=first.context.get(name))
-                for name, pool in self.owned.context.items()
-            },
+            {name: read_rows(pool, known, first=first.context.get(name)) for name, pool in self.owned.context.items()},
         )
         yield cache
         self._put(cache, own)
@@ -205,7 +202,7 @@ class PooledMixer:
         """Into these rows of the pool without row 0, negative for none."""
         for pools, new in ((self.owned.memory, states.memory), (self.owned.context, states.context)):
             for name, pool in pools.items():
-                scatter_rows(pool, new[name], own)
+                write_rows(pool, new[name], own)
 
 
 # By vLLM's option mamba_ssm_cache_dtype.

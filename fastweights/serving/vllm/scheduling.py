@@ -32,21 +32,22 @@ class ConstantBlocks(KVCacheManager):
 
 
 class EvenDrafts(Scheduler):
-    """Sequences that get fewer drafts than others (n-gram and suffix drafts) are given wrong ones beside them. A step in which
-    all sequences read equally many tokens replays a CUDA graph; kernel by kernel it takes many times as long. A wrong draft is
-    taken back, whichever token it is."""
+    """Sequences that get fewer drafts than others (n-gram and suffix drafts) get token 0 as drafts beside them. A step in which
+    all sequences read equally many tokens replays a CUDA graph; kernel by kernel it takes many times as long. Like every draft,
+    token 0 stays only where the model writes it."""
 
-    largest: int  # tokens of a step that has a graph
+    def __init__(self, vllm_config: VllmConfig, **named: Any) -> None:
+        super().__init__(vllm_config=vllm_config, **named)
+        self.largest = find_largest_graph(vllm_config)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)
-        if len(self.running) * (1 + self.num_spec_tokens) > self.largest:
+        few = [request for request in self.running if len(request.spec_token_ids) < self.num_spec_tokens]
+        too_many = len(self.running) * (1 + self.num_spec_tokens) > self.largest
+        # A grammar takes no tokens but its own. With these and with pieces of prompts a step has no graph anyway.
+        if too_many or any(request.is_prefill_chunk or request.use_structured_output for request in few):
             return
-        for name in draft_token_ids.req_ids:
-            request = self.requests.get(name)
-            # A grammar takes no wrong tokens.
-            if request is None or request.is_finished() or request.is_prefill_chunk or request.use_structured_output:
-                continue
+        for request in few:
             missing = self.num_spec_tokens - len(request.spec_token_ids)
             request.spec_token_ids = [*request.spec_token_ids, *[0] * missing]
 
@@ -54,7 +55,7 @@ class EvenDrafts(Scheduler):
 def find_largest_graph(vllm_config: VllmConfig) -> int:
     """Tokens of the largest step that has a CUDA graph of decodes, 0 where there are none."""
     compiled = vllm_config.compilation_config
-    return compiled.max_cudagraph_capture_size if compiled.cudagraph_mode.has_full_cudagraphs() else 0
+    return (compiled.max_cudagraph_capture_size or 0) if compiled.cudagraph_mode.has_full_cudagraphs() else 0
 
 
 def keeps_its_blocks(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> bool:
@@ -68,13 +69,15 @@ def keeps_its_blocks(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) ->
 def make_scheduler(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, **named: Any) -> Scheduler:
     """What vLLM's setting `scheduler_cls` names: the scheduler that vLLM takes by itself, with `ConstantBlocks` or as
     `EvenDrafts` if it can. With drafts, vLLM's asynchronous one has room for equally many by itself."""
+    drafts = vllm_config.speculative_config
     kind: type[Scheduler] = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
-    largest = find_largest_graph(vllm_config)
-    if kind is Scheduler and vllm_config.speculative_config is not None and largest:
+    if kind is Scheduler and drafts is not None and find_largest_graph(vllm_config):
         kind = EvenDrafts
     scheduler = kind(vllm_config=vllm_config, kv_cache_config=kv_cache_config, **named)
-    if isinstance(scheduler, EvenDrafts):
-        scheduler.largest = largest
+    if drafts is not None and scheduler.dynamic_sd_lookup is None:
+        # Otherwise, since 0.28, a sequence that begins with one token gets drafts of no token, which a memory would read. With
+        # a table of drafts by the number of sequences it gets none.
+        scheduler.dynamic_sd_lookup = [scheduler.num_spec_tokens] * (vllm_config.scheduler_config.max_num_seqs + 1)
     if keeps_its_blocks(vllm_config, kv_cache_config):
         scheduler.kv_cache_manager.__class__ = ConstantBlocks  # which has no attributes of its own
     return scheduler

@@ -410,15 +410,22 @@ def test_serving() -> None:
 def test_drafts_in_vllm() -> None:
     text, rows = words("docs/serving.md"), rows_of("serving-drafts", "serving_drafts", "H200")
 
-    def found(measure: str, kind: str) -> float:
-        return value_of(rows, measure, column={"text": kind, "drafts": 5})
+    def found(measure: str, kind: str, drafts: int = 5) -> float:
+        return value_of(rows, measure, column={"text": kind, "drafts": drafts})
+
+    def speed(kind: str, drafts: int) -> str:
+        return f"{found('plain_token_ms', kind, drafts) / found('token_ms', kind, drafts):.2f}"
 
     plain, drafted = (found(measure, "repeating") for measure in ("plain_token_ms", "token_ms"))
-    assert (
-        f"with drafts of 5 in {drafted:.2f} ms per token, without drafts in {plain:.2f}: {plain / drafted:.2f}" in text
+    told = (
+        f"with drafts of 5 in {drafted:.2f} ms per token, without drafts in {plain:.2f}: {speed('repeating', 5)} times"
     )
-    ratio = found("plain_token_ms", "random") / found("token_ms", "random")
-    assert f"times as fast; random tokens {ratio:.2f} times" in text
+    assert f"{told} as fast; random tokens {speed('random', 5)} times" in text
+    assert f"with drafts of 10 it was {speed('repeating', 10)} and {speed('random', 10)} times" in text
+    same = found("same_tokens", "random")
+    assert f"Of the random tokens {same:.0%} were those without drafts, up to the first that differs" in text
+    others = (("random", 10), ("repeating", 5), ("repeating", 10))
+    assert all(found("same_tokens", kind, drafts) == 1 for kind, drafts in others)
 
 
 def test_throughput_in_vllm() -> None:

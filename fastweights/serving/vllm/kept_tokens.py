@@ -1,0 +1,110 @@
+"""Sequences of a step that vLLM's metadata takes for decodes, or may take for decodes, though they read tokens that all stay.
+
+- Where each sequence reads as many tokens as a decode does, vLLM replays its CUDA graph of decodes, which it chooses by these
+  numbers alone. But it gives the graph rows of the pool only where no sequence reads its prompt (vLLM's issues 57720 and 53051).
+  So the builder treats every sequence of such a step as a decode.
+- A sequence that gave way reads its answer again. A last piece of it, short as a decode with drafts, is a decode for vLLM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Kept", "KeptTokens", "find_kept"]
+
+
+class Kept(NamedTuple):
+    """Of the sequences of a step, on the device.
+
+    Attributes:
+        uniform: each of them reads as many tokens as a decode does, and some read their prompts.
+        tokens_N: int64, how many tokens a sequence reads that all stay; 0 for decodes.
+        begun_N: bool, those that begin and are treated as decodes.
+    """
+
+    uniform: bool
+    tokens_N: Tensor
+    begun_N: Tensor
+
+
+class KeptTokens:
+    """A builder of steps in front of vLLM's. A decode of S tokens, one and its drafts, writes the state after each token to a row
+    of its own, and the next step reads the row of the last token that stays. A sequence whose tokens all stay has its state in
+    its first row before and after them. The rows after its other tokens serve as scratch. One that begins gets the first state of
+    each layer into its row.
+
+    A step has an attribute `kept` more, None where nothing differs from vLLM's own metadata.
+    """
+
+    drafts: Tensor | None = None  # of each sequence in the step that is built, on the host
+
+    def build(self, *given: Any, **told: Any) -> Any:
+        builder: Any = super()
+        self.drafts = told.get("num_decode_draft_tokens_cpu")
+        return builder.build(*given, **told)
+
+    def _compute_common_metadata(
+        self, common_attn_metadata: Any, *, num_accepted_tokens: Tensor | None = None, **told: Any
+    ) -> Any:
+        builder: Any = super()
+        kept = find_kept(common_attn_metadata, self.drafts, 1 + self.num_spec_tokens)  # type: ignore[attr-defined]
+        if kept is not None:
+            if num_accepted_tokens is not None:
+                count_N = kept.tokens_N.where(kept.tokens_N > 0, num_accepted_tokens[: len(kept.tokens_N)])
+                num_accepted_tokens = count_N.where(~kept.begun_N | (kept.tokens_N > 0), 1).to(
+                    num_accepted_tokens.dtype
+                )
+            if kept.uniform:
+                decodes = torch.zeros_like(common_attn_metadata.is_prefilling)
+                common_attn_metadata = common_attn_metadata.replace(is_prefilling=decodes)
+        step = builder._compute_common_metadata(common_attn_metadata, num_accepted_tokens=num_accepted_tokens, **told)
+        return step if kept is None else self._place(replace(step, kept=kept))
+
+    def update_block_table(self, metadata: Any, *tables: Any) -> Any:
+        """The same step for layers with blocks of their own."""
+        builder: Any = super()
+        step = builder.update_block_table(metadata, *tables)
+        return step if step.kept is None else self._place(step)
+
+    def _place(self, step: Any) -> Any:
+        builder: Any = self
+        rows_NS = step.state_indices_tensor_d
+        tokens_N, begun_N = (x[: len(rows_NS)] for x in step.kept[1:])
+        if step.kept.uniform:
+            first_N = rows_NS[:, 0].where(begun_N, 0)
+            for name in builder.layer_names:
+                builder.compilation_config.static_forward_context[name].begin(first_N)
+        column_S = torch.arange(rows_NS.shape[1], device=rows_NS.device)
+        last_N1 = tokens_N[:, None] - 1
+        own_NS = (column_S + 1).where(column_S < last_N1, column_S.where(column_S != last_N1, 0))
+        step = replace(step, state_indices_tensor_d=rows_NS.gather(1, own_NS))
+        return builder._update_metadata_for_cudagraph_capture(step)
+
+
+def find_kept(told: Any, drafts_N: Tensor | None, tokens: int) -> Kept | None:
+    """What a step's metadata must say beside vLLM's; None for nothing.
+
+    Args:
+        told: what vLLM tells a builder.
+        drafts_N: of each sequence, on the host; None in a step without drafts.
+        tokens: of a decode with all its drafts.
+    """
+    count_N = told.query_start_loc_cpu.diff()
+    reads_N = count_N > 0
+    prompts_N = reads_N & told.is_prefilling if told.is_prefilling is not None else reads_N & False
+    uniform = bool(prompts_N.any()) and bool(((count_N == tokens) | ~reads_N).all())
+    stays_N = (count_N > 1) & (count_N <= tokens)
+    if drafts_N is not None:
+        stays_N &= drafts_N[: len(count_N)] != count_N - 1
+    if not uniform:  # vLLM takes these for prefills
+        stays_N &= ~prompts_N
+        if not stays_N.any():
+            return None
+    device = told.seq_lens.device
+    tokens_N = count_N.where(stays_N, 0).long().to(device, non_blocking=True)
+    begun_N = (prompts_N if uniform else prompts_N & False).to(device, non_blocking=True)
+    return Kept(uniform, tokens_N, begun_N & (told.seq_lens == tokens))
