@@ -42,7 +42,7 @@ IN_CONFIGURATIONS = {"_attn_implementation", "_commit_hash", "_name_or_path"}  #
 OF_METACLASSES = {"_abc_impl", "_backward_cls", "_is_protocol"}
 # Of Python, where multiprocessing and typing have no public way, and of vLLM, in the versions that serving/vllm admits.
 # `_thread` and `os._exit` are documented in spite of their names.
-OF_VLLM = {"_all_lora_classes", "_attention_ops", "_token_lora_indices"}
+OF_VLLM = {"_all_lora_classes", "_attention_ops", "_token_lora_indices", "_update_metadata_for_cudagraph_capture"}
 OF_GLUON = {"_reinterpret"}  # of tiles in shared memory, in the versions that kernels/runtime/gluon.py admits
 ELSEWHERE = {"_args_from_interpreter_flags", "_exit", "_inheriting", "_is_protocol", "_thread", *OF_VLLM, *OF_GLUON}
 

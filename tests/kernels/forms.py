@@ -1,5 +1,5 @@
 """The forms in which layers launch the kernels that stand beside the memories: decoding, short convolution, norms, Palimpsa's
-gates, SwiGLU, linear maps of a few rows, softmax attention of one token."""
+gates, SwiGLU, linear maps of a few rows, rows of pools, softmax attention of one token."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ def convolution_of_packed_rows() -> Iterator[Callable[[], object]]:
     x, window = torch.empty(1, 8192, 1024, dtype=torch.bfloat16), torch.empty(8, 3, 1024, dtype=torch.bfloat16)
     options = (torch.empty(1024, 4), torch.empty(1024), window, torch.zeros(9).int(), True, 128, 1e-6)
     yield partial(forward, x, *options, True)
+    yield partial(forward, x, *options, True, 256)  # queries, keys and values
     yield partial(backward, x, window, x, *options)
 
 
@@ -266,6 +267,7 @@ def step_decay() -> Iterator[Callable[[], object]]:
     joint, per_head = torch.empty(4, 1, 4112, dtype=torch.bfloat16), torch.empty(16)
     yield partial(step_decay, joint[:, :, 4096:], per_head, per_head, 1e-3, 0.1)
     yield partial(step_decay, joint[:, :, 4096:], per_head.bfloat16(), per_head, 0.0, float("inf"))
+    yield partial(step_decay, joint[:, :, 4096:], per_head, per_head, 0.0, float("inf"), joint[:, :, 4080:4096])
     yield partial(softplus_above, torch.empty(8, 128, dtype=torch.bfloat16), 0.25)
 
 
@@ -285,6 +287,18 @@ def token_convolution() -> Iterator[Callable[[], object]]:
     yield partial(convolve_token, parts, True, 1e-6, True, rows)
     for given in (None, rows):
         yield partial(convolve_token, [parts[0], parts[0]], True, 1e-6, True, given)
+
+
+def pool_rows() -> Iterator[Callable[[], object]]:
+    """States in the layer's order and values first, windows in both orders, counts: read in float32 and written."""
+    from fastweights.kernels.pointwise.pool_rows import read_rows, write_rows
+
+    states, windows = torch.empty(9, 4, 128, 128, dtype=torch.bfloat16), torch.empty(9, 3, 1024, dtype=torch.bfloat16)
+    rows = torch.empty(2, dtype=torch.int32)
+    for pool in (states, states.mT, windows, windows.view(9, 1024, 3).mT, torch.empty(9, dtype=torch.int64)):
+        dtype = torch.float32 if pool.is_floating_point() else pool.dtype
+        yield partial(read_rows, pool, rows, dtype)
+        yield partial(write_rows, pool, torch.empty(2, *pool.shape[1:], dtype=dtype), rows)
 
 
 def ring_attention() -> Iterator[Callable[[], object]]:

@@ -424,6 +424,7 @@ AROUND_MEMORIES = {
         forms.l2_normalize,
         forms.step_decay,
         forms.token_convolution,
+        forms.pool_rows,
         forms.ring_attention,
     )
 }

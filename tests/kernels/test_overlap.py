@@ -16,7 +16,7 @@ from .scoreboards import register_hazards
 FORMS = (
     forms.decoding, forms.gated_norm, forms.linear_rows, forms.residual_norm, forms.l2_normalize, forms.step_decay,
     forms.token_convolution, forms.ring_attention, forms.gated_writes, forms.delta_writes, forms.positive_keys,
-    forms.rwkv7, forms.layer_norm,
+    forms.rwkv7, forms.layer_norm, forms.pool_rows,
 )  # fmt: skip
 ASKING, WRITES = "decode_systems that asks the memory", "forward_kernel of gated writes"
 KERNELS = {
@@ -25,7 +25,7 @@ KERNELS = {
     "residual_norm_forward", "l2_normalize_kernel", "step_decay_kernel", "softplus_kernel", "token_convolution",
     "rotate_into_ring", "attend_to_slots", "combine_shares", WRITES, "write_gain_kernel", "read_keys_kernel",
     "positive_keys_kernel", "layer_norm_kernel", "decode_dplr_delta_rule", "token_mix_kernel",
-    "erase_keys_kernel", "read_answers_kernel",
+    "erase_keys_kernel", "read_answers_kernel", "move_rows",
 }  # fmt: skip
 # Weights depend on no kernel. States were written a step ago: by no kernel that may still run, as each waits for the one before.
 READ_EARLY = {

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fastweights.layers import decay
-from fastweights.ops.step_decay import softplus_above, step_decay, takes_step_decay
+from fastweights.ops.step_decay import gain_decay, softplus_above, step_decay, takes_step_decay
 from tests.kernels.cases import DEVICE
 
 pytestmark = pytest.mark.kernels
@@ -28,6 +28,21 @@ def test_values(shape, limits):
     wanted = F.softplus(step.double() + bias.double(), threshold=80).clamp(*limits)
     torch.testing.assert_close(dt.double(), wanted, rtol=1e-4, atol=0, equal_nan=True)
     torch.testing.assert_close(g.double(), -A_log.double().exp() * wanted, rtol=1e-4, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gains_beside_the_decays(dtype):
+    """Both are slices of a joint projection; the decays are those of the steps alone."""
+    joint = torch.randn(2, 5, 20, device=DEVICE).to(dtype)
+    gain, step, bias, A_log = (
+        joint[:, :, 1:7],
+        joint[:, :, 7:13],
+        joint[0, 0, :6].clone(),
+        torch.randn(6, device=DEVICE),
+    )
+    beta, g = gain_decay(gain, step, bias, A_log, 2.0)
+    torch.testing.assert_close(beta, 2 * gain.float().sigmoid(), rtol=1e-6, atol=1e-7)
+    assert torch.equal(g, step_decay(step, bias, A_log)[1])
 
 
 def test_the_layer_takes_it(monkeypatch):

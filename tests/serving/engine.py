@@ -34,6 +34,10 @@ vllm = pytest.importorskip("vllm")
 needs_copies = pytest.mark.skipif(
     not (torch.cuda.is_available() or has_copies_on_cpus()), reason="vLLM before 0.31 copies no states on a CPU"
 )
+verifies_drafts = pytest.mark.skipif(
+    vllm.__version__.startswith("0.24.") and not torch.cuda.is_available(),
+    reason="vLLM 0.24 cannot verify drafts on a CPU",
+)
 needs_two = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="one GPU does not hold two processes")
 
 VOCABULARY = 64

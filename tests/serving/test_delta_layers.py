@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from copy import copy
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
-from fastweights.serving.vllm.delta_layers import channel_decay, head_decay, read_tokens
+from fastweights.serving.vllm.delta_layers import Places, channel_decay, head_gates, places_of_prompts, read_tokens
 from tests.kernels.cases import DEVICE
 
 from ..integrations.tiny_models import EARLIER
@@ -69,14 +72,14 @@ def read_in_steps(given: tuple[Tensor, ...], windows: Tensor, states: Tensor) ->
         if ones:
             some = (torch.stack([t[n, done[n]] for n in ones] + [t[0, 0]] * 2)[:, None] for t in tokens)
             rows = torch.cat([ROWS[ones], ROWS.new_zeros(2)])
-            o = read_tokens(*some, filters, windows, states, rows)
+            o = read_tokens(*some, filters, windows, states, Places.find(rows))
             for n, each in zip(ones, o):
                 read[n].append(each)
         if prompts:
             some = (torch.cat([t[n, done[n] : done[n] + counts[n]] for n in prompts])[None] for t in tokens)
             edges = torch.tensor([0] + [counts[n] for n in prompts], device=DEVICE).cumsum(0).int()
             started = torch.tensor([done[n] > 0 for n in prompts], device=DEVICE)
-            o = read_tokens(*some, filters, windows, states, ROWS[prompts], edges, started)[0]
+            o = read_tokens(*some, filters, windows, states, Places.find(ROWS[prompts], edges, started))[0]
             for n, part in zip(prompts, o.split([counts[n] for n in prompts]), strict=True):
                 read[n].append(part)
         done = [at + count for at, count in zip(done, counts, strict=True)]
@@ -101,11 +104,30 @@ def test_numbers_of_transformers(dtype, close, channels, turned):
     assert (windows[others] == UNTOUCHED).all() and (states[others] == UNTOUCHED).all()
 
 
+def test_the_places_of_prompts_are_found_once_for_all_layers():
+    """And anew for a copy of the step with other rows."""
+    rows, edges = torch.tensor([5, 4, 1], device=DEVICE), torch.tensor([0, 1, 4, 9], device=DEVICE)
+    started = torch.tensor([True, True, False], device=DEVICE)
+    step = SimpleNamespace(
+        non_spec_state_indices_tensor=rows, non_spec_query_start_loc=edges, has_initial_state=started,
+        num_decode_tokens=1, num_prefills=2,
+    )  # fmt: skip
+    places = places_of_prompts(step)
+    assert [x.tolist() for x in places] == [[3, 0], [3, -1], [0, 3, 8]]
+    assert places_of_prompts(step) is places
+    other = copy(step)
+    other.non_spec_state_indices_tensor = rows + 1
+    assert places_of_prompts(other).rows.tolist() == [4, 1] and places_of_prompts(step) is places
+
+
 def test_decays():
     """The gates of Gated DeltaNet and Kimi Delta Attention, whose second form does not fall below its bound."""
     step, bias, rate = torch.randn(1, 5, 3, 4).to(DEVICE), torch.randn(12).to(DEVICE), torch.randn(3).to(DEVICE)
     own = torch.stack([-rate[h].exp() * F.softplus(step[0, :, h] + bias[4 * h : 4 * h + 4]) for h in range(3)], 1)
     torch.testing.assert_close(channel_decay(step, bias, rate.view(1, 1, 3, 1))[0], own)
-    torch.testing.assert_close(head_decay(step[..., 0], bias[::4], rate)[0], own[..., 0])
+    gain = torch.randn(1, 5, 3).to(DEVICE)
+    beta, g = head_gates(gain, step[..., 0], bias[::4], rate, 2.0)
+    torch.testing.assert_close(beta, 2 / (1 + (-gain).exp()))
+    torch.testing.assert_close(g[0], own[..., 0])
     bounded = [-5 * torch.sigmoid(rate[h].exp() * (step[0, :, h] + bias[4 * h : 4 * h + 4])) for h in range(3)]
     torch.testing.assert_close(channel_decay(step, bias, rate, -5.0)[0], torch.stack(bounded, 1))

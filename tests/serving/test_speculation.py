@@ -31,14 +31,12 @@ from .engine import (
     of_mixer,
     prompts,
     small_pool,
+    verifies_drafts,
     vllm,
     written,
 )
 
-pytestmark = pytest.mark.skipif(
-    vllm.__version__.startswith("0.24.") and not torch.cuda.is_available(),
-    reason="vLLM 0.24 cannot verify drafts on a CPU",
-)
+pytestmark = verifies_drafts
 TOKENS = 30
 
 
@@ -92,6 +90,30 @@ def test_hybrids(name, tmp_path):
         with small_pool(llm, 2 * (len(HYBRIDS[name]) + 3 * memories)):
             check_same(own, llm, prompts([block - short for short in (3, 2, 1, 8, 4)]))
     assert len(set(given_way)) > 1
+
+
+@pytest.mark.parametrize("mixer", ["gdn", ["gdn", "softmax", "vla"]], ids=["one memory", "hybrid"])
+def test_equally_many_drafts(mixer, tmp_path, monkeypatch):
+    """For CUDA graphs, as if there were some of up to 12 tokens here. With four sequences a step would have more."""
+    from fastweights.serving.vllm import scheduling
+    from fastweights.serving.vllm.memory import StepBuilder
+
+    compute, seen = StepBuilder._compute_common_metadata, []
+
+    def observe(self: Any, common_attn_metadata: Any, **told: Any) -> Any:
+        if not common_attn_metadata.is_prefilling.any():
+            seen.append(common_attn_metadata.query_start_loc_cpu.diff().tolist())
+        return compute(self, common_attn_metadata, **told)
+
+    monkeypatch.setattr(scheduling, "find_largest_graph", lambda config: 12)
+    own = model(mixer)
+    own.save_pretrained(tmp_path)
+    with speculating(tmp_path) as llm:
+        monkeypatch.setattr(StepBuilder, "_compute_common_metadata", observe)
+        check_same(own, llm, prompts())
+    few, many = ([set(counts) - {0} for counts in seen if (len(counts) == 4) is full] for full in (False, True))
+    assert few and all(counts == {4} for counts in few)
+    assert any(len(counts) > 1 for counts in many)
 
 
 @pytest.mark.slow

@@ -129,13 +129,23 @@ def convolve(rows, i: tl.constexpr, taps, b, W: tl.constexpr):
     return c
 
 
+@triton.jit
+def part_of_block(block, channels, HEAD: tl.constexpr, KEYS: tl.constexpr):
+    """Where the queries, keys or values that a block of channels belongs to begin, and how many channels they have."""
+    first = block * HEAD
+    begin = tl.minimum(first // KEYS, 2) * KEYS
+    return begin, tl.where(begin < 2 * KEYS, KEYS, channels - 2 * KEYS)
+
+
 @triton.jit(do_not_specialize=VARYING)
 def forward_kernel(
     x, weight, bias, window, edges, y, final, stride_b, stride_t, stride_g, time, count, channels, blocks, per_group, steps, eps,
     HEAD: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, R: tl.constexpr, L: tl.constexpr, SILU: tl.constexpr,
     NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_WINDOW: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
-    ALIGN: tl.constexpr,
+    ALIGN: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
+    """KEYS: the channels of queries, as many of keys follow, and values behind them. y then has the three one after another. The
+    norm is that of queries and keys alone, of numbers that are rounded first. 0 where all channels are alike."""
     if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
         stride_b, stride_t = tl.multiple_of(stride_b, ALIGN), tl.multiple_of(stride_t, ALIGN)
         stride_g, channels = tl.multiple_of(stride_g, ALIGN), tl.multiple_of(channels, ALIGN)
@@ -154,16 +164,26 @@ def forward_kernel(
         )
         rows = rows + (e,)
     taps, b = load_filter(weight, bias, column, inside, W, HAS_BIAS)
+    y_column, y_channels = column, channels
+    if KEYS > 0:
+        begin, y_channels = part_of_block(block, channels, HEAD, KEYS)
+        tokens = (time if PACKED else count * time).to(tl.int64)
+        y, y_column = y + begin * tokens, column - begin
     for i in tl.static_range(L):
         s = convolve(rows, i, taps, b, W)
         if SILU:
             s = s * sigmoid(s)
+        if KEYS > 0:
+            s = s.to(y.dtype.element_ty).to(tl.float32)
         if NORM:
-            s = s * tl.rsqrt(tl.sum(s * s, 1) + eps)[:, None]
+            r = tl.rsqrt(tl.sum(s * s, 1) + eps)
+            if KEYS > 0:
+                r = tl.where(block * HEAD < 2 * KEYS, r, 1.0)
+            s = s * r[:, None]
         place = first + i
-        at_y = (start + place).to(tl.int64) * channels
+        at_y = (start + place).to(tl.int64) * y_channels
         tl.store(
-            y + at_y[:, None] + column[None, :], s.to(y.dtype.element_ty), (place < length)[:, None] & inside[None, :]
+            y + at_y[:, None] + y_column[None, :], s.to(y.dtype.element_ty), (place < length)[:, None] & inside[None, :]
         )
     if KEEP:  # the last W-1 inputs, by the sequence's last segment
         for i in tl.static_range(L + W - 1):
@@ -376,8 +396,10 @@ def forward(
     head: int | None,
     eps: float,
     keep: bool,
+    keys: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """y of the shape of x [B, T, D] or [B, T, G, C], and the last W-1 inputs [N, W-1, D] if `keep`; nothing is checked."""
+    """y of the shape of x [B, T, D] or [B, T, G, C], and the last W-1 inputs [N, W-1, D] if `keep`; nothing is checked. keys:
+    KEYS of the kernel, whose heads of `head` channels then are those of queries and keys."""
     x, weight = make_rows_contiguous(x), weight.contiguous()
     tiling = choose_tiling(x, edges, head, 0, FORWARD_PLACES, 16)
     channels, taps = weight.shape
@@ -388,7 +410,8 @@ def forward(
         edges, y, final, *x.stride()[:2], group_stride(x), x.shape[1], tiling.sequences, channels, tiling.blocks,
         tiling.per_group, tiling.steps, eps, W=taps, SILU=silu, NORM=head is not None, HAS_BIAS=bias is not None,
         HAS_WINDOW=window is not None, KEEP=keep, PACKED=edges is not None, HEAD=tiling.head, BD=padded(tiling.head, 1),
-        R=tiling.rows, L=tiling.places, ALIGN=alignment(*x.stride()[:2], group_stride(x), channels), num_warps=tiling.warps,
+        R=tiling.rows, L=tiling.places, ALIGN=alignment(*x.stride()[:2], group_stride(x), channels), KEYS=keys,
+        num_warps=tiling.warps,
     )  # fmt: skip
     return y, final
 

@@ -275,7 +275,11 @@ def compiled_kernels(launches: Sequence[Launch]) -> list[Any]:
 
 def all_arguments(launch: Launch) -> list[Any]:
     """Arguments by position, constants included, in the order of the kernel's parameters."""
-    return [*launch.arguments, *(launch.constants[name] for name in launch.kernel.arg_names[len(launch.arguments) :])]
+    return [*launch.arguments, *constants_in_order(launch)]
+
+
+def constants_in_order(launch: Launch) -> list[Any]:
+    return [launch.constants[name] for name in launch.kernel.arg_names[len(launch.arguments) :]]
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
@@ -288,6 +292,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
             plain_launch(kernel, grid, arguments, constants)
             return
         now = Launch(kernel, grid, arguments, constants)
-        (compiled,) = compiled_kernels([now])
-        given = [x.data_ptr() if isinstance(x, Tensor) else x for x in all_arguments(now)]
-        launcher()(compiled, (*front_arguments(compiled, grid, current_stream(current_device())), *given))
+        compiled = _compiled.get(specialization(now, current_device()))
+        if compiled is None:
+            (compiled,) = compiled_kernels([now])
+        given = [
+            x.data_ptr() if isinstance(x, Tensor) else x for x in arguments
+        ]  # not of constants: the question takes long
+        front = front_arguments(compiled, grid, current_stream(current_device()))
+        launcher()(compiled, (*front, *given, *constants_in_order(now)))

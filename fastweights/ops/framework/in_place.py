@@ -13,6 +13,7 @@ from ...kernels.availability import takes_kernels
 from ...kernels.recurrent import RecurrentCall
 from .checks import FEW_TOKENS, Sizes, as_tuple, check_inputs, check_options, compute_dtype
 from .few_tokens import move_lengths
+from .pool_rows import broadcast_rows, gather_rows, scatter_rows
 from .sequences import Sequences, check_cu_seqlens
 from .spec import BACKENDS, OpSpec
 
@@ -63,14 +64,14 @@ def update_state(
         return as_tuple(kernel.decode(RecurrentCall(named, dict(zip(spec.states, held)), values, None, lengths, rows)))
     with torch.no_grad():
         sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, read=True)
-        before = held if rows is None else tuple(read_rows(x, rows) for x in held)
+        before = held if rows is None else tuple(gather_rows(x, rows, backend=backend) for x in held)
         outputs, final = run(spec, inputs, options, before, True, cu_seqlens, backend)
         outputs, finals = as_tuple(outputs), as_tuple(final)
         if not all(sequences.lengths or (sizes.T,)):  # a sequence without tokens keeps its state, to the last bit
             longer = torch.tensor(sequences.lengths or [sizes.T] * sizes.B, device=like.device) > 0
             finals = tuple(torch.where(broadcast_rows(longer, x), x, old) for x, old in zip(finals, before))
         for x, new in zip(held, finals):
-            x.copy_(new) if rows is None else write_rows(x, new, rows)
+            x.copy_(new) if rows is None else scatter_rows(x, new, rows, backend)
         if rows is not None:
             outputs = tuple(o.masked_fill(find_stateless_tokens(rows, sequences, o), 0) for o in outputs)
     return outputs
@@ -155,23 +156,12 @@ def check_no_gradient(op: str, tensors: Mapping[str, Any]) -> None:
 
 def read_rows(pool: Tensor, rows_N: Tensor) -> Tensor:
     """[N, ...] of a pool [P, ...], zeros for a sequence without a row."""
-    return pool[rows_N.clamp_min(0).long()].masked_fill(broadcast_rows(rows_N < 0, pool), 0)
+    return gather_rows(pool, rows_N)
 
 
 def write_rows(pool: Tensor, new: Tensor, rows_N: Tensor) -> None:
-    """Write new [N, ...] into the rows of a pool, without waiting for the device. A sequence without a row cannot be left out,
-    because the number of rows would have to be read: in its place another one is written once more."""
-    if not len(rows_N):
-        return
-    has_row = rows_N >= 0
-    source = torch.where(has_row, torch.arange(len(rows_N), device=rows_N.device), has_row.int().argmax())
-    rows = rows_N[source].clamp_min(0).long()
-    pool[rows] = torch.where(broadcast_rows(has_row[source], pool), new[source].to(pool.dtype), pool[rows])
-
-
-def broadcast_rows(x: Tensor, like: Tensor) -> Tensor:
-    """x [N] in a shape that broadcasts over [N, ...]."""
-    return x.view(-1, *[1] * (like.ndim - 1))
+    """Write new [N, ...] into the rows of a pool, without waiting for the device. A sequence without a row writes nothing."""
+    scatter_rows(pool, new, rows_N)
 
 
 def find_stateless_tokens(indices: Tensor, sequences: Sequences, o: Tensor) -> Tensor:

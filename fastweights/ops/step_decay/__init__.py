@@ -11,7 +11,7 @@ from torch import Tensor
 from ...kernels.availability import takes_kernels
 from ..framework.few_tokens import needs_gradient
 
-__all__ = ["LARGEST_LOG_RATE", "exp_rate", "softplus_above", "step_decay", "takes_step_decay"]
+__all__ = ["LARGEST_LOG_RATE", "exp_rate", "gain_decay", "softplus_above", "step_decay", "takes_step_decay"]
 
 # float32 holds exp(88.7), but not its product with a gradient. With exp(44), 1e19, every step above 1e-17 forgets all.
 LARGEST_LOG_RATE = 44.0
@@ -44,6 +44,18 @@ def step_decay(
     from ...kernels.pointwise.step_decay import step_decay
 
     return step_decay(step, bias, A_log, smallest, math.inf if largest is None else largest)
+
+
+def gain_decay(gain: Tensor, step: Tensor, bias: Tensor, A_log: Tensor, largest: float = 1.0) -> tuple[Tensor, Tensor]:
+    r"""beta and g [B, T, heads] of a gated delta rule in float32, for tensors that `takes_step_decay` allows. The gain has the
+    shape of the steps and is not in float64.
+
+    $$\beta = \mathrm{largest} \; \sigma(\mathrm{gain}), \qquad
+      g = -e^{\min(A, 44)} \mathrm{softplus}(\mathrm{step} + \mathrm{bias})$$
+    """
+    from ...kernels.pointwise.step_decay import step_decay
+
+    return step_decay(step, bias, A_log, 0.0, math.inf, gain, largest)
 
 
 def softplus_above(x: Tensor, least: float, *, backend: str = "auto") -> Tensor:

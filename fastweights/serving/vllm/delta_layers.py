@@ -5,7 +5,7 @@ else, such as its prefix cache, works as before."""
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,21 +13,23 @@ from torch import Tensor
 
 from ...checks import LARGEST_HEAD
 from ...kernels.availability import takes_kernels
-from ...ops import delta_rule, delta_rule_, short_convolution
+from ...ops import delta_rule, delta_rule_
 from ...ops.authoring import (
     TokenConvolution,
     convolve_token,
     exp_rate,
     l2_normalize,
     read_rows,
-    step_decay,
     takes_step_decay,
     takes_token,
     write_rows,
 )
+from ...ops.framework.pool_rows import gather_rows
+from ...ops.short_convolution.heads import convolve_heads
+from ...ops.step_decay import gain_decay
 from .versions import kimi_inputs
 
-__all__ = ["channel_decay", "head_decay", "read_tokens", "register_layers"]
+__all__ = ["Places", "channel_decay", "head_gates", "read_tokens", "register_layers"]
 
 LAYERS = {  # by vLLM's module: its class, and the method in which a layer reads a step
     "qwen_gdn_linear_attn": ("QwenGatedDeltaNetAttention", "_forward_core"),
@@ -35,68 +37,79 @@ LAYERS = {  # by vLLM's module: its class, and the method in which a layer reads
     "kimi_gdn_linear_attn": ("KimiGatedDeltaNetAttention", "_forward"),
 }
 REHEARSED = 70  # tokens, more than a chunk has
+PLACES = "fastweights_places"  # of prompts, an attribute of a step
+
+
+class Places(NamedTuple):
+    """Where the sequences of a step are: for all layers the same.
+
+    Attributes:
+        rows: [N], each sequence's row in the pools without row 0, which belongs to no sequence: vLLM gives it to the padding of
+            a step, whose answers mean nothing, and it stays as it is. Padding has row -1.
+        known: [N], the same for sequences that have states, and -1 for others.
+        edges: [N+1], where the sequences begin in one row of tokens. None for one token each of sequences that all have states.
+    """
+
+    rows: Tensor
+    known: Tensor
+    edges: Tensor | None
+
+    @classmethod
+    def find(cls, rows: Tensor, edges: Tensor | None = None, started: Tensor | None = None) -> Places:
+        """rows: [N], of vLLM's pools. started: [N], which sequences have states; None for one token each."""
+        rows = rows - 1  # for our ops a negative row is none
+        return cls(rows, rows if started is None else rows.where(started, -1), edges)
 
 
 def read_tokens(
-    x_BTC: Tensor,
-    beta_BTH: Tensor,
-    g: Tensor,
-    filters_CW: Tensor,
-    windows: Tensor,
-    states: Tensor,
-    rows: Tensor,
-    edges: Tensor | None = None,
-    started: Tensor | None = None,
+    x_BTC: Tensor, beta_BTH: Tensor, g: Tensor, filters_CW: Tensor, windows: Tensor, states: Tensor, places: Places
 ) -> Tensor:
     """The answers o [B, T, HV, V] of a layer to tokens, whose states are brought up to date in vLLM's pools.
 
     Args:
-        x_BTC: queries, keys and values of all heads side by side, before the convolution.
+        x_BTC: queries, keys and values of all heads side by side, before the convolution. B = N for one token each, else 1.
         beta_BTH: gains.
         g: log decays, [B, T, HV] or [B, T, HV, K].
         filters_CW: of the convolution.
         windows: [P, W-1, C], its last inputs.
         states: [P, HV, V, K], values first.
-        rows: [N], each sequence's row in the pools. Row 0 belongs to no sequence: vLLM gives it to the padding of a step, whose
-            answers mean nothing, and it stays as it is.
-        edges: [N+1], where the sequences begin in one row of tokens. None for one token each, B = N.
-        started: [N], which sequences have states. All when None.
+        places: of the sequences.
     """
-    rows = rows - 1  # for our ops a negative row is none
     windows, states = windows[1:], states[1:].mT
-    known = rows if started is None else rows.where(started, -1)
-    part = TokenConvolution(x_BTC, filters_CW, None, windows, None)
-    if started is None and takes_token([part], rows=rows):
-        (y_BTC,), _ = convolve_token([part], True, rows=rows)
-    else:
-        y_BTC, last = short_convolution(
-            x_BTC, filters_CW, activation="silu", initial_state=read_rows(windows, known), output_final_state=True,
-            cu_seqlens=edges,
-        )  # fmt: skip
-        assert last is not None
-        write_rows(windows, last, rows)
     heads, width, value = states.shape[1:]
-    qk_BTC, v_BTC = y_BTC.split((y_BTC.shape[2] - heads * value, heads * value), 2)
-    q_BTGK, k_BTGK = l2_normalize(qk_BTC.unflatten(2, (-1, width))).chunk(2, 2)
+    rows, known, edges = places
+    keys = (x_BTC.shape[2] - heads * value) // 2
+    part = TokenConvolution(x_BTC, filters_CW, None, windows, None)
+    if edges is None and takes_token([part], rows=rows):
+        (y_BTC,), _ = convolve_token([part], True, rows=rows)
+        qk_BTC, v_BTC = y_BTC.split((2 * keys, heads * value), 2)
+        q_BTGK, k_BTGK = l2_normalize(qk_BTC.unflatten(2, (-1, width))).chunk(2, 2)
+    else:
+        before = read_rows(windows, known)
+        q_BTC, k_BTC, v_BTC, last = convolve_heads(x_BTC, filters_CW, keys, width, before, edges)
+        write_rows(windows, last, rows)
+        q_BTGK, k_BTGK = (x.unflatten(2, (-1, width)) for x in (q_BTC, k_BTC))
     given = q_BTGK, k_BTGK, v_BTC.unflatten(2, (heads, value)), beta_BTH, g
-    if started is None and states.dtype == torch.float32:
-        return delta_rule_(*given, state=states, state_indices=rows, cu_seqlens=edges)
-    first = read_rows(states, known).float()
+    if edges is None and states.dtype == torch.float32:
+        return delta_rule_(*given, state=states, state_indices=rows)
+    first = gather_rows(states, known, torch.float32)
     o_BTHV, final = delta_rule(*given, initial_state=first, output_final_state=True, cu_seqlens=edges)
     assert final is not None
     write_rows(states, final, rows)
     return o_BTHV
 
 
-def head_decay(step_BTH: Tensor, bias_H: Tensor, A_log_H: Tensor) -> Tensor:
-    """g = -exp(A_log) softplus(step + bias) [B, T, H] in float32: the decay of a gated delta net."""
+def head_gates(
+    gain_BTH: Tensor, step_BTH: Tensor, bias_H: Tensor, A_log_H: Tensor, largest: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Gates of a gated delta net [B, T, H] in float32: beta = largest sigmoid(gain), g = -exp(A_log) softplus(step + bias)."""
     if takes_step_decay(step_BTH, bias_H, A_log_H):
-        return step_decay(step_BTH, bias_H, A_log_H)[1]
-    return -exp_rate(A_log_H) * F.softplus(step_BTH.float() + bias_H.float())
+        return gain_decay(gain_BTH, step_BTH, bias_H, A_log_H, largest)
+    return largest * gain_BTH.float().sigmoid(), -exp_rate(A_log_H) * F.softplus(step_BTH.float() + bias_H.float())
 
 
 def channel_decay(step_BTHK: Tensor, bias: Tensor, A_log: Tensor, lowest: float | None = None) -> Tensor:
-    """g [B, T, H, K] of Kimi Delta Attention in float32: as `head_decay`, with a bias per channel. With a lowest decay it is
+    """g [B, T, H, K] of Kimi Delta Attention in float32: as in `head_gates`, with a bias per channel. With a lowest decay it is
     lowest sigmoid(exp(A_log) (step + bias))."""
     heads = step_BTHK.shape[2]
     step, rate_H1 = step_BTHK.float() + bias.float().view(heads, -1), exp_rate(A_log).view(heads, 1)
@@ -120,15 +133,32 @@ def read_step(layer: Any, tokens: tuple[Tensor, Tensor, Tensor], filters_CW: Ten
     if step is None:
         return rehearse(layer, tokens, filters_CW)
     pools = filters_CW, *orient(*layer.kv_cache)
-    rows, edges, ones = step.non_spec_state_indices_tensor, step.non_spec_query_start_loc, step.num_decode_tokens
+    ones = step.num_decode_tokens
     if ones:  # under a CUDA graph for more sequences, with rows of padding
         x, beta, g = (t[:ones, None] for t in tokens)
-        o_THV[:ones] = read_tokens(x, beta, g, *pools, rows[:ones])[:, 0]
+        o_THV[:ones] = read_tokens(x, beta, g, *pools, Places.find(step.non_spec_state_indices_tensor[:ones]))[:, 0]
     if step.num_prefills:
-        some, own = slice(ones, ones + step.num_prefill_tokens), slice(ones, ones + step.num_prefills)
+        some = slice(ones, ones + step.num_prefill_tokens)
         x, beta, g = (t[None, some] for t in tokens)
-        edges = edges[ones : own.stop + 1] - ones
-        o_THV[some] = read_tokens(x, beta, g, *pools, rows[own], edges, step.has_initial_state[own])[0]
+        o_THV[some] = read_tokens(x, beta, g, *pools, places_of_prompts(step))[0]
+
+
+def places_of_prompts(step: Any) -> Places:
+    """The first layer computes them for all layers. A graph that is captured computes them in each: replays would read what was
+    computed before the capture. So does a copy of this object for other rows."""
+    rows, ones = step.non_spec_state_indices_tensor, step.num_decode_tokens
+    kept = getattr(step, PLACES, None)
+    if kept is not None and kept[0] is rows and not is_captured(rows):
+        return kept[1]
+    own, edges = slice(ones, ones + step.num_prefills), step.non_spec_query_start_loc
+    edges = edges[own.start : own.stop + 1] - ones
+    places = Places.find(rows[own], edges, step.has_initial_state[own])
+    setattr(step, PLACES, (rows, places))
+    return places
+
+
+def is_captured(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def orient(windows: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,9 +176,9 @@ def rehearse(layer: Any, tokens: tuple[Tensor, Tensor, Tensor], filters_CW: Tens
     pools = filters_CW, *orient(windows, states)
     row = torch.zeros(1, dtype=torch.int32, device=x.device)
     edges = torch.tensor([0, REHEARSED], dtype=torch.int32, device=x.device)
-    read_tokens(x, beta, g, *pools, row)
+    read_tokens(x, beta, g, *pools, Places.find(row))
     x, beta, g = (t.expand(1, REHEARSED, *t.shape[2:]) for t in (x, beta, g))
-    read_tokens(x, beta, g, *pools, row, edges, row > 0)
+    read_tokens(x, beta, g, *pools, Places.find(row, edges, row > 0))
 
 
 def explain_refusal(layer: Any) -> str | None:
@@ -196,9 +226,9 @@ def make_gated_delta_net(original: Any) -> type:
         def _forward_core(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
             if not self.runs_on_ours:
                 return super()._forward_core(mixed_qkv, b, a, core_attn_out)
-            beta_TH = b.float().sigmoid() * (2 if getattr(self, "allow_neg_eigval", False) else 1)
-            g_TH = head_decay(a[None], self.dt_bias, self.A_log)[0]
-            read_step(self, (mixed_qkv, beta_TH, g_TH), self.conv1d.weight.flatten(1), core_attn_out)
+            largest = 2.0 if getattr(self, "allow_neg_eigval", False) else 1.0
+            beta_1TH, g_1TH = head_gates(b[None], a[None], self.dt_bias, self.A_log, largest)
+            read_step(self, (mixed_qkv, beta_1TH[0], g_1TH[0]), self.conv1d.weight.flatten(1), core_attn_out)
 
     return GatedDeltaNet
 

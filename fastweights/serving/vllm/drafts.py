@@ -20,8 +20,11 @@ class DraftedStep(NamedTuple):
         own_NS: of the tokens in the input.
         rows_NS: of the states after them, 0 for tokens that are not there.
         sources_NS: the row of the state that a sequence goes on from; 0 likewise.
-        prefix_P: of sequences that are read up to each of their tokens one after another, P = S (S + 1) / 2 tokens: which ones.
-        prefix_places: [N * P] their places in the step. prefix_edges: [N * S + 1].
+        prefix_places: [N * P], of sequences that are read up to each of their tokens one after another, P = S (S + 1) / 2
+            tokens: their places in the step.
+        prefix_edges: [N * S + 1], of these.
+        prefix_ends_NS: their last tokens.
+        prefix_rows: [N * S], of the pool without row 0, -1 for tokens that are not there.
     """
 
     tokens: int
@@ -29,9 +32,10 @@ class DraftedStep(NamedTuple):
     own_NS: Tensor
     rows_NS: Tensor
     sources_NS: Tensor
-    prefix_P: Tensor
     prefix_places: Tensor
     prefix_edges: Tensor
+    prefix_ends_NS: Tensor
+    prefix_rows: Tensor
 
 
 def plan_drafts(tokens: int, rows_NS: Tensor, accepted_N: Tensor, edges: Tensor) -> DraftedStep:
@@ -51,14 +55,16 @@ def plan_drafts(tokens: int, rows_NS: Tensor, accepted_N: Tensor, edges: Tensor)
     own_NS = token_NS.clamp_max(tokens - 1)
     prefix_P = torch.tril_indices(steps, steps, device=edges.device)[1]
     ends_S = torch.arange(1, steps + 1, device=edges.device).cumsum(0)
-    ends = (torch.arange(count, device=edges.device)[:, None] * len(prefix_P) + ends_S).flatten()
+    ends_NS = torch.arange(count, device=edges.device)[:, None] * len(prefix_P) + ends_S
+    rows_NS = rows_NS.where(reads_NS, 0).long()
     return DraftedStep(
         tokens=tokens,
         places_NS=token_NS.where(reads_NS, tokens),
         own_NS=own_NS,
-        rows_NS=rows_NS.where(reads_NS, 0).long(),
+        rows_NS=rows_NS,
         sources_NS=source_N1.where(reads_NS, 0).long(),
-        prefix_P=prefix_P,
         prefix_places=own_NS[:, prefix_P].flatten(),
-        prefix_edges=F.pad(ends, (1, 0)).int(),
+        prefix_edges=F.pad(ends_NS.flatten(), (1, 0)).int(),
+        prefix_ends_NS=ends_NS - 1,
+        prefix_rows=rows_NS.flatten() - 1,
     )

@@ -28,6 +28,7 @@ from . import BACKEND, OP
 from .drafts import DraftedStep, plan_drafts
 from .linear import Rows
 from .pool import PooledMixer, StateBlock
+from .uniform_steps import UniformSteps
 from .versions import counting_builder, our_backend, pages_of
 
 __all__ = ["FastWeightsBackend", "ServedMemory", "Step", "current_steps", "holds_steps", "overlapped"]
@@ -37,6 +38,8 @@ __all__ = ["FastWeightsBackend", "ServedMemory", "Step", "current_steps", "holds
 class Step(BaseMambaAttentionMetadata):
     """The sequences of one step and where their states are."""
 
+    prompts: Tensor | None = None  # of `UniformSteps`, as `begun`
+    begun: Tensor | None = None
     planned: tuple[Any, DraftedStep] | None = field(default=None, init=False, repr=False)
 
     def drafted_step(self, tokens: int) -> DraftedStep:
@@ -51,7 +54,8 @@ class Step(BaseMambaAttentionMetadata):
         return self.planned[1]
 
 
-class StepBuilder(counting_builder()):  # type: ignore[misc]  # the class that gets accepted counts differs between versions
+# The class that gets accepted counts differs between versions.
+class StepBuilder(UniformSteps, counting_builder()):  # type: ignore[misc]
     metadata_cls = Step
     needs_causal_conv1d_metadata = False
 
@@ -142,6 +146,11 @@ class ServedMemory(MambaBase):
             self.pooled.weights_changed()
 
     # The work of a step.
+
+    def begin(self, rows: Tensor) -> None:
+        """The sequences with these rows [N] of the pool begin; row 0 stays as it is."""
+        if self.pooled is not None:
+            self.pooled.begin(rows)
 
     def rehearse(self, x_TD: Tensor, y_TD: Tensor) -> None:
         """A call without sequences, by which vLLM measures memory."""

@@ -199,9 +199,10 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsLoRA):
         self.logits_processor = LogitsProcessor(config.vocab_size)
         served = [one.served for one in self.model.layers]
         names = [one.name for one in served if isinstance(one, ServedMemory)]
-        alone = parts == 1 and vllm_config.lora_config is None and vllm_config.speculative_config is None
         graphs = vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs() and current_platform.is_cuda()
-        self.prompts = PromptGraphs(self.model, names) if graphs and alone and len(names) == len(served) else None
+        self.prompts: PromptGraphs | None = None
+        if graphs and parts == 1 and vllm_config.lora_config is None and len(names) == len(served):
+            self.prompts = PromptGraphs(self.model, names, drafted=vllm_config.speculative_config is not None)
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:

@@ -15,6 +15,7 @@ from ...layers import LayerCache, Mixer, SoftmaxAttention, build_mixer
 from ...layers.mixer import token_of
 from ...models.parts import part_of_config
 from ...ops.framework.checks import FEW_TOKENS
+from ...ops.framework.pool_rows import gather_rows, scatter_rows
 from .drafts import DraftedStep, plan_drafts
 
 if TYPE_CHECKING:
@@ -129,22 +130,21 @@ class PooledMixer:
         own, so that tokens are taken back by reading another row in the next call. The output for padding is 0."""
         together = self.decodes_in_pool and step.rows_NS.shape[1] <= FEW_TOKENS
         read = self._read_prefixes if together else self._read_one_by_one
-        y_TD = torch.zeros_like(x_TD[:1]).repeat(step.tokens + 1, 1)
-        y_TD[step.places_NS] = read(x_TD[step.own_NS], step)
+        y_TD = x_TD.new_zeros(step.tokens + 1, x_TD.shape[1])
+        y_TD[step.places_NS] = read(x_TD, step)
         return y_TD[: step.tokens]
 
-    def _read_prefixes(self, x_NSD: Tensor, step: DraftedStep) -> Tensor:
-        """One call of the layer for all states: a sequence is read S times, up to each of its tokens. That is more to compute,
-        but the weights are read once, as for one token."""
+    def _read_prefixes(self, x_TD: Tensor, step: DraftedStep) -> Tensor:
+        """[N, S, D] by one call of the layer for all states: a sequence is read S times, up to each of its tokens. That is more
+        to compute, but the weights are read once, as for one token."""
         self.blocks[step.rows_NS] = self.blocks[step.sources_NS]
-        owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=step.rows_NS.flatten() - 1)
+        owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=step.prefix_rows)
         with self.reading(step.prefix_places):
-            y_PD = self.mixer(x_NSD[:, step.prefix_P].flatten(0, 1)[None], owned, step.prefix_edges)[0]
-        return y_PD[step.prefix_edges[1:] - 1].view_as(x_NSD)
+            return self.mixer(x_TD[step.prefix_places][None], owned, step.prefix_edges)[0, step.prefix_ends_NS]
 
-    def _read_one_by_one(self, x_NSD: Tensor, step: DraftedStep) -> Tensor:
+    def _read_one_by_one(self, x_TD: Tensor, step: DraftedStep) -> Tensor:
         read = []
-        for t, x_ND in enumerate(x_NSD.unbind(1)):
+        for t, x_ND in enumerate(x_TD[step.own_NS].unbind(1)):
             rows = step.rows_NS[:, t]
             before = step.sources_NS[:, 0] if t == 0 else step.rows_NS[:, t - 1].where(rows > 0, 0)
             self.blocks[rows] = self.blocks[before]
@@ -154,10 +154,7 @@ class PooledMixer:
 
     def prefill(self, x_TD: Tensor, rows: Tensor, started: Tensor, edges: Tensor) -> Tensor:
         """Tokens [T, D] of sequences that lie one after another. started [N]: which of them have states; edges: [N+1]."""
-        with self.take(rows) as cache:
-            for held, first in ((cache.memory, self.first.memory), (cache.context, self.first.context)):
-                for name, state in held.items():
-                    held[name] = torch.where(_expand_like(started, state), state, first[name])
+        with self.take(rows, started) as cache:
             return self.mixer(x_TD[None], cache, edges)[0]
 
     @torch.no_grad()
@@ -179,22 +176,36 @@ class PooledMixer:
         self.weights_changed()  # a sleeping engine gives back what is allocated while it makes the pool
 
     @contextmanager
-    def take(self, rows: Tensor) -> Iterator[LayerCache]:
-        """The states in these rows [N] of the pool, in the layer's own dtypes; what the body makes of them is written back. Row 0
-        receives its own numbers, which needs no wait for the device."""
-        places, real = rows.long(), rows > 0  # once for all tensors
+    def take(self, rows: Tensor, started: Tensor | None = None) -> Iterator[LayerCache]:
+        """The states in these rows [N] of the pool, in the layer's own dtypes; what the body makes of them is written back.
+        started [N]: which sequences have states, all when None. Others have those that a sequence begins with."""
+        own = rows - 1  # padding becomes -1, which no row belongs to
+        known = own if started is None else own.where(started, -1)
+        first = LayerCache() if started is None else self.first
         cache = LayerCache(
-            {name: pool[places].to(self.dtypes[name]) for name, pool in self.pools.memory.items()},
-            {name: pool[places] for name, pool in self.pools.context.items()},
+            {
+                name: gather_rows(pool, known, self.dtypes[name], first=first.memory.get(name))
+                for name, pool in self.owned.memory.items()
+            },
+            {
+                name: gather_rows(pool, known, first=first.context.get(name))
+                for name, pool in self.owned.context.items()
+            },
         )
         yield cache
-        for pools, states in ((self.pools.memory, cache.memory), (self.pools.context, cache.context)):
+        self._put(cache, own)
+
+    def begin(self, rows: Tensor) -> None:
+        """The sequences with these rows [N] of the pool have the layer's first state. Row 0 stays as it is."""
+        first = LayerCache(dict(self.first.memory), dict(self.first.context))
+        first.apply(lambda state: state.expand(len(rows), *state.shape[1:]))
+        self._put(first, rows - 1)
+
+    def _put(self, states: LayerCache, own: Tensor) -> None:
+        """Into these rows of the pool without row 0, negative for none."""
+        for pools, new in ((self.owned.memory, states.memory), (self.owned.context, states.context)):
             for name, pool in pools.items():
-                pool[places] = torch.where(_expand_like(real, pool), states[name].to(pool.dtype), pool[:1])
-
-
-def _expand_like(x_N: Tensor, states: Tensor) -> Tensor:
-    return x_N.view(-1, *[1] * (states.ndim - 1))
+                scatter_rows(pool, new[name], own)
 
 
 # By vLLM's option mamba_ssm_cache_dtype.

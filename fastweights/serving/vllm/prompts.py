@@ -133,11 +133,12 @@ class PromptGraphs:
         model: its `forward` gives hidden states [T, D] for tokens and their positions [T]. It is called as it is: what vLLM has
             compiled of it refuses the padding of a step that has as many tokens as a step may have.
         names: of the memory layers in vLLM.
+        drafted: decodes have drafts. Only steps of prefills alone are read here then.
         replayed: graphs are captured. Otherwise the model is called, as in tests on a CPU.
     """
 
-    def __init__(self, model: torch.nn.Module, names: list[str], replayed: bool = True) -> None:
-        self.model, self.names, self.replayed = model, names, replayed
+    def __init__(self, model: torch.nn.Module, names: list[str], drafted: bool = False, replayed: bool = True) -> None:
+        self.model, self.names, self.drafted, self.replayed = model, names, drafted, replayed
         self.readings: dict[Sizes, Reading | None] = {}  # None where a graph cannot be captured
         self.memory: Any = None  # of all graphs, which are replayed one after another
         self.pool: Any = None  # what the states are read from
@@ -155,7 +156,7 @@ class PromptGraphs:
         if self.pool is not pages:
             self.clear()
             self.pool = pages
-        sizes = Sizes.of(step)
+        sizes = None if self.drafted and step.num_decodes else Sizes.of(step)
         if sizes is None or (sizes not in self.readings and len(self.readings) == MOST):
             return None
         if sizes not in self.readings:

@@ -1,6 +1,8 @@
-"""The scheduler of models whose sequences keep the memory that they began with: nothing is allocated while they are read.
+"""vLLM's scheduler, with what it could know of our models.
 
-vLLM asks for memory for each sequence in each step. With hundreds of sequences that takes longer than the step of a small model.
+Where sequences keep the memory that they began with, nothing is allocated while they are read: vLLM asks for memory for each
+sequence in each step, which with hundreds of sequences takes longer than the step of a small model. Where vLLM has CUDA graphs of
+decodes, all sequences get equally many drafts.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["ConstantBlocks", "keeps_its_blocks", "make_scheduler"]
+__all__ = ["ConstantBlocks", "EvenDrafts", "find_largest_graph", "keeps_its_blocks", "make_scheduler"]
 
 
 class ConstantBlocks(KVCacheManager):
@@ -28,6 +31,32 @@ class ConstantBlocks(KVCacheManager):
         return super().allocate_slots(request, *given, **named)
 
 
+class EvenDrafts(Scheduler):
+    """Sequences that get fewer drafts than others (n-gram and suffix drafts) are given wrong ones beside them. A step in which
+    all sequences read equally many tokens replays a CUDA graph; kernel by kernel it takes many times as long. A wrong draft is
+    taken back, whichever token it is."""
+
+    largest: int  # tokens of a step that has a graph
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        super().update_draft_token_ids(draft_token_ids)
+        if len(self.running) * (1 + self.num_spec_tokens) > self.largest:
+            return
+        for name in draft_token_ids.req_ids:
+            request = self.requests.get(name)
+            # A grammar takes no wrong tokens.
+            if request is None or request.is_finished() or request.is_prefill_chunk or request.use_structured_output:
+                continue
+            missing = self.num_spec_tokens - len(request.spec_token_ids)
+            request.spec_token_ids = [*request.spec_token_ids, *[0] * missing]
+
+
+def find_largest_graph(vllm_config: VllmConfig) -> int:
+    """Tokens of the largest step that has a CUDA graph of decodes, 0 where there are none."""
+    compiled = vllm_config.compilation_config
+    return compiled.max_cudagraph_capture_size if compiled.cudagraph_mode.has_full_cudagraphs() else 0
+
+
 def keeps_its_blocks(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> bool:
     """Whether one block of each group holds all that a sequence of any length needs."""
     cache, length = vllm_config.cache_config, vllm_config.model_config.max_model_len
@@ -37,9 +66,15 @@ def keeps_its_blocks(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) ->
 
 
 def make_scheduler(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, **named: Any) -> Scheduler:
-    """What vLLM's setting `scheduler_cls` names: the scheduler that vLLM takes by itself, with `ConstantBlocks` if it can."""
-    kind = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
+    """What vLLM's setting `scheduler_cls` names: the scheduler that vLLM takes by itself, with `ConstantBlocks` or as
+    `EvenDrafts` if it can. With drafts, vLLM's asynchronous one has room for equally many by itself."""
+    kind: type[Scheduler] = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
+    largest = find_largest_graph(vllm_config)
+    if kind is Scheduler and vllm_config.speculative_config is not None and largest:
+        kind = EvenDrafts
     scheduler = kind(vllm_config=vllm_config, kv_cache_config=kv_cache_config, **named)
+    if isinstance(scheduler, EvenDrafts):
+        scheduler.largest = largest
     if keeps_its_blocks(vllm_config, kv_cache_config):
         scheduler.kv_cache_manager.__class__ = ConstantBlocks  # which has no attributes of its own
     return scheduler

@@ -55,7 +55,7 @@ def draft_settings(drafts: int) -> dict[str, Any]:
 
 def write(folder: Path, texts: Mapping[str, list[int]], settings: Mapping[str, Any]) -> dict[str, Written]:
     """The answers of one engine to each text."""
-    server = Server(str(folder), 1, PROMPT + NEW, settings, None)
+    server = Server(str(folder), 1, PROMPT + 2 * NEW, settings, None)  # vLLM cuts drafts that reach the longest length
     found = {}
     for name, prompt in texts.items():
         times = []
@@ -84,25 +84,28 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             texts = make_texts(in_own_process(save_model, folder, mixer))
-            plain, *drafted = (
-                in_own_process(write, folder, texts, {**shared, **draft_settings(drafts)}, environment=SPAWN)
-                for drafts in (0, *asked.drafts)
-            )
-        for drafts, written in zip(asked.drafts, drafted, strict=True):
-            for text, (ms, tokens) in written.items():
-                alike = same_tokens([tokens], [plain[text].tokens])
-                values: dict[str, Value] = {
-                    "token_ms": ms,
-                    "plain_token_ms": plain[text].token_ms,
-                    "same_tokens": alike,
-                }
-                column: dict[str, Plain] = {"text": text, "drafts": drafts, "tokens": NEW, "launched": asked.launched}
-                replace_rows(path, make_rows(TASK, origin, values, mixer=mixer, column=column, run=run))
-                print(
-                    f"{mixer}, {text} text, drafts of {drafts}: {ms:.3f} ms per token, {plain[text].token_ms:.3f} without "
-                    f"drafts: {plain[text].token_ms / ms:.2f} times as fast; {alike:.3f} of the tokens alike",
-                    flush=True,
-                )
+            plain = in_own_process(write, folder, texts, shared, environment=SPAWN)
+            for drafts in asked.drafts:
+                settings = {**shared, **draft_settings(drafts)}
+                written = in_own_process(write, folder, texts, settings, environment=SPAWN)
+                for text, (ms, tokens) in written.items():
+                    values: dict[str, Value] = {
+                        "token_ms": ms,
+                        "plain_token_ms": plain[text].token_ms,
+                        "same_tokens": same_tokens([tokens], [plain[text].tokens]),
+                    }
+                    column: dict[str, Plain] = {
+                        "text": text,
+                        "drafts": drafts,
+                        "tokens": NEW,
+                        "launched": asked.launched,
+                    }
+                    replace_rows(path, make_rows(TASK, origin, values, mixer=mixer, column=column, run=run))
+                    print(
+                        f"{mixer}, {text} text, drafts of {drafts}: {ms:.3f} ms per token, {plain[text].token_ms:.3f} without "
+                        f"drafts: {plain[text].token_ms / ms:.2f} times as fast; {values['same_tokens']:.3f} of the tokens alike",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

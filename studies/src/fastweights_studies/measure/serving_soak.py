@@ -164,7 +164,8 @@ def drawn(count: int, vocabulary: int, seed: int) -> list[Request]:
 
 @torch.no_grad()
 def departure(model: Any, request: Request, tokens: list[int]) -> float | None:
-    """None where the model itself writes these tokens. Otherwise by how many nats its own is likelier than the first other."""
+    """None where the model itself writes these tokens. Otherwise by how many nats its own is likelier than the first other, which
+    is printed with its place."""
     if len(tokens) == request.tokens:  # read at once: each is the most likely one after those before it
         logits = model(torch.tensor([request.prompt + tokens[:-1]])).logits[0, len(request.prompt) - 1 :]
         if logits.argmax(-1).tolist() == tokens:
@@ -179,7 +180,10 @@ def departure(model: Any, request: Request, tokens: list[int]) -> float | None:
         return math.inf
     place = next(i for i, (token, own) in enumerate(zip(tokens, wanted)) if token != own)
     scores = model(torch.tensor([request.prompt + wanted[:place]])).logits[0, -1].log_softmax(-1)
-    return float(scores[wanted[place]] - scores[tokens[place]])
+    nats = float(scores[wanted[place]] - scores[tokens[place]])
+    where = f"prompt of {len(request.prompt)} tokens, token {place} of {request.tokens}"
+    print(f"{where}: {nats:.2g} nats", file=sys.stderr, flush=True)
+    return nats
 
 
 def soak(port: int, model: Any, *, requests: int, at_once: int, checked: int, seed: int) -> dict[str, Value]:
