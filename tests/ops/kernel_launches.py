@@ -134,7 +134,7 @@ def plans_anew() -> Iterator[None]:
 
 
 def _compilation(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compilation:
-    options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in kwargs}
+    options = {name: kwargs.pop(name) for name in ("num_warps", "num_ctas", "num_stages", "maxnreg") if name in kwargs}
     values = {**dict(zip(kernel.arg_names, args)), **kwargs}
     signature, constexprs, attrs = {}, {}, {}
     for index, parameter in enumerate(kernel.params):

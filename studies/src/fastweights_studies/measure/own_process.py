@@ -1,4 +1,4 @@
-"""A call in a process of its own, as vLLM takes the GPU's memory until its process ends."""
+"""Calls in processes of their own: vLLM takes the GPU's memory until its process ends, and a kernel may hang."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ def in_own_process(work: Callable[..., T], *given: object, environment: Mapping[
 def _begin(environment: Mapping[str, str], work: Callable[..., T], *given: object) -> T:
     os.environ.update(environment)
     return work(*given)
+
+
+def ends_within(seconds: float, work: Callable[..., object], *given: object) -> bool:
+    """Whether `work` ends there without an error in so many seconds. Its process is killed otherwise."""
+    process = get_context("spawn").Process(target=work, args=given)
+    process.start()
+    process.join(seconds)
+    process.kill()
+    process.join()
+    return process.exitcode == 0
