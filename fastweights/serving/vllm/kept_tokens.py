@@ -93,9 +93,12 @@ def find_kept(told: Any, drafts_N: Tensor | None, tokens: int) -> Kept | None:
         drafts_N: of each sequence, on the host; None in a step without drafts.
         tokens: of a decode with all its drafts.
     """
+    prefilling = told.is_prefilling is not None and bool(told.is_prefilling.any())
+    if tokens == 1 and not prefilling:  # most steps
+        return None
     count_N = told.query_start_loc_cpu.diff()
     reads_N = count_N > 0
-    prompts_N = reads_N & told.is_prefilling if told.is_prefilling is not None else reads_N & False
+    prompts_N = reads_N & told.is_prefilling if prefilling else reads_N & False
     uniform = bool(prompts_N.any()) and bool(((count_N == tokens) | ~reads_N).all())
     stays_N = (count_N > 1) & (count_N <= tokens)
     if drafts_N is not None:
