@@ -28,7 +28,7 @@ MIXERS = ["gdn", "lattice", "rls", ["gdn", "softmax", "vla"], HYBRIDS["memory an
 
 class Seen(NamedTuple):
     """Of a step: the tokens of its sequences, which read their prompts, how many sequences vLLM calls prefills, and whether some
-    read their answers again as decodes."""
+    read a few tokens of their answers again."""
 
     counts: list[int]
     reads_prompt: list[bool]
@@ -100,14 +100,16 @@ def test_prompts_as_long_as_drafts(mixer, tmp_path):
 @verifies_drafts
 @pytest.mark.parametrize("mixer", ["gdn", ["gdn", "softmax", "vla"]], ids=["one memory", "hybrid"])
 def test_prompts_of_one_token_behind_others(mixer, tmp_path):
-    """Which begin while others are written with drafts. vLLM would give them drafts of no token since 0.28."""
+    """Which begin while others are written with drafts. vLLM would give them placeholders as drafts since 0.28."""
     own, asked = model(mixer), prompts((9, 7, 5, 3, 1, 1, 1, 1))
     own.save_pretrained(tmp_path)
     wanted = generated(own, asked)
-    with engine(tmp_path, speculative_config=NGRAM) as llm:
+    with engine(tmp_path, speculative_config=NGRAM) as llm, observed_steps() as seen:
         for _ in range(2):
             with drafted_by([ids + tokens for ids, tokens in zip(asked, wanted, strict=True)]):
                 assert [list(output.token_ids) for output in written(llm, asked)] == wanted
+    mixed = [step for step in seen if not all(step.reads_prompt[: len(step.counts)])]
+    assert any((1, True) in zip(step.counts, step.reads_prompt, strict=False) for step in mixed)
 
 
 @verifies_drafts

@@ -243,6 +243,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"speculative_config": NGRAM, "enable_prefix_caching": True},
         "enable_prefix_caching must be False (on a CPU )?with speculative_config",
     ),
+    "drafts in parallel": (
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "parallel_drafting": True}},
+        "parallel_drafting must be False",
+    ),
+    "another scheduler with drafts": (
+        {"speculative_config": NGRAM, "scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"},
+        "scheduler_cls must be None with speculative_config",
+    ),
     "states of little range": ({"mamba_ssm_cache_dtype": "float16"}, "mamba_ssm_cache_dtype must be"),
     "divided adapters": (
         {"enable_lora": True, "fully_sharded_loras": True, "tensor_parallel_size": 2},

@@ -1,4 +1,4 @@
-"""Sequences of a step that vLLM's metadata takes for decodes, or may take for decodes, though they read tokens that all stay.
+"""Sequences that are read as decodes although all their tokens stay.
 
 - Where each sequence reads as many tokens as a decode does, vLLM replays its CUDA graph of decodes, which it chooses by these
   numbers alone. But it gives the graph rows of the pool only where no sequence reads its prompt (vLLM's issues 57720 and 53051).
@@ -22,7 +22,7 @@ class Kept(NamedTuple):
 
     Attributes:
         uniform: each of them reads as many tokens as a decode does, and some read their prompts.
-        tokens_N: int64, how many tokens a sequence reads that all stay; 0 for decodes.
+        tokens_N: int64, of a sequence with 2 to S tokens that all stay their number; 0 for all others.
         begun_N: bool, those that begin and are treated as decodes.
     """
 
@@ -103,7 +103,7 @@ def find_kept(told: Any, drafts_N: Tensor | None, tokens: int) -> Kept | None:
     stays_N = (count_N > 1) & (count_N <= tokens)
     if drafts_N is not None:
         stays_N &= drafts_N[: len(count_N)] != count_N - 1
-    if not uniform:  # vLLM takes these for prefills
+    if not uniform:  # sequences that read their prompts are prefills
         stays_N &= ~prompts_N
         if not stays_N.any():
             return None

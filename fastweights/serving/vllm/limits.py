@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Limits"]
 
 DRAFTS = ("ngram", "ngram_gpu", "suffix", "draft_model")  # the methods that need nothing of the model
+SCHEDULER = f"{__package__}.scheduling.make_scheduler"
 # Methods of quantisation that vLLM's linear layers run by themselves.
 QUANTIZED = ("fp8", "fp8_per_tensor", "fp8_per_block", "compressed-tensors", "torchao")
 
@@ -42,6 +43,12 @@ class Limits(VerifyAndUpdateConfig):
             "decode_context_parallel_size must be 1": parallel.decode_context_parallel_size != 1,
             f"speculative_config must have one of the methods {', '.join(DRAFTS)}": (
                 speculative is not None and speculative.method not in DRAFTS
+            ),
+            "parallel_drafting must be False: vLLM would take more tokens for drafts than there are states": (
+                speculative is not None and speculative.parallel_drafting
+            ),
+            "scheduler_cls must be None with speculative_config: vLLM's own gives placeholders as drafts": (
+                speculative is not None and vllm_config.scheduler_config.scheduler_cls not in (None, SCHEDULER)
             ),
             "enable_prefix_caching must be False on a CPU with speculative_config": (
                 cache.enable_prefix_caching and speculative is not None and current_platform.is_cpu()
@@ -85,7 +92,7 @@ class Limits(VerifyAndUpdateConfig):
         if parallel.tensor_parallel_size > 1:
             check_parts(model.hf_config, parallel.tensor_parallel_size)
         if vllm_config.scheduler_config.scheduler_cls is None:
-            vllm_config.scheduler_config.scheduler_cls = f"{__package__}.scheduling.make_scheduler"
+            vllm_config.scheduler_config.scheduler_cls = SCHEDULER
         # On some CPUs vLLM would replace it, with a warning about other layers.
         if cache.mamba_ssm_cache_dtype == "auto":
             cache.mamba_ssm_cache_dtype = "float32"

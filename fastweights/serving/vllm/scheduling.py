@@ -75,8 +75,8 @@ def make_scheduler(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, **na
         kind = EvenDrafts
     scheduler = kind(vllm_config=vllm_config, kv_cache_config=kv_cache_config, **named)
     if drafts is not None and scheduler.dynamic_sd_lookup is None:
-        # Otherwise, since 0.28, a sequence that begins with one token gets drafts of no token, which a memory would read. With
-        # a table of drafts by the number of sequences it gets none.
+        # Otherwise, since 0.28, a sequence that begins with one token gets placeholders (-1) as drafts, which a memory would
+        # read. With a table of drafts by the number of sequences it gets none.
         scheduler.dynamic_sd_lookup = [scheduler.num_spec_tokens] * (vllm_config.scheduler_config.max_num_seqs + 1)
     if keeps_its_blocks(vllm_config, kv_cache_config):
         scheduler.kv_cache_manager.__class__ = ConstantBlocks  # which has no attributes of its own
