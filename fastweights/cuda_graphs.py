@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Waits", "captured", "capturing_stream", "is_captured", "padded_prompt", "refusing_waits"]
+__all__ = ["Waits", "captured", "capturing_stream", "is_capturing", "padded_prompt", "refusing_waits"]
 
 SHORTEST = 64  # tokens of a prompt with its padding
 
@@ -43,8 +43,8 @@ def captured(work: Callable[[], Result], device: torch.device, pool: Any = None)
     return graph, result
 
 
-def is_captured() -> bool:
-    """Whether what is launched now becomes part of a graph."""
+def is_capturing() -> bool:
+    """Whether the current stream is being captured into a CUDA graph."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 

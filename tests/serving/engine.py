@@ -11,7 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -256,3 +256,33 @@ def drafted_by(texts: list[list[int]]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NgramProposer, "propose", propose)
         yield
+
+
+class Seen(NamedTuple):
+    """Of a step: the tokens of its sequences, which read their prompts, how many sequences vLLM calls prefills, and whether some
+    read a few tokens of their answers again."""
+
+    counts: list[int]
+    reads_prompt: list[bool]
+    prefills: int
+    reads_again: bool
+
+
+@contextmanager
+def observed_steps() -> Iterator[list[Seen]]:
+    from fastweights.serving.vllm.memory import StepBuilder
+
+    seen: list[Seen] = []
+    compute = StepBuilder._compute_common_metadata
+
+    def observe(self: Any, common_attn_metadata: Any, **told: Any) -> Any:
+        step = compute(self, common_attn_metadata, **told)
+        counts = common_attn_metadata.query_start_loc_cpu.diff()
+        reads = common_attn_metadata.is_prefilling & (counts > 0)
+        kept = step.kept is not None and not step.kept.uniform
+        seen.append(Seen(counts[counts > 0].tolist(), reads.tolist(), step.num_prefills, kept))
+        return step
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepBuilder, "_compute_common_metadata", observe)
+        yield seen

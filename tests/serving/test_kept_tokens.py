@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from .engine import (
     HYBRIDS,
     NGRAM,
+    Seen,
     drafted_by,
     engine,
     failing_pool,
     generated,
     in_pieces,
     model,
+    observed_steps,
     prompts,
     verifies_drafts,
     written,
@@ -24,36 +24,6 @@ from .engine import (
 
 DRAFTED = NGRAM["num_speculative_tokens"]
 MIXERS = ["gdn", "lattice", "rls", ["gdn", "softmax", "vla"], HYBRIDS["memory and windows"]]
-
-
-class Seen(NamedTuple):
-    """Of a step: the tokens of its sequences, which read their prompts, how many sequences vLLM calls prefills, and whether some
-    read a few tokens of their answers again."""
-
-    counts: list[int]
-    reads_prompt: list[bool]
-    prefills: int
-    reads_again: bool
-
-
-@contextmanager
-def observed_steps() -> Iterator[list[Seen]]:
-    from fastweights.serving.vllm.memory import StepBuilder
-
-    seen: list[Seen] = []
-    compute = StepBuilder._compute_common_metadata
-
-    def observe(self: Any, common_attn_metadata: Any, **told: Any) -> Any:
-        step = compute(self, common_attn_metadata, **told)
-        counts = common_attn_metadata.query_start_loc_cpu.diff()
-        reads = common_attn_metadata.is_prefilling & (counts > 0)
-        kept = step.kept is not None and not step.kept.uniform
-        seen.append(Seen(counts[counts > 0].tolist(), reads.tolist(), step.num_prefills, kept))
-        return step
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepBuilder, "_compute_common_metadata", observe)
-        yield seen
 
 
 def check_uniform(seen: list[Seen], tokens: int) -> None:

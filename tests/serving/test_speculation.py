@@ -29,6 +29,7 @@ from .engine import (
     in_pieces,
     largest_error,
     model,
+    observed_steps,
     of_mixer,
     prompts,
     small_pool,
@@ -97,22 +98,14 @@ def test_hybrids(name, tmp_path):
 def test_equally_many_drafts(mixer, tmp_path, monkeypatch):
     """For CUDA graphs, as if there were some of up to 12 tokens here. With four sequences a step would have more."""
     from fastweights.serving.vllm import scheduling
-    from fastweights.serving.vllm.memory import StepBuilder
-
-    compute, seen = StepBuilder._compute_common_metadata, []
-
-    def observe(self: Any, common_attn_metadata: Any, **told: Any) -> Any:
-        if not common_attn_metadata.is_prefilling.any():
-            seen.append([count for count in common_attn_metadata.query_start_loc_cpu.diff().tolist() if count])
-        return compute(self, common_attn_metadata, **told)
 
     monkeypatch.setattr(scheduling, "find_largest_graph", lambda config: 12)
     own = model(mixer)
     own.save_pretrained(tmp_path)
-    with speculating(tmp_path) as llm:
-        monkeypatch.setattr(StepBuilder, "_compute_common_metadata", observe)
+    with speculating(tmp_path) as llm, observed_steps() as seen:
         check_same(own, llm, prompts())
-    few, many = ([set(counts) for counts in seen if (len(counts) == 4) is full] for full in (False, True))
+    decodes = [step.counts for step in seen if not any(step.reads_prompt)]
+    few, many = ([set(counts) for counts in decodes if (len(counts) == 4) is full] for full in (False, True))
     assert few and all(counts == {4} for counts in few)
     assert any(len(counts) > 1 for counts in many)
 

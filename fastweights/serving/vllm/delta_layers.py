@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...checks import LARGEST_HEAD
-from ...cuda_graphs import is_captured
+from ...cuda_graphs import is_capturing
 from ...kernels.availability import takes_kernels
 from ...ops import delta_rule, delta_rule_
 from ...ops.authoring import (
@@ -148,7 +148,7 @@ def places_of_prompts(step: Any) -> Places:
     computed before the capture. So does a copy of this object for other rows."""
     rows, ones = step.non_spec_state_indices_tensor, step.num_decode_tokens
     kept = getattr(step, PLACES, None)
-    if kept is not None and kept[0] is rows and not is_captured():
+    if kept is not None and kept[0] is rows and not is_capturing():
         return kept[1]
     own, edges = slice(ones, ones + step.num_prefills), step.non_spec_query_start_loc
     edges = edges[own.start : own.stop + 1] - ones

@@ -22,7 +22,7 @@ class Kept(NamedTuple):
 
     Attributes:
         uniform: each of them reads as many tokens as a decode does, and some read their prompts.
-        tokens_N: int64, of a sequence with 2 to S tokens that all stay their number; 0 for all others.
+        tokens_N: int64, how many tokens a sequence reads, where these are 2 to S and all stay; 0 for all others.
         begun_N: bool, those that begin and are treated as decodes.
     """
 
@@ -37,10 +37,10 @@ class KeptTokens:
     its first row before and after them. The rows after its other tokens serve as scratch. One that begins gets the first state of
     each layer into its row.
 
-    A step has an attribute `kept` more, None where nothing differs from vLLM's own metadata.
+    A step has one more attribute, `kept`, None where nothing differs from vLLM's own metadata.
     """
 
-    drafts: Tensor | None = None  # of each sequence in the step that is built, on the host
+    drafts: Tensor | None = None  # how many each sequence has in the step that is built, on the host
 
     def build(self, *given: Any, **told: Any) -> Any:
         builder: Any = super()
@@ -54,10 +54,8 @@ class KeptTokens:
         kept = find_kept(common_attn_metadata, self.drafts, 1 + self.num_spec_tokens)  # type: ignore[attr-defined]
         if kept is not None:
             if num_accepted_tokens is not None:
-                count_N = kept.tokens_N.where(kept.tokens_N > 0, num_accepted_tokens[: len(kept.tokens_N)])
-                num_accepted_tokens = count_N.where(~kept.begun_N | (kept.tokens_N > 0), 1).to(
-                    num_accepted_tokens.dtype
-                )
+                own_N = kept.tokens_N.to(num_accepted_tokens.dtype)
+                num_accepted_tokens = num_accepted_tokens[: len(own_N)].where(~kept.begun_N, 1).where(own_N == 0, own_N)
             if kept.uniform:
                 decodes = torch.zeros_like(common_attn_metadata.is_prefilling)
                 common_attn_metadata = common_attn_metadata.replace(is_prefilling=decodes)
@@ -90,7 +88,7 @@ def find_kept(told: Any, drafts_N: Tensor | None, tokens: int) -> Kept | None:
 
     Args:
         told: what vLLM tells a builder.
-        drafts_N: of each sequence, on the host; None in a step without drafts.
+        drafts_N: how many drafts each sequence has, on the host; None in a step without drafts.
         tokens: of a decode with all its drafts.
     """
     prefilling = told.is_prefilling is not None and bool(told.is_prefilling.any())

@@ -21,7 +21,7 @@ from vllm.utils.torch_utils import direct_register_custom_op
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata
 
-from ...cuda_graphs import is_captured
+from ...cuda_graphs import is_capturing
 from ...kernels.runtime.overlap import can_overlap, overlapping_launches
 from ...layers import LayerCache, Mixer
 from ...layers.shared_input import normalize_for
@@ -47,7 +47,7 @@ class Step(BaseMambaAttentionMetadata):
         captured computes it anew: replays would read what was computed before the capture. So does a copy of this object for
         other rows."""
         rows_NS = self.state_indices_tensor_d
-        made_for = tokens, id(rows_NS), is_captured()
+        made_for = tokens, id(rows_NS), is_capturing()
         if self.planned is None or self.planned[0] != made_for:
             plan = plan_drafts(tokens, rows_NS, self.num_accepted_tokens, self.query_start_loc_d)
             self.planned = made_for, plan

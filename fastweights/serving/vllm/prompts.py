@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
 
-from ...cuda_graphs import captured, is_captured, padded_prompt
+from ...cuda_graphs import captured, is_capturing, padded_prompt
 from .memory import Step, current_steps, holds_steps
 
 __all__ = ["PromptGraphs"]
@@ -150,7 +150,7 @@ class PromptGraphs:
         """The hidden states [T, D] of a step with prefills of a fitting size, None of others."""
         steps = current_steps()
         step = steps.get(self.names[0])
-        if ids is None or step is None or is_captured():
+        if ids is None or step is None or is_capturing():
             return None
         pages = get_forward_context().no_compile_layers[self.names[0]].pages
         if self.pool is not pages:
