@@ -204,6 +204,76 @@ def test_expanded_states_are_refused(case: OpCase) -> None:
     refused(case, "must have a place in memory for each number", states=case.initial_state(states))
 
 
+# The row that a sequence reads, and those of the states after its three tokens. The second and the last one read none; the third
+# and the fourth write over what they have read. Rows 1, 3, 5 and 6 belong to nobody.
+KEPT = torch.tensor([[4, 7, 8, 9], [-1, 10, 11, -1], [0, 0, -1, 12], [2, 13, 14, 2], [-3, -1, -1, -1]])
+KEPT_EDGES = torch.tensor([0, 3, 5, 7, 10, 10])
+
+
+def drawn_kept(case: OpCase, packed: bool) -> tuple[OpInputs, tuple[Tensor, ...], dict[str, Tensor]]:
+    """Inputs of the sequences of KEPT, a pool of 15 states, and the keywords of a packed call."""
+    inputs = case.draw(batch=1 if packed else 5, time=10 if packed else 3, heads=1, value_heads=2, dtype=torch.float32)
+    return inputs, draw_states(case, inputs, 15), {"cu_seqlens": KEPT_EDGES} if packed else {}
+
+
+def check_kept(case: OpCase, inputs: OpInputs, pool: tuple[Tensor, ...], got: Any, packed: bool) -> None:
+    """The outputs of each sequence, and in the row of each of its tokens the state of the op after so many of its tokens. Rows
+    without a token keep their bits."""
+    o, after = got[0].cpu(), [x.cpu() for x in got[1]]
+    untouched = torch.ones(15, dtype=torch.bool)
+    for n, (read, *kept) in enumerate(KEPT.tolist()):
+        first, last = KEPT_EDGES[n : n + 2].tolist() if packed else (0, 3)
+        tokens = (slice(0, 1) if packed else slice(n, n + 1), slice(first, last))
+        if read < 0:
+            assert not o[tokens].any()
+            continue
+        states = tuple(s[read : read + 1] for s in pool)
+        for t in range(last - first):
+            wanted, final = exact(case, inputs.at((tokens[0], slice(first, first + t + 1))), states)
+            assert largest_error((o[tokens][:, t], ()), (wanted[:, t], ())) < 1e-5
+            if kept[t] >= 0:
+                untouched[kept[t]] = False
+                assert (
+                    largest_error(
+                        (after[0][kept[t]], tuple(x[kept[t]] for x in after)), (final[0][0], tuple(x[0] for x in final))
+                    )
+                    < 1e-5
+                )
+    assert all(torch.equal(new[untouched], in_float32(old[untouched])) for new, old in zip(after, pool))
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+def test_the_state_after_each_token_is_kept(case: OpCase, backend: str, packed: bool) -> None:
+    inputs, pool, keywords = drawn_kept(case, packed)
+    got = in_place(case, inputs, pool, backend=backend, state_indices=KEPT, **keywords)
+    check_kept(case, inputs, pool, got, packed)
+
+
+def test_rows_of_states_that_do_not_fit_are_refused(case: OpCase) -> None:
+    refused(case, "and one for each of its 3 tokens", state_indices=torch.tensor([[0, 1, 2], [3, 4, 5]]), count=6)
+    refused(
+        case,
+        "less than the number of states in the pool, 8, got 8",
+        state_indices=torch.arange(1, 9).view(2, 4),
+        count=8,
+    )
+    twice = torch.tensor([[0, 1, 2, 3], [4, 5, 2, 6]])
+    refused(case, "state_indices must not repeat", state_indices=twice, count=8)
+    crossed = torch.tensor([[0, 1, 2, 3], [3, 4, 5, 6]])
+    refused(case, "the row 3 to read that another one overwrites", state_indices=crossed, count=8)
+    inputs = case.draw(time=3, dtype=torch.float32)
+    shared = torch.tensor([[0, 1, 2, 3], [0, 4, 5, 6]])  # two sequences go on from one state
+    in_place(case, inputs, draw_states(case, inputs, 8), state_indices=shared)
+
+
+def test_kept_states_of_no_tokens(case: OpCase) -> None:
+    inputs = case.draw(time=0, dtype=torch.float32)
+    pool = draw_states(case, inputs, 3)
+    o, after = in_place(case, inputs, pool, state_indices=torch.tensor([[0, 1], [2, -1]]))
+    assert o.shape[1] == 0 and all(torch.equal(new, in_float32(old)) for new, old in zip(after, pool))
+
+
 # The kernel
 
 SIZES = [  # T, q/k heads, value heads, K, V
@@ -261,6 +331,16 @@ def test_kernel_on_a_pool(case: OpCase, packed: bool, index: torch.dtype) -> Non
         **moved,
     )
     check_pool(case, inputs, pool, got, keywords)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("packed", "index"), [(False, torch.int32), (True, torch.int64)], ids=["rows", "packed"])
+def test_kernel_keeps_the_state_after_each_token(by_kernel: OpCase, packed: bool, index: torch.dtype) -> None:
+    inputs, pool, keywords = drawn_kept(by_kernel, packed)
+    moved = {name: x.to(DEVICE) for name, x in keywords.items()}
+    inputs_there, indices = inputs.map(lambda x: x.to(DEVICE)), KEPT.to(DEVICE, index)
+    got = in_place(by_kernel, inputs_there, pool, backend="triton", state_indices=indices, **moved)
+    check_kept(by_kernel, inputs, pool, got, packed)
 
 
 @pytest.mark.kernels

@@ -17,7 +17,8 @@ class RecurrentCall(NamedTuple):
     """inputs: tensors by name, of any layout. states: float32 [N, HV, ...] by name, or pools [P, HV, ...]. options: by name.
     new_states: where the states after the last token go, by name; into the states themselves when None. cu_seqlens: on the
     device of the inputs. state_indices: on the same device, the row of the pool that each sequence has; a negative index is
-    none, and the outputs of its sequence are zeros."""
+    none, and the outputs of its sequence are zeros. With [N, 1 + S] that of the first column is read, and the state after token
+    t goes to the row of column 1 + t, if it has one."""
 
     inputs: Mapping[str, Any]
     states: Mapping[str, Tensor]
@@ -34,3 +35,15 @@ class RecurrentCall(NamedTuple):
     def sequences(self) -> int:
         """The number of sequences."""
         return len(next(iter(self.states.values())) if self.state_indices is None else self.state_indices)
+
+    @property
+    def rows_per_sequence(self) -> int:
+        """1, or 1 + S where the state after each token has a row of its own."""
+        rows = self.state_indices
+        return 1 if rows is None or rows.ndim == 1 else rows.shape[1]
+
+    def take_read(self, pool: Tensor) -> Tensor:
+        """What sequences read of a pool [P, ...], in copies [N, ...]; of no sequence any numbers."""
+        assert self.state_indices is not None
+        rows = self.state_indices if self.rows_per_sequence == 1 else self.state_indices[:, 0]
+        return pool[rows.clamp(0, len(pool) - 1)]

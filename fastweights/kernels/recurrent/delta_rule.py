@@ -24,6 +24,7 @@ from .launching import (
     decay_from_log,
     fetch_state,
     jit_options,
+    keep_state,
     launch_recurrent,
     load_number,
     load_row,
@@ -49,7 +50,7 @@ def decode(call: RecurrentCall, steps: int = 1) -> Tensor:
         A = PlacedState(call, "A")
         read, written = A.source, A.target
         if call.state_indices is not None:
-            read = read[call.state_indices.clamp(0, len(read) - 1)]
+            read = call.take_read(read)
         elif written is read and tile(x["k"].shape[3], v.shape[3]).columns < v.shape[3]:
             # The programs of a head's other tiles may read A after the first tile's program has written it.
             read = read.clone()
@@ -91,7 +92,8 @@ def decode_delta_rule(
     o, S, new_S, S_step, S_head, A, new_A, A_step, A_head,
     state_indices, P, cu_seqlens, T, scale, log_bound, eps,
     G_CHANNELS: tl.constexpr, VALUE_FIRST: tl.constexpr, STEPS: tl.constexpr,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, OVERLAP: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`; w: write keys; pg, pb: the preconditioner's g and beta; A: one row per
     sequence, new_A: with strides, which may be a pool. STEPS: of a token, each with its k, v, beta and w; the memory decays at
@@ -100,7 +102,7 @@ def decode_delta_rule(
     if OVERLAP and state_indices is None and not VALUE_FIRST:
         fetch_state(S, S_step, S_head, channel, P, HV, K, V, BV)
     wait_for_inputs(OVERLAP)
-    tile, place, n, head, index, held = program_head(state_indices, P, HV, (V + BV - 1) // BV)
+    tile, place, n, head, index, held = program_head(state_indices, P, HV, ROWS, (V + BV - 1) // BV)
     column = tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
 
@@ -148,7 +150,13 @@ def decode_delta_rule(
                 answer = tl.sum(state * query[:, None], 0) + tl.sum(write_key * query, 0) * written
                 tl.store(o + (token * HV + head) * V + column, tl.where(held, answer, 0.0), mask=is_column)
             state += write_key[:, None] * written[None, :]
+        if ROWS > 1:
+            keep_state(new_S, at_state, in_state, state, index, S_step, state_indices, n, t, P, ROWS)
+            if A is not None and tile == 0:
+                at_A, in_A = index * A_step + head * A_head + channel, is_channel & held
+                keep_state(new_A, at_A, in_A, gram, index, A_step, state_indices, n, t, P, ROWS)
 
-    tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")
-    if A is not None and tile == 0:
-        tl.store(new_A + index * A_step + head * A_head + channel, gram, mask=is_channel & held)
+    if ROWS == 1:
+        tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")
+        if A is not None and tile == 0:
+            tl.store(new_A + index * A_step + head * A_head + channel, gram, mask=is_channel & held)

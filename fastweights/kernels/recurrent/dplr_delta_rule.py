@@ -22,6 +22,7 @@ from .launching import (
     decay_from_log,
     fetch_state,
     jit_options,
+    keep_state,
     launch_recurrent,
     load_number,
     load_row,
@@ -53,14 +54,14 @@ def decode_dplr_delta_rule(
     g, g_token, g_head, G_GROUP: tl.constexpr,
     o, S, new_S, S_step, S_head, state_indices, P, cu_seqlens, T, scale,
     G_CHANNELS: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
     channel = tl.arange(0, BK)
     if OVERLAP and state_indices is None:
         fetch_state(S, S_step, S_head, channel, P, HV, K, V, BV)
     wait_for_inputs(OVERLAP)
-    tile, place, n, head, index, held = program_head(state_indices, P, HV, (V + BV - 1) // BV)
+    tile, place, n, head, index, held = program_head(state_indices, P, HV, ROWS, (V + BV - 1) // BV)
     column = tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
     at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, channel, column, K, V)
@@ -87,5 +88,8 @@ def decode_dplr_delta_rule(
         state += along[:, None] * erased[None, :] + key[:, None] * value[None, :]
         answer = tl.sum(state * query[:, None], 0)
         tl.store(o + (token * HV + head) * V + column, tl.where(held, answer, 0.0), mask=is_column)
+        if ROWS > 1:
+            keep_state(new_S, at_state, in_state, state, index, S_step, state_indices, n, t, P, ROWS)
 
-    tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")
+    if ROWS == 1:
+        tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")

@@ -13,7 +13,7 @@ from ..common.overlap import wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .delta_rule import CHOICES
-from .launching import choose_columns, jit_options, launch_recurrent, load_row, program_head, state_tile
+from .launching import choose_columns, jit_options, keep_state, launch_recurrent, load_row, program_head, state_tile
 
 
 def decode(call: RecurrentCall) -> Tensor:
@@ -36,11 +36,12 @@ def decode_elementwise_longhorn(
     v, v_token, v_head, V_GROUP: tl.constexpr,
     beta, beta_token, beta_head, BETA_GROUP: tl.constexpr,
     o, S, new_S, S_step, S_head, state_indices, P, cu_seqlens, T, scale,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, OVERLAP: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
     wait_for_inputs(OVERLAP)
-    tile, place, n, head, index, held = program_head(state_indices, P, HV, (V + BV - 1) // BV)
+    tile, place, n, head, index, held = program_head(state_indices, P, HV, ROWS, (V + BV - 1) // BV)
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
     at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, channel, column, K, V)
@@ -61,5 +62,8 @@ def decode_elementwise_longhorn(
         tl.store(
             o + (token * HV + head) * V + column, tl.where(held, tl.sum(state * query[:, None], 0), 0.0), mask=is_column
         )
+        if ROWS > 1:
+            keep_state(new_S, at_state, in_state, state, index, S_step, state_indices, n, t, P, ROWS)
 
-    tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")
+    if ROWS == 1:
+        tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")

@@ -18,7 +18,7 @@ from ..common.math import to_float_or_nan
 from ..common.overlap import wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall, delta_rule
-from .launching import Tile, jit_options, launch_recurrent, load_number, load_row, program_head, state_tile
+from .launching import Tile, jit_options, keep_state, launch_recurrent, load_number, load_row, program_head, state_tile
 
 
 def decode_least_squares(call: RecurrentCall) -> Tensor:
@@ -60,7 +60,9 @@ def find_directions(
     counts: tuple[Any, ...] = (None, None, 0)
     if "count" in call.states:
         seen = call.states["count"]
-        if call.new_states is None:
+        if call.rows_per_sequence > 1:
+            counts = (call.take_read(seen), seen, seen.stride(0))
+        elif call.new_states is None:
             counts = (seen, None, seen.stride(0))
         else:
             new_seen = call.new_states["count"]
@@ -93,13 +95,13 @@ def decode_inverse_gram(
     write_key, read_key, query, gain, A, new_A, A_step, A_head, z, new_z, z_step, z_head, seen, new_seen, seen_step,
     state_indices, P, cu_seqlens, T, every, refresh, eps,
     UNIT_KEYS: tl.constexpr, UNIT_WRITES: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`. Without q the write key is A_t k; with it A_t khat, and gain divides by its
     length."""
     if state_indices is not None:
         wait_for_inputs(OVERLAP)
-    _, _, n, head, index, held = program_head(state_indices, P, HV)
+    _, _, n, head, index, held = program_head(state_indices, P, HV, ROWS)
     channel = tl.arange(0, BK)
     is_channel = channel < K
     at_A, in_state, inverse = state_tile(A, index, A_step, head, A_head, held, channel, channel, K, K)
@@ -113,7 +115,7 @@ def decode_inverse_gram(
             ticket = tl.atomic_add(seen + index * seen_step, tl.full((), 1 << 32, tl.int64), held)
             count_before, writes_count = ticket & 0xFFFFFFFF, (ticket >> 32) == HV - 1
         else:
-            count_before, writes_count = tl.load(seen + index, held, 0), head == 0
+            count_before, writes_count = tl.load(seen + (index if ROWS == 1 else n), held, 0), head == 0
 
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     for t in range(count):
@@ -157,10 +159,19 @@ def decode_inverse_gram(
             tl.store(write_key + at, along_key, is_channel)
             tl.store(read_key + at, unit_key, is_channel)
             tl.store(query + at, asked / tl.where(divisor < eps, eps, divisor), is_channel)
+        if ROWS > 1:
+            keep_state(new_A, at_A, in_state, inverse, index, A_step, state_indices, n, t, P, ROWS)
+            if q is not None:
+                keep_state(new_z, at_z, is_channel & held, total, index, z_step, state_indices, n, t, P, ROWS)
+                at_count, exists = index * seen_step, held & writes_count
+                keep_state(
+                    new_seen, at_count, exists, count_before + t + 1, index, seen_step, state_indices, n, t, P, ROWS
+                )
 
-    tl.store(new_A + at_A, inverse, mask=in_state, eviction_policy="evict_first")
-    if q is not None:
-        tl.store(new_z + at_z, total, mask=is_channel & held)
-        tl.store(
-            (seen if new_seen is None else new_seen) + index * seen_step, count_before + count, held & writes_count
-        )
+    if ROWS == 1:
+        tl.store(new_A + at_A, inverse, mask=in_state, eviction_policy="evict_first")
+        if q is not None:
+            tl.store(new_z + at_z, total, mask=is_channel & held)
+            tl.store(
+                (seen if new_seen is None else new_seen) + index * seen_step, count_before + count, held & writes_count
+            )

@@ -14,7 +14,16 @@ from ..common.math import to_float_or_nan
 from ..common.overlap import wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
-from .launching import Tile, decay_from_log, jit_options, launch_recurrent, load_number, load_row, program_head
+from .launching import (
+    Tile,
+    decay_from_log,
+    jit_options,
+    keep_state,
+    launch_recurrent,
+    load_number,
+    load_row,
+    program_head,
+)
 
 
 def decode_queries(call: RecurrentCall) -> Tensor:
@@ -59,12 +68,12 @@ def decode_key_energy(
     beta, beta_token, beta_head, BETA_GROUP: tl.constexpr,
     parameter, parameter_head, parameter_channel, o, A, new_A, A_step, A_head,
     state_indices, P, cu_seqlens, T, log_bound, eps, ridge,
-    FORM: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
+    FORM: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """FORM: "queries", or the squash of the write keys. parameter: the ridge of queries, else the centre; x, x_token, x_head,
     X_GROUP: see `strides`."""
     wait_for_inputs(OVERLAP)
-    _, _, n, head, index, held = program_head(state_indices, P, HV)
+    _, _, n, head, index, held = program_head(state_indices, P, HV, ROWS)
     channel = tl.arange(0, BK)
     is_channel = channel < K
     at = index * A_step + head * A_head + channel
@@ -93,8 +102,11 @@ def decode_key_energy(
             squashed = tanh(distance) if FORM == "tanh" else distance / (1 + tl.abs(distance))
             answer = tl.exp(-log_bound * squashed) * key
         tl.store(o + (token * HV + head) * K + channel, tl.where(held, answer, 0.0), mask=is_channel)
+        if ROWS > 1:
+            keep_state(new_A, at, is_channel & held, energy, index, A_step, state_indices, n, t, P, ROWS)
 
-    tl.store(new_A + at, energy, mask=is_channel & held)
+    if ROWS == 1:
+        tl.store(new_A + at, energy, mask=is_channel & held)
 
 
 @triton.jit

@@ -10,7 +10,16 @@ from ..common.math import to_float_or_nan
 from ..common.overlap import wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
-from .launching import jit_options, launch_recurrent, load_number, load_row, program_head, state_tile, whole_state
+from .launching import (
+    jit_options,
+    keep_state,
+    launch_recurrent,
+    load_number,
+    load_row,
+    program_head,
+    state_tile,
+    whole_state,
+)
 
 
 def decode(call: RecurrentCall) -> Tensor:
@@ -54,12 +63,13 @@ def decode_lattice(
     decay, decay_token, decay_head, DECAY_GROUP: tl.constexpr,
     o, S, new_S, S_step, S_head, state_indices, P, cu_seqlens, T, l1,
     OBJECTIVE: tl.constexpr, NORMALIZE: tl.constexpr, L1: tl.constexpr,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, OVERLAP: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
     if state_indices is not None:
         wait_for_inputs(OVERLAP)
-    _, _, n, head, index, held = program_head(state_indices, P, HV)
+    _, _, n, head, index, held = program_head(state_indices, P, HV, ROWS)
     slot, column = tl.arange(0, BK), tl.arange(0, BV)
     is_slot, is_column = slot < K, column < V
     at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, slot, column, K, V)
@@ -97,5 +107,8 @@ def decode_lattice(
         state *= (inverse if NORMALIZE else inverse * length)[:, None]
         answer = tl.sum(state * to_float_or_nan(query)[:, None], 0)
         tl.store(o + (token * HV + head) * V + column, tl.where(held, answer, 0.0), mask=is_column)
+        if ROWS > 1:
+            keep_state(new_S, at_state, in_state, state, index, S_step, state_indices, n, t, P, ROWS)
 
-    tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")
+    if ROWS == 1:
+        tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")

@@ -65,12 +65,13 @@ def head_number(place, HV: tl.constexpr):
 
 
 @triton.jit
-def program_head(state_indices, P, HV: tl.constexpr, TILES: tl.constexpr = 1):
+def program_head(state_indices, P, HV: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr = 1):
     """Of a program of a grid (N HV TILES): its tile of columns, the number of its sequence and head together, its sequence, its
-    head, the row of its states in their pool of P rows, and whether there is one."""
+    head, the row of its states in their pool of P rows, and whether there is one. ROWS: how many rows a sequence has in
+    state_indices, the one that it reads first."""
     place = tl.program_id(0) // TILES
     n = place // HV
-    index, held = pool_row(state_indices, n, P)
+    index, held = pool_row(state_indices, n * ROWS, P)
     return tl.program_id(0) % TILES, place, n, head_number(place, HV), index, held
 
 
@@ -89,11 +90,22 @@ def state_tile(
 
 
 @triton.jit
+def keep_state(
+    pool, at, exists, state, index, row_step, state_indices, n, t, P, ROWS: tl.constexpr
+):  # fmt: skip
+    """Write the state after token t of sequence n, which began in row `index`, into the row that this token has, if any. at,
+    exists: where its numbers would lie in row `index`, and which there are."""
+    inside = t < ROWS - 1
+    row, kept = pool_row(state_indices, tl.where(inside, n * ROWS + 1 + t, 0), P)
+    tl.store(pool + (at + (row - index) * row_step), state, mask=exists & inside & kept, eviction_policy="evict_first")
+
+
+@triton.jit
 def fetch_state(S, S_step, S_head, channel, P, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
     """Begin to bring the program's columns of a state [K, V] into the GPU's cache, where the states are no rows of a pool and
     the programs are few enough that all have room there."""
     if tl.num_programs(0) <= FETCHED:
-        tile, _, n, head, _, _ = program_head(None, P, HV, (V + BV - 1) // BV)
+        tile, _, n, head, _, _ = program_head(None, P, HV, 1, (V + BV - 1) // BV)
         row = tl.minimum(channel, K - 1) * V + tile * BV
         prefetch_lines(S + n.to(tl.int64) * S_step + head * S_head + row)
 
@@ -185,7 +197,8 @@ def launch_recurrent(
         launch(
             kernel, (programs,), *[x for each in given for x in each], *parameters, *outputs,
             *[x for each in placed for x in (each.arguments if each else (None, None, 0, 0))], *more, call.state_indices, pool,
-            call.cu_seqlens, sizes[1], *numbers, **constants, HV=sizes[2], K=key, BK=rows, num_warps=warps,
+            call.cu_seqlens, sizes[1], *numbers, **constants, HV=sizes[2], K=key, BK=rows, ROWS=call.rows_per_sequence,
+            num_warps=warps,
         )  # fmt: skip
         for state in placed:
             if state:

@@ -13,7 +13,16 @@ from ..common.math import to_float_or_nan
 from ..common.overlap import wait_for_inputs
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
-from .launching import jit_options, launch_recurrent, load_number, load_row, program_head, state_tile, whole_state
+from .launching import (
+    jit_options,
+    keep_state,
+    launch_recurrent,
+    load_number,
+    load_row,
+    program_head,
+    state_tile,
+    whole_state,
+)
 
 
 def decode(call: RecurrentCall) -> Tensor:
@@ -34,12 +43,13 @@ def decode_output_normalized_ttt(
     v, v_token, v_head, V_GROUP: tl.constexpr,
     gamma, gamma_token, gamma_head, GAMMA_GROUP: tl.constexpr,
     o, S, new_S, S_step, S_head, state_indices, P, cu_seqlens, T,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, OVERLAP: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
     if state_indices is not None:
         wait_for_inputs(OVERLAP)
-    _, _, n, head, index, held = program_head(state_indices, P, HV)
+    _, _, n, head, index, held = program_head(state_indices, P, HV, ROWS)
     channel, column = tl.arange(0, BK), tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
     at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, channel, column, K, V)
@@ -67,5 +77,8 @@ def decode_output_normalized_ttt(
         answer = read + tl.sum(key * query, 0) * written
         state += key[:, None] * written[None, :]
         tl.store(o + (token * HV + head) * V + column, tl.where(held, answer, 0.0), mask=is_column)
+        if ROWS > 1:
+            keep_state(new_S, at_state, in_state, state, index, S_step, state_indices, n, t, P, ROWS)
 
-    tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")
+    if ROWS == 1:
+        tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")

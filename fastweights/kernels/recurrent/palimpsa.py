@@ -19,6 +19,7 @@ from .launching import (
     choose_columns,
     decay_from_log,
     jit_options,
+    keep_state,
     launch_recurrent,
     load_number,
     load_row,
@@ -61,11 +62,12 @@ def decode_palimpsa(
     g, g_token, g_head, G_GROUP: tl.constexpr,
     prior, prior_step, o, variance, M, new_M, M_step, M_head, J, new_J, J_step, J_head,
     state_indices, P, cu_seqlens, T, scale, one_prior,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, OVERLAP: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
     wait_for_inputs(OVERLAP)
-    tile, place, n, head, index, held = program_head(state_indices, P, HV, (V + BV - 1) // BV)
+    tile, place, n, head, index, held = program_head(state_indices, P, HV, ROWS, (V + BV - 1) // BV)
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
 
@@ -93,6 +95,10 @@ def decode_palimpsa(
         if variance is not None:
             spread = tl.sum(weights * query[:, None], 0)
             tl.store(variance + place_of_token, tl.where(held, spread, 0.0), mask=is_column)
+        if ROWS > 1:
+            keep_state(new_M, at_M, in_state, mean, index, M_step, state_indices, n, t, P, ROWS)
+            keep_state(new_J, at_J, in_state, importance, index, J_step, state_indices, n, t, P, ROWS)
 
-    tl.store(new_M + at_M, mean, mask=in_state, eviction_policy="evict_first")
-    tl.store(new_J + at_J, importance, mask=in_state, eviction_policy="evict_first")
+    if ROWS == 1:
+        tl.store(new_M + at_M, mean, mask=in_state, eviction_policy="evict_first")
+        tl.store(new_J + at_J, importance, mask=in_state, eviction_policy="evict_first")

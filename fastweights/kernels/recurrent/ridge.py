@@ -22,6 +22,7 @@ from .launching import (
     Tile,
     decay_from_log,
     jit_options,
+    keep_state,
     launch_recurrent,
     load_number,
     load_row,
@@ -67,7 +68,8 @@ def joins_memory(call: RecurrentCall) -> bool:
         call.sequences * heads <= MOST_JOINED
         and padded(call.inputs["k"].shape[3], 1) * padded(value, 1) <= WIDEST_JOINED
     )
-    return few and time == 1 and call.cu_seqlens is None and not values_lie_first(call, "U")
+    plain = time == 1 and call.cu_seqlens is None and call.rows_per_sequence == 1
+    return few and plain and not values_lie_first(call, "U")
 
 
 def whole_matrix(key: int, _: int) -> Tile:
@@ -187,14 +189,14 @@ def decode_systems(
     ridge, ridge_head, asked, writes, H, new_H, H_step, H_head, U, new_U, U_step, U_head,
     state_indices, P, cu_seqlens, T, level, iterations, scale,
     CHEBYSHEV: tl.constexpr, ADAPTIVE: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`. asked, writes [BT, HV, K]: what the memory is asked, and beta k; with U, which
     is that of one token, asked [BT, HV, V] are the answers. ridge [HV, K], or None: `level`, times |H|_F if ADAPTIVE."""
     EARLY: tl.constexpr = U is not None and state_indices is None  # no kernel that may still run has written the states
     if not EARLY:
         wait_for_inputs(OVERLAP)
-    _, _, n, head, index, held = program_head(state_indices, P, HV)
+    _, _, n, head, index, held = program_head(state_indices, P, HV, ROWS)
     channel = tl.arange(0, BK)
     is_channel = channel < K
     E: tl.constexpr = 4 if BK >= 4 else BK
@@ -258,6 +260,8 @@ def decode_systems(
         else:
             answer = tl.sum(memory * to_float_or_nan(x)[:, None], 0)
             tl.store(asked + (token * HV + head) * V + column_U, tl.where(held, answer, 0.0), mask=column_U < V)
+        if ROWS > 1:
+            keep_state(new_H, at_H, in_H, state, index, H_step, state_indices, n, t, P, ROWS)
 
-    if U is None:
+    if U is None and ROWS == 1:
         tl.store(new_H + at_H, state, mask=in_H, eviction_policy="evict_first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,8 @@ __all__ = ["InPlace", "update_state"]
 
 class InPlace:
     """Stands in the place of an initial state. It holds the states, a tensor or a tuple, that the final states overwrite. With
-    rows [N] these are pools of states, and sequence n has row rows[n]."""
+    rows [N] these are pools of states, and sequence n has row rows[n]. With rows [N, 1 + S] it reads row rows[n, 0], and the
+    state after its token t goes to row rows[n, 1 + t]."""
 
     __slots__ = ("rows", "state")
 
@@ -45,7 +47,7 @@ def update_state(
     values = check_options(spec, options, sizes)
     sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, like=like)
     check_length(spec.name, sequences)
-    states, rows = check_place(spec, place, sizes, sequences.count, like), place.rows
+    states, rows = check_place(spec, place, sizes, sequences, like), place.rows
     named = dict(zip(spec.inputs, inputs))
     if torch.is_grad_enabled():
         check_no_gradient(spec.name, {**named, **states})
@@ -61,9 +63,16 @@ def update_state(
         for name in spec.parameters:
             named[name] = kernel.parameter(name, named[name], sizes, like)
         lengths = move_lengths(cu_seqlens, like)
-        return as_tuple(kernel.decode(RecurrentCall(named, dict(zip(spec.states, held)), values, None, lengths, rows)))
+        indices = None if rows is None else rows.contiguous()
+        return as_tuple(
+            kernel.decode(RecurrentCall(named, dict(zip(spec.states, held)), values, None, lengths, indices))
+        )
     with torch.no_grad():
         sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, read=True)
+        if rows is not None and rows.ndim == 2:
+            if sizes.T:
+                return keep_each_state(run, spec, inputs, options, held, rows, sequences, backend)
+            rows = rows[:, 0]
         before = held if rows is None else tuple(read_rows(x, rows, backend=backend) for x in held)
         outputs, final = run(spec, inputs, options, before, True, cu_seqlens, backend)
         outputs, finals = as_tuple(outputs), as_tuple(final)
@@ -77,9 +86,39 @@ def update_state(
     return outputs
 
 
-def check_place(spec: OpSpec, place: InPlace, sizes: Sizes, count: int, like: Tensor) -> dict[str, Tensor]:
-    """Check the states of `count` sequences. Returns them by the names that messages give them."""
-    states = as_tuple(place.state)
+def keep_each_state(
+    run: Callable[..., Any],
+    spec: OpSpec,
+    inputs: Sequence[Any],
+    options: Mapping[str, Any],
+    pools: tuple[Tensor, ...],
+    rows: Tensor,
+    sequences: Sequences,
+    backend: str,
+) -> tuple[Any, ...]:
+    """`update_state` for rows [N, 1 + S], token by token."""
+    is_token = [name not in spec.parameters and x is not None for name, x in zip(spec.inputs, inputs)]
+    like, lengths = inputs[0], sequences.lengths or (sequences.time,) * sequences.batch
+    first = [0, *itertools.accumulate(lengths)]
+    states = tuple(read_rows(x, rows[:, 0], backend=backend) for x in pools)
+    places, made = list[Tensor](), list[tuple[Tensor, ...]]()
+    for t in range(max(lengths)):
+        here = torch.tensor([n for n, length in enumerate(lengths) if length > t], device=like.device)
+        tokens = torch.tensor([first[n] + t for n, length in enumerate(lengths) if length > t], device=like.device)
+        given = [x.flatten(0, 1)[tokens][:, None] if chosen else x for x, chosen in zip(inputs, is_token)]
+        outputs, final = run(spec, given, options, tuple(x[here] for x in states), True, None, backend)
+        for pool, state, new in zip(pools, states, as_tuple(final)):
+            state[here] = new
+            write_rows(pool, new, rows[here, 1 + t].where(rows[here, 0] >= 0, -1), backend)
+        places.append(tokens)
+        made.append(tuple(o.masked_fill(broadcast_rows(rows[here, 0] < 0, o), 0) for o in as_tuple(outputs)))
+    order = torch.cat(places).argsort()
+    return tuple(torch.cat(parts)[order].view(*like.shape[:2], *parts[0].shape[2:]) for parts in zip(*made))
+
+
+def check_place(spec: OpSpec, place: InPlace, sizes: Sizes, sequences: Sequences, like: Tensor) -> dict[str, Tensor]:
+    """Check the states of the sequences. Returns them by the names that messages give them."""
+    states, count = as_tuple(place.state), sequences.count
     if len(states) != len(spec.states):
         raise ValueError(
             f"state must be ({', '.join(spec.states)}), the {len(spec.states)} tensor(s) of {spec.name}'s final state, "
@@ -90,17 +129,21 @@ def check_place(spec: OpSpec, place: InPlace, sizes: Sizes, count: int, like: Te
     for label, x, declared in zip(labels, states, spec.states.values()):
         check_state(label, x, (held, *sizes.shape(declared.dims)), like, integer=declared.counts)
     if place.rows is not None:
-        check_state_indices(place.rows, count, held, like)
+        check_state_indices(place.rows, sequences, held, like)
     return dict(zip(labels, states))
 
 
 def check_length(op: str, sequences: Sequences) -> None:
-    if sequences.lengths is None and sequences.cu_seqlens is not None:
-        longest = -(-sequences.time // sequences.count)  # at least
-    else:
-        longest = max(sequences.lengths or (sequences.time,))
+    longest = find_longest(sequences)
     if longest > FEW_TOKENS:
         raise ValueError(f"T must be at most {FEW_TOKENS} tokens per sequence, got {longest}; use {op} for more")
+
+
+def find_longest(sequences: Sequences) -> int:
+    """The most tokens of a sequence; where lengths are not read the least that this may be."""
+    if sequences.lengths is None and sequences.cu_seqlens is not None:
+        return -(-sequences.time // sequences.count)
+    return max(sequences.lengths or (sequences.time,))
 
 
 def pool_size(name: str, pool: Any) -> int:
@@ -120,13 +163,21 @@ def check_state(name: str, state: Any, shape: tuple[int, ...], like: Tensor, int
         raise ValueError(f"{name} must have a place in memory for each number, as it is overwritten; pass a clone")
 
 
-def check_state_indices(indices: Any, count: int, pool: int, like: Tensor) -> None:
+def check_state_indices(indices: Any, sequences: Sequences, pool: int, like: Tensor) -> None:
     """Check shape and dtype, and the numbers where they can be read: on a GPU only with FASTWEIGHTS_CHECK_VALUES=1."""
     if not isinstance(indices, Tensor):
         raise TypeError(f"state_indices must be an integer tensor [N], got {type(indices).__name__}")
-    if indices.dtype not in (torch.int32, torch.int64) or tuple(indices.shape) != (count,):
+    count, longest = sequences.count, find_longest(sequences)
+    has_shape = tuple(indices.shape) == (count,) or (indices.ndim == 2 and len(indices) == count)
+    if indices.dtype not in (torch.int32, torch.int64) or not has_shape:
         raise ValueError(
-            f"state_indices must be int32 or int64 [{count}], one for each sequence, got {indices.dtype} {shape_of(indices)}"
+            f"state_indices must be int32 or int64 [{count}], one for each sequence, or [{count}, 1 + S] for the states after up "
+            f"to S tokens, got {indices.dtype} {shape_of(indices)}"
+        )
+    if indices.ndim == 2 and indices.shape[1] < 1 + longest:
+        raise ValueError(
+            f"state_indices must have a column for what a sequence reads and one for each of its {longest} tokens, got "
+            f"{shape_of(indices)}; fill it up with negative indices"
         )
     if indices.device != like.device:
         raise ValueError(
@@ -134,16 +185,32 @@ def check_state_indices(indices: Any, count: int, pool: int, like: Tensor) -> No
         )
     if not values_are_checked(indices):
         return
-    rows = [row for row in indices.tolist() if row >= 0]
+    rows = [row for row in indices.flatten().tolist() if row >= 0]
     if any(row >= pool for row in rows):
         raise ValueError(
             f"state_indices must be less than the number of states in the pool, {pool}, got {max(rows)}; pass a negative index "
             "for a sequence without a state"
         )
-    if len(set(rows)) < len(rows):
-        raise ValueError(
-            f"state_indices must not repeat, as sequences overwrite their states, got {rows}; give each sequence its own state"
-        )
+    check_written_rows(indices.view(count, -1).tolist())
+
+
+def check_written_rows(indices: list[list[int]]) -> None:
+    """No row may be written twice, or be read by one sequence and written by another."""
+    owner: dict[int, int] = {}
+    for n, of_sequence in enumerate(indices):
+        for row in of_sequence[1:] or of_sequence:
+            if row >= 0 and row in owner:
+                raise ValueError(
+                    f"state_indices must not repeat, as sequences overwrite their states, got {indices}; give each sequence its "
+                    "own state"
+                )
+            owner[row] = n
+    for n, (read, *_) in enumerate(indices):
+        if read >= 0 and owner.get(read, n) != n:
+            raise ValueError(
+                f"state_indices must not give a sequence the row {read} to read that another one overwrites, got {indices}; copy "
+                "the state first"
+            )
 
 
 def check_no_gradient(op: str, tensors: Mapping[str, Any]) -> None:

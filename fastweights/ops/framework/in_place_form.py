@@ -77,8 +77,11 @@ def describe_in_place(op: Any) -> str:
         "token; that of a sequence of length 0 does not change. "
         f"Begin with {_list_texts([s.begins for s in spec.states.values()])}. With state_indices a pool [P, ...].",
         "state_indices": "int32 or int64 [N], the row of the pool that each sequence reads and overwrites. They must not repeat. "
-        "With a negative index a sequence has no state: its output is 0, and nothing is written. On a GPU the values are checked "
-        "only with FASTWEIGHTS_CHECK_VALUES=1, because that waits for the device.",
+        "With a negative index a sequence has no state: its output is 0, and nothing is written. Or [N, 1 + S], for sequences of "
+        "at most S tokens: the row that a sequence reads, then the rows that the states after its tokens go to, so that drafted "
+        "tokens can be taken back. A state with a negative index is not kept. A row must not be written twice, nor be read by a "
+        "sequence and written by another. On a GPU the values are checked only with FASTWEIGHTS_CHECK_VALUES=1, because that "
+        "waits for the device.",
         "cu_seqlens": f"int32 or int64 [N+1], cumulative lengths, at most {FEW_TOKENS} each, of sequences packed into one row "
         "(B = 1). Its values are checked as those of state_indices.",
         "backend": describe_backends(spec),
