@@ -24,7 +24,9 @@ class LayerCache:
             layer's `state_size` counts.
         context: other tensors that the next call needs: the last inputs of the short convolutions, the number of tokens seen.
         rows: integer [N], for layers with `Mixer.decodes_in_pool`. The tensors of the memory and the context are then pools
-            [P, ...], in which sequence n reads and overwrites row rows[n]. A negative row means no state. None without a pool.
+            [P, ...], in which sequence n reads and overwrites row rows[n]. A negative row means no state. With [N, 1 + S]
+            sequence n reads row rows[n, 0], and its states after each of at most S tokens go to the rows of the other columns,
+            as the ops in place write them. None without a pool.
         fixed: whether the tensors keep their addresses and sizes: `keep` and `apply` write into them (`Mixer.fixed_cache`).
     """
 

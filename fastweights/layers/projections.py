@@ -131,8 +131,10 @@ def convolve_together(
     cp_group: ContextParallel | None = None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """What up to three `ShortConvolution` give for their inputs [B, T, D], and with `keep` the last inputs of each for the next
-    call, else None. One kernel serves them where there is one token per sequence. Convolutions with one window must have one
-    input. rows: as in `LayerCache`; the windows are then pools and are brought up to date. cp_group: of the mixer."""
+    call, else None. One kernel serves them where there is one token per sequence, or rows for the windows after each of a few.
+    Convolutions with one window must have one input. rows: as in `LayerCache`; the windows are then pools and are brought up to
+    date. cp_group: of the mixer."""
+    keeps_each = rows is not None and rows.ndim == 2
     if rows is not None:
         parameters = [given for one in convolutions for given in one.parameters()]
         if needs_gradient({str(i): x for i, x in enumerate([*inputs, *parameters])}):
@@ -140,7 +142,7 @@ def convolve_together(
                 "a cache with rows of a pool must be used under torch.no_grad(), as its states are overwritten; use one without "
                 "rows for gradients"
             )
-    joined = keep and cu_seqlens is None and all(is_bare(one, ShortConvolution) for one in convolutions)
+    joined = keep and (cu_seqlens is None or keeps_each) and all(is_bare(one, ShortConvolution) for one in convolutions)
     if joined and all(window is not None for window in windows):
         parts = [
             TokenConvolution(x, one.weight, one.bias, window, norm)
@@ -148,16 +150,20 @@ def convolve_together(
             if window is not None
         ]
         if takes_token(parts, backend, rows):
-            made, after = convolve_token(parts, activation is not None, rows=rows)
+            made, after = convolve_token(parts, activation is not None, rows=rows, cu_seqlens=cu_seqlens)
             return made, list(after)
     if rows is not None:
+        first = rows[:, 0] if keeps_each else rows
+        before = [read_rows(pool, first) for pool in windows if pool is not None]
         made, states = convolve_together(
-            convolutions, inputs, [read_rows(pool, rows) for pool in windows if pool is not None], cu_seqlens, norms=norms,
-            activation=activation, keep=True, backend=backend,
-        )  # fmt: skip
-        for pool, state in zip(windows, states, strict=True):
+            convolutions, inputs, before, cu_seqlens, norms=norms, activation=activation, keep=True, backend=backend
+        )
+        for pool, window, state, x in zip(windows, before, states, inputs, strict=True):
             if pool is not None and state is not None:
-                write_rows(pool, state, rows)
+                if keeps_each:
+                    write_each_window(pool, window, x, rows, cu_seqlens)
+                else:
+                    write_rows(pool, state, rows)
         return made, list(windows)
     results = [
         one(
@@ -167,6 +173,21 @@ def convolve_together(
         for x, one, window, norm in zip(inputs, convolutions, windows, norms, strict=True)
     ]  # fmt: skip
     return [y for y, _ in results], [state for _, state in results]
+
+
+def write_each_window(pool: Tensor, window_NWD: Tensor, x_BTD: Tensor, rows: Tensor, cu_seqlens: Tensor | None) -> None:
+    """Write the last inputs after token t of sequence n into row rows[n, 1 + t] of the pool. window_NWD: those before."""
+    (count, columns), kept, device = rows.shape, window_NWD.shape[1], x_BTD.device
+    edges = torch.arange(count + 1, device=device) * x_BTD.shape[1] if cu_seqlens is None else cu_seqlens.to(device)
+    inputs = torch.cat([window_NWD.flatten(0, 1), x_BTD.flatten(0, 1)])
+    token_S, sequence_N = torch.arange(columns - 1, device=device), torch.arange(count, device=device)
+    place_SW = (
+        token_S[:, None] + 1 + torch.arange(kept, device=device)
+    )  # in the window and the tokens of a sequence together
+    in_window, in_tokens = sequence_N[:, None, None] * kept + place_SW, edges[:-1, None, None] + place_SW - kept
+    at_NSW = in_window.where(place_SW < kept, count * kept + in_tokens).clamp_max(len(inputs) - 1)
+    has_row = (rows[:, :1] >= 0) & (token_S < edges.diff()[:, None])
+    write_rows(pool, inputs[at_NSW].flatten(0, 1), rows[:, 1:].where(has_row, -1).flatten())
 
 
 def choose_layer_backend(backend: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 import torch
 
@@ -93,6 +95,40 @@ def test_rows_of_pools(sizes, dtype):
         assert pool is one.window and torch.equal(y, exact)
         old[4], old[2] = new[0], new[2]
         assert torch.equal(pool, old)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize("sizes", [[(40, 20), (60, 20), (48, None)], "shared"], ids=str)
+def test_the_window_after_each_token(sizes, packed):
+    """The numbers of the kernel token by token. A sequence may write over the row that it reads, and has no row for some tokens;
+    one without a row to read writes nothing."""
+    torch.manual_seed(0)
+    rows, lengths = [[4, 1, 7, 4], [-1, 3, 6, 0], [2, -1, 5, 8]], [3, 1, 2] if packed else [3, 3, 3]
+    shared = sizes == "shared"
+    parts = [draw(channels, head, 4, bias=head is None) for channels, head in ([(40, 20)] * 2 if shared else sizes)]
+    tokens = [torch.randn(3, 3, one.x.shape[2], device=DEVICE) for one in parts]
+    pools = [torch.randn(9, *one.window.shape[1:], device=DEVICE) for one in parts]
+    if shared:
+        tokens[1], pools[1] = tokens[0], pools[0]
+    x = [torch.cat([x[n, :length] for n, length in enumerate(lengths)])[None] if packed else x for x in tokens]
+    edges = torch.tensor([0, *accumulate(lengths)], device=DEVICE) if packed else None
+    given = [one._replace(x=tokens, window=pool.clone()) for one, tokens, pool in zip(parts, x, pools, strict=True)]
+    if shared:
+        given[1] = given[1]._replace(window=given[0].window)
+    places = torch.tensor(rows, device=DEVICE)
+    assert takes_token(given, "triton", places)
+    made, after = convolve_token(given, True, rows=places, cu_seqlens=edges)
+    for one, tokens_NTD, pool, y, new in zip(parts, tokens, pools, made, after, strict=True):
+        kept = pool.clone()
+        for n, (read, *written) in enumerate(rows):
+            window = pool[read][None] if read >= 0 else torch.zeros_like(pool[:1])
+            for t in range(lengths[n]):
+                step = one._replace(x=tokens_NTD[n : n + 1, t : t + 1], window=window)
+                (wanted,), (window,) = convolve_token([step], True)
+                assert torch.equal(y[0, sum(lengths[:n]) + t] if packed else y[n, t], wanted[0, 0])
+                if read >= 0 and written[t] >= 0:
+                    kept[written[t]] = window[0]
+        assert torch.equal(new, kept)
 
 
 def test_pools_that_the_kernel_does_not_serve():

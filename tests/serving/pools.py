@@ -71,9 +71,10 @@ def read_at_once(mixer: Mixer, x_NTD: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def read_with_drafts(pool: Pool, x_NTD: Tensor, rows_NS: Tensor, seed: int = 0) -> Tensor:
+def read_with_drafts(pool: Pool, x_NTD: Tensor, rows_NS: Tensor, seed: int = 0, regular: bool = False) -> Tensor:
     """The outputs [N, T, D] where each sequence reads a first piece, and then in each call one token and some drafts, the last
-    of which are wrong and read once more. Calls have rows and tokens of padding."""
+    of which are wrong and read once more. Calls have rows and tokens of padding. regular: as many drafts in each call as there
+    are rows for, and as many tokens of padding."""
     count, time, width = x_NTD.shape
     draw, drafts = torch.Generator().manual_seed(seed), rows_NS.shape[1]
     device, done, accepted = x_NTD.device, [2] * count, [1] * count
@@ -89,19 +90,19 @@ def read_with_drafts(pool: Pool, x_NTD: Tensor, rows_NS: Tensor, seed: int = 0) 
     read = [[y_TD] for y_TD in first.split(2)]
     while min(done) < time:
         going = [n for n in range(count) if done[n] < time]
-        lengths = [random(1, min(drafts, time - done[n])) for n in going]
-        right = [random(1, length) for length in lengths]
+        lengths = [drafts if regular else random(1, min(drafts, time - done[n])) for n in going]
+        right = [random(1, min(length, time - done[n])) for n, length in zip(going, lengths)]
         x_TD = torch.cat(
             [torch.cat([x_NTD[n, done[n] : done[n] + r], x_NTD.new_ones(length - r, width)])
-             for n, length, r in zip(going, lengths, right)] + [x_NTD.new_ones(2, width)]
+             for n, length, r in zip(going, lengths, right)] + [x_NTD.new_ones(drafts if regular else 2, width)]
         )  # fmt: skip
         total = sum(lengths)
         step = plan_drafts(
             len(x_TD), torch.cat([rows_NS[going], torch.zeros_like(rows_NS[:1])]), numbers(*(accepted[n] for n in going), 1),
-            numbers(0, *accumulate(lengths), total),
+            numbers(0, *accumulate(lengths), total), regular,
         )  # fmt: skip
         y_TD = pool.pooled.verify(x_TD, step)
-        assert not y_TD[total:].any()
+        assert regular or not y_TD[total:].any()
         for n, y, r in zip(going, y_TD[:total].split(lengths), right):
             read[n].append(y[:r])
             done[n], accepted[n] = done[n] + r, r

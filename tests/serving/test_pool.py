@@ -51,11 +51,13 @@ def test_options_that_change_the_states(name, options):
     torch.testing.assert_close(read, read_at_once(mixer, x_NTD), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("regular", [False, True], ids=["any", "regular"])
 @pytest.mark.parametrize("name", MEMORIES)
-def test_drafted_tokens_are_taken_back(name):
+def test_drafted_tokens_are_taken_back(name, regular):
     mixer = build_mixer(name, hidden_size=32, num_heads=2).double().eval()
     pool, x_NTD = Pool(mixer, count=9), torch.randn(2, 14, 32, dtype=torch.float64)
-    read = read_with_drafts(pool, x_NTD, torch.tensor([[4, 1, 7], [2, 8, 5]], dtype=torch.int32))
+    rows_NS = torch.tensor([[4, 1, 7], [2, 8, 5]], dtype=torch.int32)
+    read = read_with_drafts(pool, x_NTD, rows_NS, regular=regular)
     torch.testing.assert_close(read, read_at_once(mixer, x_NTD), rtol=1e-9, atol=1e-9)
     assert pool.is_untouched(0, 3, 6)
 
@@ -90,10 +92,10 @@ def test_the_kernels_read_in_the_pool(name):
     read = read_in_steps(pool, x_NTD, [(1,)], [4])
     torch.testing.assert_close(read, read_at_once(plain, x_NTD), rtol=1e-3, atol=1e-4)
     assert pool.is_untouched(0, 1, 2, 3, 5)
-    read = read_with_drafts(
-        pool, x_NTD.repeat(2, 2, 1), torch.tensor([[5, 3], [1, 2]], dtype=torch.int32, device=DEVICE)
-    )
-    torch.testing.assert_close(read, read_at_once(plain, x_NTD.repeat(2, 2, 1)), rtol=1e-3, atol=1e-4)
+    rows_NS = torch.tensor([[5, 3], [1, 2]], dtype=torch.int32, device=DEVICE)
+    for regular in (False, True):
+        read = read_with_drafts(pool, x_NTD.repeat(2, 2, 1), rows_NS, regular=regular)
+        torch.testing.assert_close(read, read_at_once(plain, x_NTD.repeat(2, 2, 1)), rtol=1e-3, atol=1e-4)
     assert pool.is_untouched(0)
 
 

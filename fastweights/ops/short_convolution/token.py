@@ -1,5 +1,5 @@
-"""One more token through the short convolutions of a layer, whose windows may be updated where they lie: several
-convolutions at once, or one whose last inputs are kept per channel."""
+"""One more token, or a few drafted ones, through the short convolutions of a layer, whose windows may be updated where they lie:
+several convolutions at once, or one whose last inputs are kept per channel."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...kernels.availability import takes_kernels
 from ...kernels.pointwise import TokenConvolution
+from ..framework.checks import FEW_TOKENS
 from ..framework.few_tokens import needs_gradient, overwrites_states
 
 __all__ = ["TokenConvolution", "convolve_token", "short_convolution_step", "takes_step", "takes_token"]
@@ -20,14 +21,14 @@ WIDEST_HEAD = 256
 
 def takes_token(parts: Sequence[TokenConvolution], backend: str = "auto", rows: Tensor | None = None) -> bool:
     """Whether the kernel serves these convolutions: of one width, a single token per sequence, no gradients, no graph that is
-    traced. rows: the rows of the sequences where the windows are pools."""
-    width = parts[0].weight.shape[1]
+    traced. rows: the rows of the sequences where the windows are pools; with [N, 1 + S] up to S tokens per sequence."""
+    width, few = parts[0].weight.shape[1], rows is not None and rows.ndim == 2 and rows.shape[1] <= 1 + FEW_TOKENS
     return (
         not torch.compiler.is_compiling()
         and 2 <= width <= WIDEST
         and all(
             takes_kernels(backend, one.x)
-            and one.x.shape[1] == 1
+            and (few or one.x.shape[1] == 1)
             and one.weight.shape[1] == width
             and one.window.dtype == one.x.dtype
             and (one.head or 1) <= WIDEST_HEAD
@@ -46,16 +47,18 @@ def takes_pools(parts: Sequence[TokenConvolution]) -> bool:
 
 
 def convolve_token(
-    parts: Sequence[TokenConvolution], silu: bool, eps: float = 1e-6, rows: Tensor | None = None
-) -> tuple[list[Tensor], list[Tensor]]:
+    parts: Sequence[TokenConvolution], silu: bool, eps: float = 1e-6, rows: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """y [N, 1, D] and the last inputs [N, W-1, D] of each of the parts, which `takes_token` allows.
 
     Within `overwriting_states` the last inputs overwrite the given windows. With rows [N] (int32 or int64) they always do: the
     windows are then pools [P, W-1, D], and sequence n has row rows[n]. Rows must not repeat. With a negative row a sequence has
-    no window: it reads zeros, and nothing is written."""
+    no window: it reads zeros, and nothing is written. With rows [N, 1 + S] and x [N, T, D], or [1, T, D] with cu_seqlens, a
+    sequence reads row rows[n, 0], and the window after its token t goes to row rows[n, 1 + t], if that is not negative."""
     from ...kernels.pointwise.token_convolution import convolve_token
 
-    return convolve_token(parts, silu, eps, overwrites_states(), rows)
+    return convolve_token(parts, silu, eps, overwrites_states(), rows, cu_seqlens)
 
 
 def takes_step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, backend: str = "auto") -> bool:

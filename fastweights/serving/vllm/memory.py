@@ -49,7 +49,8 @@ class Step(BaseMambaAttentionMetadata):
         rows_NS = self.state_indices_tensor_d
         made_for = tokens, id(rows_NS), is_capturing()
         if self.planned is None or self.planned[0] != made_for:
-            plan = plan_drafts(tokens, rows_NS, self.num_accepted_tokens, self.query_start_loc_d)
+            regular = tokens == self.num_decode_tokens == rows_NS.numel()
+            plan = plan_drafts(tokens, rows_NS, self.num_accepted_tokens, self.query_start_loc_d, regular)
             self.planned = made_for, plan
         return self.planned[1]
 

@@ -127,27 +127,26 @@ class PooledMixer:
 
     def verify(self, x_TD: Tensor, step: DraftedStep) -> Tensor:
         """Tokens [T, D], some of them drafted, of several sequences. The state after a token of a sequence goes to a row of its
-        own, so that tokens are taken back by reading another row in the next call. The output for padding is 0."""
-        together = self.decodes_in_pool and step.rows_NS.shape[1] <= FEW_TOKENS
-        read = self._read_prefixes if together else self._read_one_by_one
+        own, so that tokens are taken back by reading another row in the next call. The output for padding is 0, or that of a
+        sequence without a state where the tokens lie regularly."""
+        together = self.decodes_in_pool and step.rows_NR.shape[1] <= 1 + FEW_TOKENS
+        read = self._read_together if together else self._read_one_by_one
+        if step.regular:
+            return read(x_TD.view(*step.own_NS.shape, -1), step).flatten(0, 1)
         y_TD = x_TD.new_zeros(step.tokens + 1, x_TD.shape[1])
-        y_TD[step.places_NS] = read(x_TD, step)
+        with self.reading(step.own_NS.flatten()):
+            y_TD[step.places_NS] = read(x_TD[step.own_NS], step)
         return y_TD[: step.tokens]
 
-    def _read_prefixes(self, x_TD: Tensor, step: DraftedStep) -> Tensor:
-        """[N, S, D] by one call of the layer for all states: a sequence is read S times, up to each of its tokens. That is more
-        to compute, but the weights are read once, as for one token."""
-        self.blocks[step.rows_NS] = self.blocks[step.sources_NS]
-        owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=step.prefix_rows)
-        with self.reading(step.prefix_places):
-            return self.mixer(x_TD[step.prefix_places][None], owned, step.prefix_edges)[0, step.prefix_ends_NS]
+    def _read_together(self, x_NSD: Tensor, step: DraftedStep) -> Tensor:
+        """By one call of the layer, which writes the state after each token."""
+        return self.mixer(x_NSD, LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=step.rows_NR))
 
-    def _read_one_by_one(self, x_TD: Tensor, step: DraftedStep) -> Tensor:
-        read = []
-        for t, x_ND in enumerate(x_TD[step.own_NS].unbind(1)):
-            rows = step.rows_NS[:, t]
-            before = step.sources_NS[:, 0] if t == 0 else step.rows_NS[:, t - 1].where(rows > 0, 0)
-            self.blocks[rows] = self.blocks[before]
+    def _read_one_by_one(self, x_NSD: Tensor, step: DraftedStep) -> Tensor:
+        read, rows_NR = [], step.rows_NR + 1
+        for t, x_ND in enumerate(x_NSD.unbind(1)):
+            rows = rows_NR[:, 1 + t]
+            self.blocks[rows] = self.blocks[rows_NR[:, t].where(rows > 0, 0)]
             with self.reading(step.own_NS[:, t]):
                 read.append(self.decode(x_ND, rows))
         return torch.stack(read, 1)
