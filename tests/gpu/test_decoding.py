@@ -124,6 +124,41 @@ def test_pool_in_a_cuda_graph(name: str) -> None:
         assert torch.equal(new[others], old[others])
 
 
+@pytest.mark.parametrize("tokens", [1, 6, 11])
+@pytest.mark.parametrize("name", BY_KERNEL)
+def test_states_after_each_token_in_a_cuda_graph(name: str, tokens: int) -> None:
+    """The bits of tokens read one by one, with the state of each in the row that the last values of the indices name."""
+    case, count = CASES[name], 40
+    solved = case.spec.recurrent.decode.__module__.endswith("ridge")  # one token alone is read by one launch, not two
+
+    def same(x: Tensor, y: Tensor, error: float) -> bool:
+        return torch.allclose(x, y, error, error) if solved else torch.equal(x, y)
+
+    inputs = on_gpu(case, batch=3, time=tokens, heads=2, key=128, value=128)
+    pool = tuple(in_float32(s.cuda()) for s in draw_states(case, inputs, count))
+    before = tuple(s.clone() for s in pool)
+    rows = torch.full((3, 1 + tokens), -1, device="cuda")
+    call = {"state": case.initial_state(pool), "state_indices": rows}
+    IN_PLACE[case.spec.name](**inputs.arguments(), **call)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = IN_PLACE[case.spec.name](**inputs.arguments(), **call)
+    chosen = torch.randperm(count, generator=torch.Generator().manual_seed(1))[: rows.numel()].view(3, -1)
+    chosen[0, 0] = chosen[0, -1]  # written over by its own last token
+    chosen[1] = -1
+    rows.copy_(chosen)
+    graph.replay()
+    wanted = tuple(s.clone() for s in before)
+    held = tuple(s[chosen[:, 0].clamp_min(0).cuda()] for s in before)
+    for t in range(tokens):
+        at = (slice(None), slice(t, t + 1))
+        o = IN_PLACE[case.spec.name](**inputs.at(at).arguments(), state=case.initial_state(held))
+        assert same(captured[at][[0, 2]], o[[0, 2]], 1e-2) and not captured[1].any()
+        for place, state in zip(wanted, held):
+            place[chosen[[0, 2], 1 + t].cuda()] = state[[0, 2]]
+    assert all(same(new, w, 1e-5) for new, w in zip(pool, wanted))
+
+
 @pytest.mark.parametrize("mixer", ["palimpsa-d", "palimpsa-m", "lattice", "ttt", "gka", "mesa", "gdn", "rls", "vla"])
 def test_layers_decode_by_the_kernel(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Token after token with a cache, each in one recurrent kernel: the numbers of the whole sequence."""

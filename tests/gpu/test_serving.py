@@ -72,9 +72,10 @@ def test_a_captured_step_reads_in_the_pool(name: str, dtype: torch.dtype) -> Non
     assert pool.is_untouched(0, 2, 3, 5)
 
 
+@pytest.mark.parametrize("regular", [False, True], ids=["any", "regular"])
 @pytest.mark.parametrize("name", MEMORIES)
 @torch.no_grad()
-def test_a_captured_step_takes_drafts_back(name: str) -> None:
+def test_a_captured_step_takes_drafts_back(name: str, regular: bool) -> None:
     """Each step reads three tokens of two sequences, one to three of which are right."""
     mixer = layer(name, torch.float32)
     pool, x_NTD = Pool(mixer, count=9), torch.randn(2, 40, 128, device="cuda")
@@ -85,7 +86,7 @@ def test_a_captured_step_takes_drafts_back(name: str) -> None:
         torch.zeros_like(rows_NS),
         torch.ones_like(edges[1:]),
     )
-    verify = captured(lambda: pool.pooled.verify(x_TD, plan_drafts(9, given_NS, accepted_N, edges)))
+    verify = captured(lambda: pool.pooled.verify(x_TD, plan_drafts(9, given_NS, accepted_N, edges, regular)))
     given_NS.copy_(rows_NS)
     started = torch.zeros(2, dtype=torch.bool, device="cuda")
     first_TD = pool.pooled.prefill(x_NTD[:, :2].flatten(0, 1), rows_NS[:2, 0], started, edges[:3] // 3 * 2)

@@ -29,9 +29,18 @@ def decoding() -> Iterator[Callable[[], object]]:
             inputs = DECODING[name].draw(batch=2, time=time, key=size, value=size, dtype=torch.bfloat16)
             states = tuple(in_float32(s) for s in draw_states(DECODING[name], inputs, 2))
             yield partial(call_decode, DECODING[name], inputs, states, None)
+    yield from kept_states()
     yield from values_first()
     yield from key_energies()
     yield from elementwise_longhorn()
+
+
+def kept_states() -> Iterator[Callable[[], object]]:
+    """Six tokens with rows for the states after each."""
+    for name in ("delta_rule-head-write", "preconditioned_delta_rule-channel", "palimpsa_posterior", *WHOLE_STATES):
+        inputs = DECODING[name].draw(batch=2, time=6, key=64, value=64, dtype=torch.bfloat16)
+        pool = tuple(in_float32(s) for s in draw_states(DECODING[name], inputs, 14))
+        yield partial(call_decode, DECODING[name], inputs, pool, None, torch.arange(14).view(2, 7))
 
 
 def values_first() -> Iterator[Callable[[], object]]:
@@ -285,6 +294,8 @@ def token_convolution() -> Iterator[Callable[[], object]]:
     yield partial(convolve_token, [part(2304, None, torch.float32, True)], True, 1e-6, False)
     rows = torch.empty(4, dtype=torch.int32)
     yield partial(convolve_token, parts, True, 1e-6, True, rows)
+    drafted = [one._replace(x=torch.empty(4, 6, one.x.shape[2], dtype=one.x.dtype)) for one in parts]
+    yield partial(convolve_token, drafted, True, 1e-6, True, torch.empty(4, 7, dtype=torch.int32))
     for given in (None, rows):
         yield partial(convolve_token, [parts[0], parts[0]], True, 1e-6, True, given)
 

@@ -87,7 +87,13 @@ def largest_error(got: tuple[Tensor, tuple[Tensor, ...]], wanted: tuple[Tensor, 
     return max(float(((g.cpu() - w).abs() / (1 + w.abs())).max()) for g, w in pairs if w.numel())
 
 
-def call_decode(case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...], new: tuple[Tensor, ...] | None) -> Any:
+def call_decode(
+    case: OpCase,
+    inputs: OpInputs,
+    states: tuple[Tensor, ...],
+    new: tuple[Tensor, ...] | None,
+    rows: Tensor | None = None,
+) -> Any:
     """The kernel's own function on the inputs of a case."""
     from fastweights.kernels.recurrent import RecurrentCall
 
@@ -100,6 +106,6 @@ def call_decode(case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...], new:
         options["eps"] = 1e-4
     call = RecurrentCall(
         {**inputs.tokens, **inputs.parameters}, dict(zip(case.states, states)), {**options, **inputs.options},
-        None if new is None else dict(zip(case.states, new)),
+        None if new is None else dict(zip(case.states, new)), state_indices=rows,
     )  # fmt: skip
     return case.spec.recurrent.decode(call)

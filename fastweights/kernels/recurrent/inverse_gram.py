@@ -6,6 +6,7 @@ linear attention unit keys and divided queries. So either matrix is read and wri
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,18 +69,19 @@ def find_directions(
             new_seen = call.new_states["count"]
             counts = (seen.contiguous(), new_seen, new_seen.stride(0))
     launch_recurrent(
-        decode_inverse_gram, call._replace(inputs=inputs), whole_inverse,
+        decode_inverse_gram, call._replace(inputs=inputs), partial(whole_inverse, kept=call.rows_per_sequence > 1),
         [made.get(name) for name in ("write_key", "k", "q", "beta")], inputs=INPUTS, states=(matrix, "z"), more=counts,
         numbers=(every, refresh, eps), UNIT_KEYS=UNIT_KEYS, UNIT_WRITES=UNIT_WRITES,
     )  # fmt: skip
     return made
 
 
-def whole_inverse(key: int, _: int) -> Tile:
-    """All of the matrix; with eight warps so few registers that a multiprocessor runs two programs."""
+def whole_inverse(key: int, _: int, kept: bool) -> Tile:
+    """All of the matrix; with eight warps so few registers that a multiprocessor runs two programs, where the matrix is not kept
+    after each token."""
     rows = padded(key, 1)
     warps = max(1, rows * rows // 2048)
-    return Tile(rows, 0, warps, registers=128 if warps == 8 else None)
+    return Tile(rows, 0, warps, registers=128 if warps == 8 and not kept else None)
 
 
 INPUTS = ("q", "k", "u", "beta")
