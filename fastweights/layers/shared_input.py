@@ -36,6 +36,7 @@ __all__ = [
     "InputProducts",
     "Products",
     "ProjectedGate",
+    "arrange_rows",
     "find_first_part",
     "first_products",
     "compute_gates",
@@ -166,6 +167,16 @@ def multiply(x: Tensor, module: nn.Module, product: Product) -> Tensor:
     """The product of x with the weight of a module that `joins`, which may be there already."""
     ready = getattr(x, "_products", {}).get(module)
     return multiply_rows(x, [product]).results[0] if ready is None else ready
+
+
+def arrange_rows(x: Tensor, *lead: int) -> Tensor:
+    """The rows of x [..., D] as [*lead, D], with the products that are there."""
+    arranged = x.view(*lead, -1)
+    ready: Products = getattr(x, "_products", {})
+    arranged._products = {  # type: ignore[attr-defined]
+        module: made if made is None else made.view(*lead, -1) for module, made in ready.items()
+    }
+    return arranged
 
 
 def joins_norm(x: Tensor, norm: RMSNorm, projection: nn.Module, *others: Tensor | None, backend: str = "auto") -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,9 +104,9 @@ class ServedMemory(MambaBase):
 
     def mix(self, mixer: Mixer, x_T1D: Tensor, position_T: Tensor) -> Tensor:
         """The output of the layer for the tokens of a step."""
-        rows = None if torch.compiler.is_compiling() else self.decoded_rows(len(x_T1D))
-        if rows is not None:
-            return cast(PooledMixer, self.pooled).decode_apart(x_T1D, rows)
+        y_T1D = None if torch.compiler.is_compiling() else self.decode_apart(x_T1D)
+        if y_T1D is not None:
+            return y_T1D
         y_T1D = torch.empty_like(x_T1D)
         torch.ops.vllm.fastweights_memory(x_T1D[:, 0], y_T1D[:, 0], self.name)
         return y_T1D
@@ -157,13 +157,18 @@ class ServedMemory(MambaBase):
         """A call without sequences, by which vLLM measures memory."""
         y_TD.copy_(self.mixer(x_TD[None], LayerCache())[0])
 
-    def decoded_rows(self, tokens: int) -> Tensor | None:
-        """The rows of a step in which each sequence reads one of so many tokens, padding included; None in other steps."""
+    def decode_apart(self, x_T1D: Tensor) -> Tensor | None:
+        """The output of a step in which all sequences, padding included, read one token more, or as many with drafts; None in
+        other steps."""
         step = current_steps().get(self.name)
-        if step is None or self.drafted or not reads_single_tokens(step):
+        if step is None or step.num_prefill_tokens or not step.num_decode_tokens:
             return None
+        assert self.pooled is not None
+        if self.drafted:
+            plan = step.drafted_step(len(x_T1D))
+            return self.pooled.verify_apart(x_T1D, plan) if plan.regular else None
         rows = step.state_indices_tensor_d[:, 0]
-        return rows if len(rows) == tokens else None
+        return self.pooled.decode_apart(x_T1D, rows) if len(rows) == len(x_T1D) else None
 
     def step(self, x_TD: Tensor, y_TD: Tensor, step: Step) -> None:
         """Read the tokens of a step: what follows them in x and y is padding."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...kernels.runtime.overlap import can_overlap, overlapping_launches
 from ...layers import LayerCache, Mixer, SoftmaxAttention, build_mixer
 from ...layers.mixer import token_of
+from ...layers.shared_input import arrange_rows
 from ...models.parts import part_of_config
 from ...ops.framework.checks import FEW_TOKENS
 from ...ops.framework.pool_rows import read_rows, write_rows
@@ -129,17 +130,21 @@ class PooledMixer:
         """Tokens [T, D], some of them drafted, of several sequences. The state after a token of a sequence goes to a row of its
         own, so that tokens are taken back by reading another row in the next call. The output for padding is 0, or that of a
         sequence without a state where the tokens lie regularly."""
-        together = self.decodes_in_pool and step.rows_NR.shape[1] <= 1 + FEW_TOKENS
-        read = self._read_together if together else self._read_one_by_one
         if step.regular:
-            return read(x_TD.view(*step.own_NS.shape, -1), step).flatten(0, 1)
+            return self.verify_apart(x_TD[:, None], step)[:, 0]
         y_TD = x_TD.new_zeros(step.tokens + 1, x_TD.shape[1])
         with self.reading(step.own_NS.flatten()):
-            y_TD[step.places_NS] = read(x_TD[step.own_NS], step)
+            y_TD[step.places_NS] = self._verify(x_TD[step.own_NS], step)
         return y_TD[: step.tokens]
 
-    def _read_together(self, x_NSD: Tensor, step: DraftedStep) -> Tensor:
-        """By one call of the layer, which writes the state after each token."""
+    def verify_apart(self, x_T1D: Tensor, step: DraftedStep) -> Tensor:
+        """The same as `verify` of a regular step for tokens [T, 1, D], with which products of the layer may come."""
+        return self._verify(arrange_rows(x_T1D, *step.own_NS.shape), step).view(x_T1D.shape)
+
+    def _verify(self, x_NSD: Tensor, step: DraftedStep) -> Tensor:
+        """By one call of the layer where it can write the state after each token."""
+        if not self.decodes_in_pool or step.own_NS.shape[1] > FEW_TOKENS:
+            return self._read_one_by_one(x_NSD, step)
         return self.mixer(x_NSD, LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=step.rows_NR))
 
     def _read_one_by_one(self, x_NSD: Tensor, step: DraftedStep) -> Tensor:
