@@ -124,15 +124,20 @@ def test_pool_in_a_cuda_graph(name: str) -> None:
         assert torch.equal(new[others], old[others])
 
 
+# One token alone is read by one launch, not two; the compiler joins products and sums otherwise where there are several tokens.
+ROUND_OTHERWISE = ("gated_kalmanet", "mesa", "delta_product", "dplr_delta_rule", "lattice")
+
+
 @pytest.mark.parametrize("tokens", [1, 6, 11])
 @pytest.mark.parametrize("name", BY_KERNEL)
 def test_states_after_each_token_in_a_cuda_graph(name: str, tokens: int) -> None:
-    """The bits of tokens read one by one, with the state of each in the row that the last values of the indices name."""
+    """The numbers of tokens read one by one, in most rules the same bits, with the state of each in the row that the last values
+    of the indices name."""
     case, count = CASES[name], 40
-    solved = case.spec.recurrent.decode.__module__.endswith("ridge")  # one token alone is read by one launch, not two
+    rounds = case.spec.name in ROUND_OTHERWISE
 
     def same(x: Tensor, y: Tensor, error: float) -> bool:
-        return torch.allclose(x, y, error, error) if solved else torch.equal(x, y)
+        return torch.allclose(x, y, error, error) if rounds else torch.equal(x, y)
 
     inputs = on_gpu(case, batch=3, time=tokens, heads=2, key=128, value=128)
     pool = tuple(in_float32(s.cuda()) for s in draw_states(case, inputs, count))
@@ -156,7 +161,7 @@ def test_states_after_each_token_in_a_cuda_graph(name: str, tokens: int) -> None
         assert same(captured[at][[0, 2]], o[[0, 2]], 1e-2) and not captured[1].any()
         for place, state in zip(wanted, held):
             place[chosen[[0, 2], 1 + t].cuda()] = state[[0, 2]]
-    assert all(same(new, w, 1e-5) for new, w in zip(pool, wanted))
+    assert all(same(new, w, 1e-4) for new, w in zip(pool, wanted))
 
 
 @pytest.mark.parametrize("mixer", ["palimpsa-d", "palimpsa-m", "lattice", "ttt", "gka", "mesa", "gdn", "rls", "vla"])

@@ -118,17 +118,21 @@ def test_the_window_after_each_token(sizes, packed):
     places = torch.tensor(rows, device=DEVICE)
     assert takes_token(given, "triton", places)
     made, after = convolve_token(given, True, rows=places, cu_seqlens=edges)
-    for one, tokens_NTD, pool, y, new in zip(parts, tokens, pools, made, after, strict=True):
-        kept = pool.clone()
-        for n, (read, *written) in enumerate(rows):
-            window = pool[read][None] if read >= 0 else torch.zeros_like(pool[:1])
-            for t in range(lengths[n]):
-                step = one._replace(x=tokens_NTD[n : n + 1, t : t + 1], window=window)
-                (wanted,), (window,) = convolve_token([step], True)
-                assert torch.equal(y[0, sum(lengths[:n]) + t] if packed else y[n, t], wanted[0, 0])
-                if read >= 0 and written[t] >= 0:
-                    kept[written[t]] = window[0]
-        assert torch.equal(new, kept)
+    kept = [pool.clone() for pool in pools]
+    for n, (read, *written) in enumerate(rows):
+        windows = [pool[read][None] if read >= 0 else torch.zeros_like(pool[:1]) for pool in pools]
+        for t in range(lengths[n]):
+            step = [
+                one._replace(x=tokens_NTD[n : n + 1, t : t + 1], window=window)
+                for one, tokens_NTD, window in zip(parts, tokens, windows, strict=True)
+            ]
+            wanted, windows = convolve_token(step, True)
+            for y, exact in zip(made, wanted, strict=True):
+                assert torch.equal(y[0, sum(lengths[:n]) + t] if packed else y[n, t], exact[0, 0])
+            if read >= 0 and written[t] >= 0:
+                for pool, window in zip(kept, windows, strict=True):
+                    pool[written[t]] = window[0]
+    assert all(map(torch.equal, after, kept))
 
 
 def test_pools_that_the_kernel_does_not_serve():
