@@ -91,7 +91,9 @@ def test_answers_that_are_read_again_in_pieces(mixer, tmp_path):
     wanted = generated(own, asked, tokens)
     drafts = drafted_by([ids + read for ids, read in zip(asked, wanted, strict=True)])
     with engine(tmp_path, speculative_config=NGRAM) as llm, observed_steps() as seen, drafts:
-        for pieces in (9, 10, 11):
+        for pieces in range(9, 19):  # which of them leave a last piece so short depends on where sequences give way
             with in_pieces(llm, pieces), failing_pool(llm, 5):
                 assert [list(output.token_ids) for output in written(llm, asked, tokens)] == wanted
+            if any(step.reads_again for step in seen):
+                break
     assert any(step.reads_again for step in seen)
