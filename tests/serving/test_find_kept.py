@@ -1,13 +1,15 @@
-"""Which sequences of a step keep all the tokens that they read, from what vLLM tells a builder; without vLLM."""
+"""Which sequences of a step keep all the tokens that they read, from what vLLM tells a builder, and with which other builders it
+orders a step as ours needs it; without vLLM."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from fastweights.serving.vllm.kept_tokens import find_kept
+from fastweights.serving.vllm.kept_tokens import KeptTokens, find_kept
 
 STATE = 50  # tokens that a sequence has read before
 
@@ -55,3 +57,37 @@ def test_a_prompt_of_one_token_with_drafts():
 def test_answers_that_are_read_again():
     assert find([1, 3, 9], [False, False, True], [0, -1, -1], 4) == (False, [0, 3, 0], [False, False, False])
     assert find([1, 3], [False, False], None, 4) == (False, [0, 3], [False, False])
+
+
+class Builder:
+    reorder_batch_threshold: int | None = None
+
+    def __init__(self, layers: dict[str, Any], drafts: int) -> None:
+        self.compilation_config, self.num_spec_tokens = SimpleNamespace(static_forward_context=layers), drafts
+
+
+class Ours(KeptTokens, Builder):
+    reorder_batch_threshold = 1
+
+
+class Sorting(Builder):
+    """As FlashInfer's."""
+
+    reorder_batch_threshold = 1
+
+
+def layer(builder: type) -> Any:
+    backend = SimpleNamespace(get_builder_cls=lambda: builder, get_name=lambda: builder.__name__.upper())
+    return SimpleNamespace(get_attn_backend=lambda: backend)
+
+
+def test_backends_that_sort_drafts_behind_prompts_are_refused():
+    layers = {"memory": layer(Ours), "softmax": layer(Builder), "experts": object()}
+    for drafts in (0, 3):
+        Ours(layers, drafts)
+    layers["draft"] = layer(Sorting)
+    Ours(layers, 0)
+    with pytest.raises(
+        ValueError, match="attention_backend must not be SORTING with speculative_config, got it for draft"
+    ):
+        Ours(layers, 3)

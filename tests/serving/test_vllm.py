@@ -237,7 +237,15 @@ def test_compiled(tmp_path):
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "drafts by a class of the user's": (
         {"speculative_config": {"method": "custom_class", "model": "own.Drafts", "num_speculative_tokens": 2}},
-        "speculative_config must have one of the methods ngram, ngram_gpu, suffix, draft_model",
+        "speculative_config must have one of the methods ngram, suffix, draft_model",
+    ),
+    "n-gram drafts on a GPU": (
+        {"speculative_config": {**NGRAM, "method": "ngram_gpu"}},
+        "speculative_config must have one of the methods ngram, suffix, draft_model",
+    ),
+    "asynchronous scheduling with drafts": (
+        {"speculative_config": NGRAM, "async_scheduling": True},
+        "async_scheduling must be None or False with speculative_config",
     ),
     "drafts and prefix caching": (
         {"speculative_config": NGRAM, "enable_prefix_caching": True},

@@ -219,6 +219,11 @@ def make_gated_delta_net(original: Any) -> type:
             """Qwen's layer calls its own op on a CPU, and the method below otherwise."""
             return self.forward_cuda(*given) if self.runs_on_ours else super().forward_cpu(*given)
 
+        def get_prefill_checkpoint_alignment(self) -> int | None:
+            """Since 0.33 vLLM's prefill by FlashInfer also writes the state in the middle of a prompt that prefix caching keeps.
+            Ours writes the last one only: None has vLLM end a piece of the prompt there."""
+            return None if self.runs_on_ours else super().get_prefill_checkpoint_alignment()
+
         def _forward_core(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
             if not self.runs_on_ours:
                 return super()._forward_core(mixed_qkv, b, a, core_attn_out)

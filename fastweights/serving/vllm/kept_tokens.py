@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Kept", "KeptTokens", "find_kept"]
+__all__ = ["Kept", "KeptTokens", "check_order", "find_kept"]
 
 
 class Kept(NamedTuple):
@@ -41,6 +41,12 @@ class KeptTokens:
     """
 
     drafts: Tensor | None = None  # how many each sequence has in the step that is built, on the host
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        builder: Any = self
+        if builder.num_spec_tokens:
+            check_order(builder.compilation_config.static_forward_context)
 
     def build(self, *given: Any, **told: Any) -> Any:
         builder: Any = super()
@@ -81,6 +87,27 @@ class KeptTokens:
         own_NS = (column_S + 1).where(column_S < last_N1, column_S.where(column_S != last_N1, 0))
         step = replace(step, state_indices_tensor_d=rows_NS.gather(1, own_NS))
         return builder._update_metadata_for_cudagraph_capture(step)
+
+
+def check_order(layers: dict[str, Any]) -> None:
+    """ValueError where vLLM would sort sequences with drafts behind pieces of prompts, where ours takes them for prefills (vLLM's
+    issue 55894): what it sorts as a decode has the smallest number of tokens that a builder names. FlashInfer's names one by its
+    class, and more with some kernels only.
+
+    Args:
+        layers: of vLLM, those of a draft model included.
+    """
+    for name, layer in layers.items():
+        backend: Any = layer.get_attn_backend() if hasattr(layer, "get_attn_backend") else None
+        builder = None if backend is None else backend.get_builder_cls()
+        if builder is None or issubclass(builder, KeptTokens):
+            continue
+        if getattr(builder, "reorder_batch_threshold", None) is not None:
+            raise ValueError(
+                f"attention_backend must not be {backend.get_name()} with speculative_config, got it for {name}: vLLM would sort "
+                "sequences with drafts behind prompts, and a memory would go on from a wrong state; set attention_backend to "
+                "FLASH_ATTN, or to TRITON_ATTN for float32"
+            )
 
 
 def find_kept(told: Any, drafts_N: Tensor | None, tokens: int) -> Kept | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Limits"]
 
-DRAFTS = ("ngram", "ngram_gpu", "suffix", "draft_model")  # the methods that need nothing of the model
+DRAFTS = ("ngram", "suffix", "draft_model")  # the methods that need nothing of the model
 SCHEDULER = f"{__package__}.scheduling.make_scheduler"
 # Methods of quantisation that vLLM's linear layers run by themselves.
 QUANTIZED = ("fp8", "fp8_per_tensor", "fp8_per_block", "compressed-tensors", "torchao")
@@ -31,7 +31,7 @@ class Limits(VerifyAndUpdateConfig):
     def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
         cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
         model, speculative = vllm_config.model_config, vllm_config.speculative_config
-        lora = vllm_config.lora_config
+        lora, scheduler = vllm_config.lora_config, vllm_config.scheduler_config
         if not isinstance(model.hf_config, FastWeightsConfig):
             raise ValueError(
                 f"a model of fastweights in vLLM must be of type 'fastweights', got {model.hf_config.model_type!r}: hybrids of "
@@ -48,7 +48,15 @@ class Limits(VerifyAndUpdateConfig):
                 speculative is not None and speculative.parallel_drafting
             ),
             "scheduler_cls must be None with speculative_config: vLLM's own gives placeholders as drafts": (
-                speculative is not None and vllm_config.scheduler_config.scheduler_cls not in (None, SCHEDULER)
+                speculative is not None and scheduler.scheduler_cls not in (None, SCHEDULER)
+            ),
+            # No version has run so on a GPU, and on a CPU vLLM schedules in turn by itself.
+            "async_scheduling must be None or False with speculative_config": (
+                speculative is not None and bool(scheduler.async_scheduling)
+            ),
+            "VLLM_USE_V2_MODEL_RUNNER must be 0 in the environment with speculative_config: the second model runner of vLLM may "
+            "go on from a state before the last accepted drafts": (
+                speculative is not None and vllm_config.use_v2_model_runner
             ),
             "enable_prefix_caching must be False on a CPU with speculative_config": (
                 cache.enable_prefix_caching and speculative is not None and current_platform.is_cpu()
@@ -91,8 +99,10 @@ class Limits(VerifyAndUpdateConfig):
                 )
         if parallel.tensor_parallel_size > 1:
             check_parts(model.hf_config, parallel.tensor_parallel_size)
-        if vllm_config.scheduler_config.scheduler_cls is None:
-            vllm_config.scheduler_config.scheduler_cls = SCHEDULER
+        if scheduler.scheduler_cls is None:
+            scheduler.scheduler_cls = SCHEDULER
+        if speculative is not None:
+            scheduler.async_scheduling = False  # vLLM would choose True for drafts of a model
         # On some CPUs vLLM would replace it, with a warning about other layers.
         if cache.mamba_ssm_cache_dtype == "auto":
             cache.mamba_ssm_cache_dtype = "float32"

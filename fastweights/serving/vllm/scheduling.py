@@ -68,10 +68,10 @@ def keeps_its_blocks(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) ->
 
 def make_scheduler(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, **named: Any) -> Scheduler:
     """What vLLM's setting `scheduler_cls` names: the scheduler that vLLM takes by itself, with `ConstantBlocks` or as
-    `EvenDrafts` if it can. With drafts, vLLM's asynchronous one has room for equally many by itself."""
+    `EvenDrafts` if it can. With drafts it is never the asynchronous one."""
     drafts = vllm_config.speculative_config
     kind: type[Scheduler] = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
-    if kind is Scheduler and drafts is not None and find_largest_graph(vllm_config):
+    if drafts is not None and find_largest_graph(vllm_config):
         kind = EvenDrafts
     scheduler = kind(vllm_config=vllm_config, kv_cache_config=kv_cache_config, **named)
     if drafts is not None and scheduler.dynamic_sd_lookup is None:
