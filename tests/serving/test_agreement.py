@@ -1,5 +1,5 @@
-"""Log probabilities of answers, as vLLM writes them and as `generate()` does in the same batch: the same bits in float32, but for
-the last one of `vla-conv`."""
+"""Log probabilities of answers, as vLLM writes them and as `generate()` does in the same batch: the same bits in float32 on a CPU,
+but for the last one of `vla-conv`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fastweights.layers import MIXERS
 from fastweights.testing import check_agreement
 
-from .engine import CLOSE, HYBRIDS, QUICK, engine, model, of_mixer, prompts, written
+from .engine import CLOSE, CLOSE_OF, HYBRIDS, QUICK, engine, model, of_mixer, prompts, written
 
 ATTENDING = ("softmax", "vla-softmax")  # vLLM's own attention adds up in another order
 # The op of vla and rls inverts the first state that vLLM gives to a sequence, where the model by itself begins with the ridge. In
@@ -20,6 +21,13 @@ ATTENDING = ("softmax", "vla-softmax")  # vLLM's own attention adds up in anothe
 INVERTING = ("vla-conv",)
 LAST_BIT = 2e-6  # 9.5e-7 in log probabilities between 8 and 16 nats
 SOME = (3, 17, 64, 100)  # tokens of prompts
+
+
+def allowed(name: str) -> float:
+    """Nats that a mixer's log probabilities may differ by. On a GPU vLLM and the model take other products for some layers."""
+    if torch.cuda.is_available() or name in ATTENDING:
+        return CLOSE_OF.get(name, CLOSE)
+    return LAST_BIT if name in INVERTING else 0
 
 
 def at_once(folder: Path, **settings: Any) -> AbstractContextManager[Any]:
@@ -51,7 +59,7 @@ def test_every_mixer(name, tmp_path):
     with at_once(tmp_path) as llm:
         for lengths in (SOME, (64,), (17, 17)):
             found = check_agreement(own, answers_of(llm), prompts(lengths), answers=12)
-            assert found.largest <= (CLOSE if name in ATTENDING else LAST_BIT if name in INVERTING else 0)
+            assert found.largest <= allowed(name)
 
 
 @pytest.mark.slow
@@ -68,4 +76,4 @@ def test_tied_embeddings(tmp_path):
     own = model("gdn", vocab_size=100, tie_word_embeddings=True)
     own.save_pretrained(tmp_path)
     with at_once(tmp_path) as llm:
-        assert check_agreement(own, answers_of(llm), prompts(SOME), answers=12).largest == 0
+        assert check_agreement(own, answers_of(llm), prompts(SOME), answers=12).largest <= allowed("gdn")

