@@ -1,5 +1,5 @@
-"""Log probabilities of answers, as vLLM writes them and as `generate()` does in the same batch: the same bits in float32 on a CPU,
-but for the last one of `vla-conv`."""
+"""Log probabilities of answers, as vLLM writes them and as `generate()` does in the same batch: the same bits in float32 on a
+CPU, but for the last one of `vla-conv`."""
 
 from __future__ import annotations
 
