@@ -38,6 +38,7 @@ TASK = "serving_agreement"
 PIECE = 64  # tokens of a step in which prompts are read
 ANSWER = 16  # tokens
 SETTINGS = {"dtype": "float32", "max_model_len": 128, "kv_cache_memory_bytes": 32 << 20, "enforce_eager": True}
+SETTINGS |= {"gpu_memory_utilization": 0.05} if torch.cuda.is_available() else {}
 SETTINGS |= {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 256,
