@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import FLOATS, check_dense, check_dtype, check_size, check_whole_number, shape_of
-from ..ops.authoring import ContextParallel, check_cu_seqlens
+from ..ops.authoring import ContextParallel, check_columns, check_cu_seqlens
 from ..private_huggingface import execution_device, is_placed, placement_hooks, remove_placement
 from .cache import LayerCache
 from .options import MixerOptions
@@ -32,7 +32,8 @@ class Mixer(nn.Module):
             the options of a layer leave it out (such as "decay" for the name "g"), or "" where every layer of the class has it.
         gives_values, takes_first_values: whether the method `values` gives what layers behind this one take as the keyword
             `first_values` of their forward, and whether this layer's forward takes it.
-        decodes_in_pool: whether forward can read a few tokens with a cache whose memory is a pool (`LayerCache.rows`).
+        decodes_in_pool: whether forward can read a few tokens with a cache whose memory is a pool, with either form of
+            `LayerCache.rows`, as every layer does that passes the rows on to `RuleCall` and its projections.
         serves_context_parallel: whether forward may get one rank's part of the tokens: it passes `cp_keywords` on to every op,
             convolution and `RuleCall`, and nothing else of it looks across tokens. A class that defines forward says it anew.
         cp_group: the ranks that each have a part of the tokens, set by `fastweights.distributed.context_parallel`; None where
@@ -234,7 +235,8 @@ def check_input(layer: ConfiguredMixer, x_BTD: object, cache: LayerCache | None,
     if not torch.compiler.is_compiling():  # a graph is traced with fake tensors, which torch checks
         check_like_parameters("x", x_BTD, layer)
     ranks = 1 if layer.cp_group is None else layer.cp_group.size
-    count = check_cu_seqlens(cu_seqlens, len(x_BTD), ranks * x_BTD.shape[1], like=x_BTD).count
+    sequences = check_cu_seqlens(cu_seqlens, len(x_BTD), ranks * x_BTD.shape[1], like=x_BTD)
+    count = sequences.count
     if cache is None:
         return
     if layer.cp_group is not None:
@@ -249,6 +251,8 @@ def check_input(layer: ConfiguredMixer, x_BTD: object, cache: LayerCache | None,
             f"cache must hold as many sequences as the input, {count}, got {cache.count}; "
             "start an empty cache for other sequences"
         )
+    if cache.rows is not None:
+        check_columns("cache.rows", cache.rows, sequences)
 
 
 def check_like_parameters(name: str, x: Tensor, module: nn.Module) -> None:

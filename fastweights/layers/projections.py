@@ -181,9 +181,8 @@ def write_each_window(pool: Tensor, window_NWD: Tensor, x_BTD: Tensor, rows: Ten
     edges = torch.arange(count + 1, device=device) * x_BTD.shape[1] if cu_seqlens is None else cu_seqlens.to(device)
     inputs = torch.cat([window_NWD.flatten(0, 1), x_BTD.flatten(0, 1)])
     token_S, sequence_N = torch.arange(columns - 1, device=device), torch.arange(count, device=device)
-    place_SW = (
-        token_S[:, None] + 1 + torch.arange(kept, device=device)
-    )  # in the window and the tokens of a sequence together
+    # In the window and the tokens of a sequence together.
+    place_SW = token_S[:, None] + 1 + torch.arange(kept, device=device)
     in_window, in_tokens = sequence_N[:, None, None] * kept + place_SW, edges[:-1, None, None] + place_SW - kept
     at_NSW = in_window.where(place_SW < kept, count * kept + in_tokens).clamp_max(len(inputs) - 1)
     has_row = (rows[:, :1] >= 0) & (token_S < edges.diff()[:, None])

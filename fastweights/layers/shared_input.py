@@ -171,10 +171,10 @@ def multiply(x: Tensor, module: nn.Module, product: Product) -> Tensor:
 
 def arrange_rows(x: Tensor, *lead: int) -> Tensor:
     """The rows of x [..., D] as [*lead, D], with the products that are there."""
-    arranged = x.view(*lead, -1)
+    arranged = x.reshape(*lead, -1)
     ready: Products = getattr(x, "_products", {})
     arranged._products = {  # type: ignore[attr-defined]
-        module: made if made is None else made.view(*lead, -1) for module, made in ready.items()
+        module: made if made is None else made.reshape(*lead, -1) for module, made in ready.items()
     }
     return arranged
 

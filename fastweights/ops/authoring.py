@@ -30,6 +30,7 @@ from .framework.checks import Sizes as Sizes
 from .framework.checks import compute_dtype as compute_dtype
 from .framework.few_tokens import needs_gradient as needs_gradient
 from .framework.few_tokens import recurrent as recurrent
+from .framework.in_place import check_columns as check_columns
 from .framework.in_torch import chunkwise as chunkwise
 from .framework.in_torch import composed as composed
 from .framework.in_torch import expand_heads as expand_heads

@@ -262,9 +262,14 @@ def test_rows_of_states_that_do_not_fit_are_refused(case: OpCase) -> None:
     refused(case, "state_indices must not repeat", state_indices=twice, count=8)
     crossed = torch.tensor([[0, 1, 2, 3], [3, 4, 5, 6]])
     refused(case, "the row 3 to read that another one overwrites", state_indices=crossed, count=8)
+
+
+def test_two_sequences_go_on_from_one_state(case: OpCase) -> None:
     inputs = case.draw(time=3, dtype=torch.float32)
-    shared = torch.tensor([[0, 1, 2, 3], [0, 4, 5, 6]])  # two sequences go on from one state
-    in_place(case, inputs, draw_states(case, inputs, 8), state_indices=shared)
+    pool = draw_states(case, inputs, 8)
+    got = in_place(case, inputs, pool, state_indices=torch.tensor([[0, 1, 2, 3], [0, 4, 5, 6]]))
+    o, final = exact(case, inputs, tuple(s[[0, 0]] for s in pool))
+    assert largest_error((got[0], tuple(x[[3, 6]] for x in got[1])), (o, final)) < 1e-5
 
 
 def test_kept_states_of_no_tokens(case: OpCase) -> None:
@@ -272,6 +277,13 @@ def test_kept_states_of_no_tokens(case: OpCase) -> None:
     pool = draw_states(case, inputs, 3)
     o, after = in_place(case, inputs, pool, state_indices=torch.tensor([[0, 1], [2, -1]]))
     assert o.shape[1] == 0 and all(torch.equal(new, in_float32(old)) for new, old in zip(after, pool))
+
+
+def test_kept_states_of_no_sequences(case: OpCase) -> None:
+    inputs = case.draw(batch=0, time=2, dtype=torch.float32)
+    pool = draw_states(case, inputs, 3)
+    o, after = in_place(case, inputs, pool, state_indices=torch.zeros(0, 3, dtype=torch.long))
+    assert len(o) == 0 and all(torch.equal(new, in_float32(old)) for new, old in zip(after, pool))
 
 
 # The kernel

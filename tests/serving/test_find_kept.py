@@ -76,6 +76,12 @@ class Sorting(Builder):
     reorder_batch_threshold = 1
 
 
+class Patient(Builder):
+    """As that of an MLA backend."""
+
+    reorder_batch_threshold = 4
+
+
 def layer(builder: type) -> Any:
     backend = SimpleNamespace(get_builder_cls=lambda: builder, get_name=lambda: builder.__name__.upper())
     return SimpleNamespace(get_attn_backend=lambda: backend)
@@ -85,6 +91,10 @@ def test_backends_that_sort_drafts_behind_prompts_are_refused():
     layers = {"memory": layer(Ours), "softmax": layer(Builder), "experts": object()}
     for drafts in (0, 3):
         Ours(layers, drafts)
+    layers["other"] = layer(Patient)
+    Ours(layers, 3)
+    with pytest.raises(ValueError, match="attention_backend must not be PATIENT"):
+        Ours(layers, 4)
     layers["draft"] = layer(Sorting)
     Ours(layers, 0)
     with pytest.raises(

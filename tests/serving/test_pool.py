@@ -115,6 +115,35 @@ def test_products_that_the_norm_has_computed_are_used_in_the_pool(monkeypatch):
     assert not third.decode_apart(normed_N1D, rows).any()
 
 
+@pytest.mark.kernels
+@torch.no_grad()
+def test_products_that_the_norm_has_computed_are_used_for_drafts(monkeypatch):
+    mixer = build_mixer("gdn", hidden_size=32, num_heads=2).to(DEVICE).eval()
+    norm, x_T1D = RMSNorm(32, eps=1e-6).to(DEVICE), torch.randn(6, 1, 32, device=DEVICE)
+    rows_NS = torch.tensor([[4, 1, 7], [2, 8, 5]], dtype=torch.int32, device=DEVICE)
+    edges = torch.tensor([0, 3, 6], dtype=torch.int32, device=DEVICE)
+    step = plan_drafts(6, rows_NS, torch.ones_like(edges[1:]), edges, regular=True)
+    first, second, third = (Pool(mixer, count=9).pooled for _ in range(3))
+    wanted = first.verify(norm(x_T1D)[:, 0], step._replace(regular=False))
+    monkeypatch.setattr(linear_rows, "takes_kernels", lambda asked, x: availability.takes_kernels("triton", x))
+    _, normed_T1D = normalize_for(mixer, norm, x_T1D, None)
+    torch.testing.assert_close(second.verify_apart(normed_T1D, step)[:, 0], wanted, rtol=1e-3, atol=1e-4)
+    for product in normed_T1D._products.values():
+        product.zero_()
+    assert not third.verify_apart(normed_T1D, step).any()
+
+
+@torch.no_grad()
+def test_rows_for_too_few_tokens_are_refused_before_anything_is_written():
+    mixer = build_mixer("gdn", hidden_size=32, num_heads=2).eval()
+    cache = mixer.state_spec()
+    cache.apply(lambda state: torch.zeros(5, *state.shape[1:]))
+    cache.rows = torch.tensor([[1, 3]])
+    with pytest.raises(ValueError, match=r"cache.rows must have a column .* each of its 3 tokens, got \[1, 2\]"):
+        mixer(torch.randn(1, 3, 32), cache)
+    assert not any(x.any() for x in (*cache.memory.values(), *cache.context.values()))
+
+
 def test_a_pool_takes_no_gradients():
     mixer = build_mixer("gdn", hidden_size=32, num_heads=2)
     pool = Pool(mixer)

@@ -96,24 +96,36 @@ def keep_each_state(
     sequences: Sequences,
     backend: str,
 ) -> tuple[Any, ...]:
-    """`update_state` for rows [N, 1 + S], token by token."""
+    """`update_state` for rows [N, 1 + S], token by token. The work of rows of one length can be captured."""
     is_token = [name not in spec.parameters and x is not None for name, x in zip(spec.inputs, inputs)]
-    like, lengths = inputs[0], sequences.lengths or (sequences.time,) * sequences.batch
-    first = [0, *itertools.accumulate(lengths)]
+    if sequences.lengths is None:
+        steps: list[Any] = [((slice(None), slice(t, t + 1)), slice(None)) for t in range(sequences.time)]
+    else:
+        steps = find_steps(sequences.lengths, rows.device)
     states = tuple(read_rows(x, rows[:, 0], backend=backend) for x in pools)
-    places, made = list[Tensor](), list[tuple[Tensor, ...]]()
-    for t in range(max(lengths)):
-        here = torch.tensor([n for n, length in enumerate(lengths) if length > t], device=like.device)
-        tokens = torch.tensor([first[n] + t for n, length in enumerate(lengths) if length > t], device=like.device)
-        given = [x.flatten(0, 1)[tokens][:, None] if chosen else x for x, chosen in zip(inputs, is_token)]
+    results: tuple[Tensor, ...] = ()
+    for t, (tokens, here) in enumerate(steps):
+        given = [x[tokens] if chosen else x for x, chosen in zip(inputs, is_token)]
         outputs, final = run(spec, given, options, tuple(x[here] for x in states), True, None, backend)
+        outputs = tuple(o.masked_fill(broadcast_rows(rows[here, 0] < 0, o), 0) for o in as_tuple(outputs))
+        results = results or tuple(o.new_empty(*inputs[0].shape[:2], *o.shape[2:]) for o in outputs)
+        for whole, o in zip(results, outputs):
+            whole[tokens] = o
         for pool, state, new in zip(pools, states, as_tuple(final)):
             state[here] = new
             write_rows(pool, new, rows[here, 1 + t].where(rows[here, 0] >= 0, -1), backend)
-        places.append(tokens)
-        made.append(tuple(o.masked_fill(broadcast_rows(rows[here, 0] < 0, o), 0) for o in as_tuple(outputs)))
-    order = torch.cat(places).argsort()
-    return tuple(torch.cat(parts)[order].view(*like.shape[:2], *parts[0].shape[2:]) for parts in zip(*made))
+    return results
+
+
+def find_steps(lengths: tuple[int, ...], device: torch.device) -> list[tuple[tuple[int, Tensor], Tensor]]:
+    """By number of a token in its sequence: where such tokens are in a packed row, as an index that gives [N', 1, ...], and the
+    numbers of their sequences."""
+    first, steps = [0, *itertools.accumulate(lengths)], []
+    for t in range(max(lengths)):
+        here = [n for n, length in enumerate(lengths) if length > t]
+        tokens = torch.tensor([[first[n] + t] for n in here], device=device)
+        steps.append(((0, tokens), torch.tensor(here, device=device)))
+    return steps
 
 
 def check_place(spec: OpSpec, place: InPlace, sizes: Sizes, sequences: Sequences, like: Tensor) -> dict[str, Tensor]:
@@ -167,18 +179,14 @@ def check_state_indices(indices: Any, sequences: Sequences, pool: int, like: Ten
     """Check shape and dtype, and the numbers where they can be read: on a GPU only with FASTWEIGHTS_CHECK_VALUES=1."""
     if not isinstance(indices, Tensor):
         raise TypeError(f"state_indices must be an integer tensor [N], got {type(indices).__name__}")
-    count, longest = sequences.count, find_longest(sequences)
+    count = sequences.count
     has_shape = tuple(indices.shape) == (count,) or (indices.ndim == 2 and len(indices) == count)
     if indices.dtype not in (torch.int32, torch.int64) or not has_shape:
         raise ValueError(
             f"state_indices must be int32 or int64 [{count}], one for each sequence, or [{count}, 1 + S] for the states after up "
             f"to S tokens, got {indices.dtype} {shape_of(indices)}"
         )
-    if indices.ndim == 2 and indices.shape[1] < 1 + longest:
-        raise ValueError(
-            f"state_indices must have a column for what a sequence reads and one for each of its {longest} tokens, got "
-            f"{shape_of(indices)}; fill it up with negative indices"
-        )
+    check_columns("state_indices", indices, sequences)
     if indices.device != like.device:
         raise ValueError(
             f"state_indices must be on the device of the other inputs, {like.device}, got {indices.device}; move it there"
@@ -191,7 +199,17 @@ def check_state_indices(indices: Any, sequences: Sequences, pool: int, like: Ten
             f"state_indices must be less than the number of states in the pool, {pool}, got {max(rows)}; pass a negative index "
             "for a sequence without a state"
         )
-    check_written_rows(indices.view(count, -1).tolist())
+    check_written_rows(indices.tolist() if indices.ndim == 2 else [[row] for row in indices.tolist()])
+
+
+def check_columns(name: str, rows: Tensor, sequences: Sequences) -> None:
+    """ValueError where rows [N, 1 + S] are fewer than sequences have tokens."""
+    longest = find_longest(sequences)
+    if rows.ndim == 2 and rows.shape[1] < 1 + longest:
+        raise ValueError(
+            f"{name} must have a column for what a sequence reads and one for each of its {longest} tokens, got "
+            f"{shape_of(rows)}; fill it up with negative indices"
+        )
 
 
 def check_written_rows(indices: list[list[int]]) -> None:

@@ -15,7 +15,7 @@ class DraftedStep(NamedTuple):
 
     Attributes:
         tokens: of the step, with padding.
-        regular: whether there are N S tokens, so that they lie as [N, S].
+        regular: whether its tokens lie as [N, S]; see `plan_drafts`.
         places_NS: of the tokens in the output, which has one row more for tokens that are not there.
         own_NS: of the tokens in the input.
         rows_NR: R = 1 + S rows of the pool without row 0: of the state that a sequence goes on from, and of those after its
@@ -37,7 +37,7 @@ def plan_drafts(tokens: int, rows_NS: Tensor, accepted_N: Tensor, edges: Tensor,
         rows_NS: the rows of each sequence.
         accepted_N: how many tokens of the step before stay, at least 1. The state after the last of them is read.
         edges: [N+1].
-        regular: whether each sequence has S tokens, or is padding and has the place of S tokens.
+        regular: whether each sequence has S tokens, or is padding and has as much room.
     """
     token_NS = edges[:-1, None].long() + torch.arange(rows_NS.shape[1], device=edges.device)
     reads_NS = token_NS < edges[1:, None]

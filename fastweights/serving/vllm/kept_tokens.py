@@ -46,7 +46,7 @@ class KeptTokens:
         super().__init__(*given, **named)
         builder: Any = self
         if builder.num_spec_tokens:
-            check_order(builder.compilation_config.static_forward_context)
+            check_order(builder.compilation_config.static_forward_context, 1 + builder.num_spec_tokens)
 
     def build(self, *given: Any, **told: Any) -> Any:
         builder: Any = super()
@@ -66,6 +66,11 @@ class KeptTokens:
                 decodes = torch.zeros_like(common_attn_metadata.is_prefilling)
                 common_attn_metadata = common_attn_metadata.replace(is_prefilling=decodes)
         step = builder._compute_common_metadata(common_attn_metadata, num_accepted_tokens=num_accepted_tokens, **told)
+        if self.drafts is not None and bool((self.drafts[step.num_decodes :] > 0).any()):
+            raise RuntimeError(
+                "vLLM has sorted sequences with drafts behind prompts, where a memory would go on from a wrong state; set "
+                "attention_backend to FLASH_ATTN, or to TRITON_ATTN for float32, and tell the developers of fastweights"
+            )
         return step if kept is None else self._place(replace(step, kept=kept))
 
     def update_block_table(self, metadata: Any, *tables: Any) -> Any:
@@ -89,20 +94,22 @@ class KeptTokens:
         return builder._update_metadata_for_cudagraph_capture(step)
 
 
-def check_order(layers: dict[str, Any]) -> None:
+def check_order(layers: dict[str, Any], tokens: int) -> None:
     """ValueError where vLLM would sort sequences with drafts behind pieces of prompts, where ours takes them for prefills (vLLM's
     issue 55894): what it sorts as a decode has the smallest number of tokens that a builder names. FlashInfer's names one by its
     class, and more with some kernels only.
 
     Args:
         layers: of vLLM, those of a draft model included.
+        tokens: of a decode with all its drafts.
     """
     for name, layer in layers.items():
         backend: Any = layer.get_attn_backend() if hasattr(layer, "get_attn_backend") else None
         builder = None if backend is None else backend.get_builder_cls()
         if builder is None or issubclass(builder, KeptTokens):
             continue
-        if getattr(builder, "reorder_batch_threshold", None) is not None:
+        threshold = getattr(builder, "reorder_batch_threshold", None)
+        if threshold is not None and threshold < tokens:
             raise ValueError(
                 f"attention_backend must not be {backend.get_name()} with speculative_config, got it for {name}: vLLM would sort "
                 "sequences with drafts behind prompts, and a memory would go on from a wrong state; set attention_backend to "

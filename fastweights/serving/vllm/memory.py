@@ -49,6 +49,7 @@ class Step(BaseMambaAttentionMetadata):
         rows_NS = self.state_indices_tensor_d
         made_for = tokens, id(rows_NS), is_capturing()
         if self.planned is None or self.planned[0] != made_for:
+            # A decode has at most S tokens, so that N S tokens are S of each. Padding of a CUDA graph counts as a decode.
             regular = tokens == self.num_decode_tokens == rows_NS.numel()
             plan = plan_drafts(tokens, rows_NS, self.num_accepted_tokens, self.query_start_loc_d, regular)
             self.planned = made_for, plan
@@ -161,7 +162,7 @@ class ServedMemory(MambaBase):
         """The output of a step in which all sequences, padding included, read one token more, or as many with drafts; None in
         other steps."""
         step = current_steps().get(self.name)
-        if step is None or step.num_prefill_tokens or not step.num_decode_tokens:
+        if step is None or not reads_decodes_alone(step):
             return None
         assert self.pooled is not None
         if self.drafted:
@@ -203,14 +204,14 @@ def holds_steps(steps: dict[str, Step]) -> Iterator[None]:
         context.attn_metadata = before
 
 
-def reads_single_tokens(step: Step) -> bool:
+def reads_decodes_alone(step: Step) -> bool:
     return step.num_decode_tokens > 0 and step.num_prefill_tokens == 0
 
 
 def overlapped(device: torch.device) -> AbstractContextManager[None]:
-    """Steps of single tokens are chains of small kernels, as those of `generate()` are."""
+    """Decodes are chains of small kernels, as those of `generate()` are."""
     read = (step for step in current_steps().values() if isinstance(step, Step))
-    return overlapping_launches(can_overlap(device) and any(map(reads_single_tokens, read)))
+    return overlapping_launches(can_overlap(device) and any(map(reads_decodes_alone, read)))
 
 
 @eager_break_during_capture

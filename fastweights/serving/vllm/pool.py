@@ -139,7 +139,7 @@ class PooledMixer:
 
     def verify_apart(self, x_T1D: Tensor, step: DraftedStep) -> Tensor:
         """The same as `verify` of a regular step for tokens [T, 1, D], with which products of the layer may come."""
-        return self._verify(arrange_rows(x_T1D, *step.own_NS.shape), step).view(x_T1D.shape)
+        return self._verify(arrange_rows(x_T1D, *step.own_NS.shape), step).reshape(x_T1D.shape)
 
     def _verify(self, x_NSD: Tensor, step: DraftedStep) -> Tensor:
         """By one call of the layer where it can write the state after each token."""
