@@ -164,6 +164,22 @@ def test_states_after_each_token_in_a_cuda_graph(name: str, tokens: int) -> None
     assert all(same(new, w, 1e-4) for new, w in zip(pool, wanted))
 
 
+@pytest.mark.parametrize("name", ["recursive_least_squares-none", "variational_linear_attention-refresh", "mesa"])
+def test_states_of_heads_that_no_kernel_takes_in_a_cuda_graph(name: str) -> None:
+    """The op itself reads these token by token, without waiting for the device."""
+    case = CASES[name]
+    inputs = on_gpu(case, batch=2, time=3, heads=2, key=256, value=64)
+    pool = tuple(in_float32(s.cuda()) for s in draw_states(case, inputs, 9))
+    rows = torch.tensor([[0, 1, 2, 0], [4, 5, -1, 8]], device="cuda")
+    o, held = in_place(case, inputs, pool, state_indices=rows)
+    call = {"state": case.initial_state(pool), "state_indices": rows}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = IN_PLACE[case.spec.name](**inputs.arguments(), **call)
+    graph.replay()
+    assert torch.equal(captured, o) and all(torch.equal(x, y) for x, y in zip(pool, held))
+
+
 @pytest.mark.parametrize("mixer", ["palimpsa-d", "palimpsa-m", "lattice", "ttt", "gka", "mesa", "gdn", "rls", "vla"])
 def test_layers_decode_by_the_kernel(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Token after token with a cache, each in one recurrent kernel: the numbers of the whole sequence."""

@@ -272,6 +272,19 @@ def test_two_sequences_go_on_from_one_state(case: OpCase) -> None:
     assert largest_error((got[0], tuple(x[[3, 6]] for x in got[1])), (o, final)) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["delta_rule-head-write", "variational_linear_attention-refresh"])
+def test_kept_states_in_a_traced_graph(name: str) -> None:
+    case = DECODING[name]
+    inputs = case.draw(batch=2, time=3, dtype=torch.float32)
+    pool, rows = draw_states(case, inputs, 9), torch.tensor([[0, 1, 2, 0], [4, 5, -1, 8]])
+    o, wanted = in_place(case, inputs, pool, state_indices=rows)
+    held = tuple(map(in_float32, pool))
+    compiled = torch.compile(IN_PLACE[case.spec.name], fullgraph=True, backend="eager")
+    with torch.no_grad():
+        got = compiled(**inputs.arguments(), state=case.initial_state(held), state_indices=rows)
+    assert largest_error((got, held), (o, wanted)) < 1e-6
+
+
 def test_kept_states_of_no_tokens(case: OpCase) -> None:
     inputs = case.draw(time=0, dtype=torch.float32)
     pool = draw_states(case, inputs, 3)
