@@ -17,8 +17,16 @@ NEW = 10
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": 1, "min_new_tokens": NEW}
 
 
+INSTALLED = tuple(map(int, transformers.__version__.split(".")[:2]))
 # transformers 5.15 takes one token out of a draft model's cache, however many were refused.
-MODELS_DRAFT = not transformers.__version__.startswith("5.15.")
+MODELS_DRAFT = INSTALLED != (5, 15)
+# Before 5.14 prompt lookup may write a token more than was asked for, with models of transformers too.
+LOOKUP_ENDS = INSTALLED >= (5, 14)
+
+
+def without_surplus(tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """The tokens that were asked for."""
+    return tokens if LOOKUP_ENDS else tokens[:, : wanted.shape[1]]
 
 
 def large(mixer: Any, **options: Any) -> FastWeightsForCausalLM:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from .drafting import GREEDY, MODELS_DRAFT, PROMPT, assistants, large
+from .drafting import GREEDY, INSTALLED, MODELS_DRAFT, PROMPT, assistants, large, without_surplus
 from .hybrid import small as hybrids
 from .mixers import few_mixers
 from .small import CLOSE, MIXED, VOCABULARY, model
@@ -40,7 +40,7 @@ def test_greedy_tokens_are_those_without_an_assistant(mixer):
     wanted, plain_calls = count_calls(lm)
     for name, assistant in assistants(lm).items():
         got, calls = count_calls(lm, **assistant)
-        assert torch.equal(got, wanted), name
+        assert torch.equal(without_surplus(got, wanted), wanted), name
         if name == "draft":
             assert calls < plain_calls, "no draft was accepted"
 
@@ -100,7 +100,7 @@ def test_a_given_cache_is_continued_to_the_last_token_but_one(options):
         for name, assistant in assistants(lm).items():
             cache = lm(PROMPT[:, :6]).past_key_values
             got = lm.generate(PROMPT, past_key_values=cache, **GREEDY, **options, **assistant)
-            assert torch.equal(got, wanted), name
+            assert torch.equal(without_surplus(got, wanted), wanted), name
             assert cache.recording is None and cache.columns == cache.get_seq_length() == wanted.shape[1] - 1
             torch.testing.assert_close(lm(wanted[:, -1:], past_key_values=cache).logits, after, **CLOSE)
 
@@ -130,6 +130,8 @@ def test_sampling_keeps_the_distribution(assistant):
     extra = assistants(lm).get(assistant)
     if extra is None:
         pytest.skip("no model drafts in transformers 5.15")
+    if assistant == "lookup" and INSTALLED < (5, 15):
+        pytest.skip("prompt lookup needs an eos_token_id before transformers 5.15")
     with torch.no_grad():
         first = lm(prompt).logits[0, -1].softmax(-1)
         after = lm(torch.cat([prompt.expand(5, -1), torch.arange(5)[:, None]], 1)).logits[:, -1].softmax(-1)
