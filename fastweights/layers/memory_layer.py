@@ -94,7 +94,7 @@ class RuleCall:
         check_memory(self.memory, names)
         held = tuple(self.memory[name] for name in names) if names[0] in self.memory else None
         if self.rows is not None and held is not None and not keep:
-            held = tuple(read_rows(x, self.rows if self.rows.ndim == 1 else self.rows[:, 0]) for x in held)
+            held = tuple(read_rows(x, self.rows) for x in held)
         initial: Any = held[0] if held is not None and len(held) == 1 else held
         keywords = {**self.keywords, **options}
         if not keep:

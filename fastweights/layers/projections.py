@@ -153,8 +153,7 @@ def convolve_together(
             made, after = convolve_token(parts, activation is not None, rows=rows, cu_seqlens=cu_seqlens)
             return made, list(after)
     if rows is not None:
-        first = rows[:, 0] if keeps_each else rows
-        before = [read_rows(pool, first) for pool in windows if pool is not None]
+        before = [read_rows(pool, rows) for pool in windows if pool is not None]
         made, states = convolve_together(
             convolutions, inputs, before, cu_seqlens, norms=norms, activation=activation, keep=True, backend=backend
         )

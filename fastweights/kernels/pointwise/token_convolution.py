@@ -23,6 +23,7 @@ from ..common.call import padded
 from ..common.math import sigmoid
 from ..common.overlap import FETCHED, prefetch_lines, wait_for_inputs
 from ..common.packing import pool_row, tokens_of_sequence
+from ..recurrent import rows_per_sequence
 from ..runtime.launch_plan import launch, make_rows_contiguous
 from . import TokenConvolution
 
@@ -179,7 +180,7 @@ def convolve_token(
     launch(
         token_convolution, (count * blocks,), *arguments, eps, rows, pool, *steps, cu_seqlens, x.shape[1],
         W=parts[0].weight.shape[1], BD=widest, SILU=silu, SHARED=shared,
-        ROWS=1 if rows is None or rows.ndim == 1 else rows.shape[1], num_warps=max(1, min(4, widest // 64)),
+        ROWS=rows_per_sequence(rows), num_warps=max(1, min(4, widest // 64)),
     )  # fmt: skip
     return outputs, windows
 

@@ -1,4 +1,5 @@
-"""A few tokens without gradients: a state is read once, updated in registers token by token, and written once.
+"""A few tokens without gradients: a state is read once, updated in registers token by token, and written once
+or, where each token has a row for it, after each.
 
 One file per rule, whose `decode` takes a `RecurrentCall`, checks nothing and returns the outputs, one tensor or a tuple.
 """
@@ -10,7 +11,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["RecurrentCall"]
+__all__ = ["RecurrentCall", "rows_per_sequence"]
+
+
+def rows_per_sequence(rows: Tensor | None) -> int:
+    """1, or 1 + S of rows [N, 1 + S], where the state after each token has a row of its own."""
+    return 1 if rows is None or rows.ndim == 1 else rows.shape[1]
 
 
 class RecurrentCall(NamedTuple):
@@ -38,9 +44,7 @@ class RecurrentCall(NamedTuple):
 
     @property
     def rows_per_sequence(self) -> int:
-        """1, or 1 + S where the state after each token has a row of its own."""
-        rows = self.state_indices
-        return 1 if rows is None or rows.ndim == 1 else rows.shape[1]
+        return rows_per_sequence(self.state_indices)
 
     def take_read(self, pool: Tensor) -> Tensor:
         """What sequences read of a pool [P, ...], in copies [N, ...]; of no sequence any numbers."""

@@ -90,9 +90,7 @@ def state_tile(
 
 
 @triton.jit
-def keep_state(
-    pool, at, exists, state, index, row_step, state_indices, n, t, P, ROWS: tl.constexpr
-):  # fmt: skip
+def keep_state(pool, at, exists, state, index, row_step, state_indices, n, t, P, ROWS: tl.constexpr):
     """Write the state after token t of sequence n, which began in row `index`, into the row that this token has, if any. at,
     exists: where its numbers would lie in row `index`, and which there are."""
     inside = t < ROWS - 1

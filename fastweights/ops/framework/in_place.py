@@ -102,7 +102,7 @@ def keep_each_state(
         steps: list[Any] = [((slice(None), slice(t, t + 1)), slice(None)) for t in range(sequences.time)]
     else:
         steps = find_steps(sequences.lengths, rows.device)
-    states = tuple(read_rows(x, rows[:, 0], backend=backend) for x in pools)
+    states = tuple(read_rows(x, rows, backend=backend) for x in pools)
     results: tuple[Tensor, ...] = ()
     for t, (tokens, here) in enumerate(steps):
         given = [x[tokens] if chosen else x for x, chosen in zip(inputs, is_token)]
@@ -193,13 +193,14 @@ def check_state_indices(indices: Any, sequences: Sequences, pool: int, like: Ten
         )
     if not values_are_checked(indices):
         return
-    rows = [row for row in indices.flatten().tolist() if row >= 0]
-    if any(row >= pool for row in rows):
+    listed = indices.tolist() if indices.ndim == 2 else [[row] for row in indices.tolist()]
+    largest = max((row for of_sequence in listed for row in of_sequence), default=-1)
+    if largest >= pool:
         raise ValueError(
-            f"state_indices must be less than the number of states in the pool, {pool}, got {max(rows)}; pass a negative index "
+            f"state_indices must be less than the number of states in the pool, {pool}, got {largest}; pass a negative index "
             "for a sequence without a state"
         )
-    check_written_rows(indices.tolist() if indices.ndim == 2 else [[row] for row in indices.tolist()])
+    check_written_rows(listed)
 
 
 def check_columns(name: str, rows: Tensor, sequences: Sequences) -> None:

@@ -17,7 +17,9 @@ MOVED = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 def read_rows(
     pool: Tensor, rows_N: Tensor, dtype: torch.dtype | None = None, backend: str = "auto", first: Tensor | None = None
 ) -> Tensor:
-    """[N, ...] of a pool [P, ...] in a dtype, its own when None; for a negative row `first` [1, ...], zeros when None."""
+    """[N, ...] of a pool [P, ...] in a dtype, its own when None; for a negative row `first` [1, ...], zeros when None. Of rows
+    [N, 1 + S] the first column is read."""
+    rows_N = rows_N if rows_N.ndim == 1 else rows_N[:, 0]
     dtype, states = pool.dtype if dtype is None else dtype, None
     if takes_kernel(backend, pool, dtype, first):
         states = load_module("pointwise.pool_rows").copy_from_pool(pool, rows_N, dtype, first)

@@ -17,12 +17,15 @@ from torch import Tensor
 __all__ = ["Kept", "KeptTokens", "check_order", "find_kept"]
 
 
+OTHER_BACKEND = "set attention_backend to FLASH_ATTN, or to TRITON_ATTN for float32"
+
+
 class Kept(NamedTuple):
     """Of the sequences of a step, on the device.
 
     Attributes:
         uniform: each of them reads as many tokens as a decode does, and some read their prompts.
-        tokens_N: int64, how many tokens a sequence reads, where these are 2 to S and all stay; 0 for all others.
+        tokens_N: int64, the number of tokens of each sequence that reads 2 to S tokens which all stay; 0 for other sequences.
         begun_N: bool, those that begin and are treated as decodes.
     """
 
@@ -68,8 +71,8 @@ class KeptTokens:
         step = builder._compute_common_metadata(common_attn_metadata, num_accepted_tokens=num_accepted_tokens, **told)
         if self.drafts is not None and bool((self.drafts[step.num_decodes :] > 0).any()):
             raise RuntimeError(
-                "vLLM has sorted sequences with drafts behind prompts, where a memory would go on from a wrong state; set "
-                "attention_backend to FLASH_ATTN, or to TRITON_ATTN for float32, and tell the developers of fastweights"
+                "vLLM has sorted sequences with drafts behind prompts, where a memory would go on from a wrong state; "
+                f"{OTHER_BACKEND}, and tell the developers of fastweights"
             )
         return step if kept is None else self._place(replace(step, kept=kept))
 
@@ -112,8 +115,7 @@ def check_order(layers: dict[str, Any], tokens: int) -> None:
         if threshold is not None and threshold < tokens:
             raise ValueError(
                 f"attention_backend must not be {backend.get_name()} with speculative_config, got it for {name}: vLLM would sort "
-                "sequences with drafts behind prompts, and a memory would go on from a wrong state; set attention_backend to "
-                "FLASH_ATTN, or to TRITON_ATTN for float32"
+                f"sequences with drafts behind prompts, and a memory would go on from a wrong state; {OTHER_BACKEND}"
             )
 
 

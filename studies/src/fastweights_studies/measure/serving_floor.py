@@ -46,8 +46,8 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.3, help="share of the GPU's memory that vLLM may take")
     parser.add_argument("--launched", action="store_true", help="no torch.compile: kernels as vLLM launches them")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.set_defaults(layers=1, backend=None)  # of `describe_form`
     asked = parser.parse_args()
-    asked.layers, asked.backend = 1, None
     device = find_gpu()
     path, origin = name_file(asked.results, "serving-vllm", device), describe(device)
     settings: dict[str, Any] = {"gpu_memory_utilization": asked.memory, "load_format": "dummy"}
