@@ -23,7 +23,7 @@ from ..common.call import padded
 from ..common.math import sigmoid
 from ..common.overlap import FETCHED, prefetch_lines, wait_for_inputs
 from ..common.packing import pool_row, tokens_of_sequence
-from ..recurrent import rows_per_sequence
+from ..common.rows import rows_per_sequence
 from ..runtime.launch_plan import launch, make_rows_contiguous
 from . import TokenConvolution
 

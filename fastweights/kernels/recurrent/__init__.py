@@ -11,12 +11,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["RecurrentCall", "rows_per_sequence"]
+from ..common.rows import rows_per_sequence
 
-
-def rows_per_sequence(rows: Tensor | None) -> int:
-    """1, or 1 + S of rows [N, 1 + S], where the state after each token has a row of its own."""
-    return 1 if rows is None or rows.ndim == 1 else rows.shape[1]
+__all__ = ["RecurrentCall"]
 
 
 class RecurrentCall(NamedTuple):
