@@ -13,7 +13,7 @@ from fastweights_studies.leaderboard.confound import BASELINES, at_upper_edge, e
 from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.pages import block_effects
 from fastweights_studies.pages.evidence import RESULTS, records_of
-from fastweights_studies.pages.matched_rules import render_rules
+from fastweights_studies.pages.matched_rules import list_missing, render_rules
 from fastweights_studies.pages.rendering import Page, joined, least_to_most, list_item, table
 from fastweights_studies.paired import Difference, compare_family
 from fastweights_studies.places import DOCS
@@ -112,15 +112,14 @@ margin is no margin over these memories. It does not say which part made it. Row
 [C22.json](../studies/results/claims/C22.json), by `fastweights reproduce C22 --device cuda`.
 """
 
-OPEN = """## What is not known yet
-
-- **The ranking of rules in one block, but for what stands above.** Of `fastweights leaderboard recall --size full
-  --device cuda` the queries in order and heads of 8 and 64 are left, and all rules but the twelve main ones.
-  `recall-published`, the layers as published, `recall-blocks`, what each part adds, `tasks` and `regression-matched`, other tasks
-  in the same block, have not been run. Until `recall-blocks` is, nothing here says what a rule's block adds to it.
-- What these parts do to language models: the language part compares layers as published.
-- Whether longer trainings close the gaps. The tables of changed parts end after 2,000 steps, that of the rules after 8,000.
-"""
+OPEN = (
+    "**The ranking of rules in one block, but for what stands above.** Of `fastweights leaderboard recall --size full "
+    "--device cuda` these columns are left: {missing}. So are all rules but the twelve main ones.",
+    "What the layers as published (`recall-published`) and each part of a block (`recall-blocks`) add, and other tasks in the "
+    "same block (`tasks`, `regression-matched`): none of it has been run.",
+    "What these parts do to language models: the language part compares layers as published.",
+    "Whether longer trainings close the gaps. The tables of changed parts end after 2,000 steps, that of the rules after 8,000.",
+)
 
 
 def render(results: Path = RESULTS) -> str:
@@ -130,7 +129,9 @@ def render(results: Path = RESULTS) -> str:
     if small:
         parts += [SMALL.format(seeds=block_effects.seeds_of(results, large=False)), small, SMALL_READ]
         files.append("[block-effects-cpu.json](../studies/results/block-effects-cpu.json)")
-    parts += [READ.format(files=", ".join(files)), _paper(results), render_rules(_entries("recall", results)), OPEN]
+    rules = _entries("recall", results)
+    parts += [READ.format(files=", ".join(files)), _paper(results), render_rules(rules), "## What is not known yet\n"]
+    parts.append("".join(list_item(point.format(missing=list_missing(rules))) for point in OPEN))
     return "\n".join(parts)
 
 

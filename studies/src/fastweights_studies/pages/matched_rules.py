@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from fastweights_studies.leaderboard import SIZES
+from fastweights_studies.leaderboard import PARTS, SIZES
 from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.leaderboard.standing import compare_entries, visible_difference
 from fastweights_studies.pages.rendering import joined, list_item, table
@@ -82,6 +82,14 @@ def render_rules(entries: Sequence[Entry]) -> str:
     }  # fmt: skip
     points = "".join(list_item(point) for point in readings(better, by_column))
     return "\n".join([TEXT.format(**said), table(head, rows), points])
+
+
+def list_missing(entries: Sequence[Entry]) -> str:
+    """The declared columns without results, as the end of a sentence."""
+    there = {entry.column for entry in entries}
+    part = PARTS["recall"]
+    titles = [part.name_column(column.parameters) for column in part.setting("full")]
+    return "; ".join(title for title in titles if title not in there) or "none"
 
 
 def _cell(entry: Entry | None, better: dict[str, list[str]]) -> list[str]:
