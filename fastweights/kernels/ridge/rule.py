@@ -22,7 +22,7 @@ from .solve import prepare_systems, solve_chunk
 
 SCAN_BLOCK = 1024  # numbers of a state that one program takes from chunk to chunk
 SCAN_AHEAD = 4  # chunks that it loads at once
-PREPARE = {"BK": 64, "num_warps": 8, "num_stages": 1, "maxnreg": 128}  # two programs per multiprocessor
+PREPARE = {"BK": 32, "num_warps": 8, "num_stages": 1, "maxnreg": 128}  # two programs per multiprocessor
 SOLVE_REGISTERS = {64: 168, 128: 255}  # per thread: three and two programs per multiprocessor
 PAUSES = 30_000, 40_000  # cycles, forward and backward: see `begin_in_turn`
 TYPICAL_RIDGE = 0.02  # over |H|_F, where a constant ridge leaves that open
@@ -100,6 +100,11 @@ class Ridge(DeltaRule):
         """Whether `prepare_systems`, and `solve_systems` and `systems_back` in Gluon, take the place of other launches."""
         return self.K in (64, 128) and self.dtype in (torch.bfloat16, torch.float16) and runs_gluon(self.device)
 
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether `solve_systems` asks the memory what it has found, and `memory_back` takes its gradients in one launch."""
+        return self.is_prepared and self.V == self.K
+
     def prepared(self) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:
         """Places for what `prepare_systems` leaves."""
         if not self.is_prepared:
@@ -155,8 +160,10 @@ class Ridge(DeltaRule):
                 saved.norms, saved.keys, saved.weights, saved.factors, saved.chunk_table, self.T, self.HV, SQUARES=parts,
                 **PREPARE,
             )  # fmt: skip
-        self.solve(saved, states=states)
-        self.record_outputs(chunks, kept, 1.0, o, U_end)
+        h = self.record_states(chunks, kept, U_end)
+        self.solve(saved, states=states, memory=(self.memory.k, x.v, h, o) if self.answers_at_once else None)
+        if not self.answers_at_once:
+            self.answer(chunks, kept, 1.0, o, h)
         return (o, H_end, U_end), saved
 
     def scan(
@@ -177,21 +184,23 @@ class Ridge(DeltaRule):
 
     def solve(
         self, saved: Saved, states: Any = None, dy: Any = None, e: Any = None, slope: Any = None, crossed: Any = None,
-        dq: Any = None, dmix: Any = None, sums: Any = None,
+        dq: Any = None, dmix: Any = None, sums: Any = None, memory: tuple[Any, Any, Any, Any] | None = None,
     ) -> None:  # fmt: skip
-        """The solutions, from H at the chunks' starts; with dy, the gradient of what the memory is asked, the adjoint ones."""
+        """The solutions, from H at the chunks' starts; with dy, the gradient of what the memory is asked, the adjoint ones.
+        memory: its keys, its values, its states at the chunks' starts, and where its outputs go."""
         x, options = self.x, self.options
         lowest = options.ridge if self.adaptive else TYPICAL_RIDGE
         stride = stride_between_roots(options.iterations + 1, lowest) if self.by_chebyshev else 0
         if self.is_prepared:
             from .solve_systems import solve_systems  # needs Gluon
 
+            writes, v, h, o = (None, None, None, None) if memory is None else memory
             self.launch(
                 solve_systems, (self.M, self.HV), x.q, saved.G, x.mix, x.ridge, saved.units, saved.outsides, saved.keys,
                 saved.weights, saved.factors, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, slope, crossed, dq, dmix, sums,
-                saved.chunk_table, self.T, options.scale, options.ridge, options.iterations, stride,
-                self.pause(dy is not None), HV=self.HV, CHEBYSHEV=self.by_chebyshev, BACK=dy is not None, num_warps=4,
-                maxnreg=SOLVE_REGISTERS[self.K],
+                writes, v, h, o, saved.chunk_table, self.T, options.scale, options.ridge, options.iterations, stride,
+                self.pause(dy is not None), HV=self.HV, HEADS_W=self.group(writes), CHEBYSHEV=self.by_chebyshev,
+                BACK=dy is not None, num_warps=4, maxnreg=SOLVE_REGISTERS[self.K],
             )  # fmt: skip
             return
         self.launch(
@@ -262,7 +271,7 @@ class Ridge(DeltaRule):
         dv, dP = self.token_tensor(HV, self.V), self.token_tensor(HV, CHUNK)
         # In float32, as what the systems add to dk cancels most of it: the better the memory, the more.
         dy, d_writes = (self.token_tensor(HV, K, dtype=torch.float32) for _ in range(2))
-        if self.is_prepared and self.V == K:
+        if self.answers_at_once:
             from .memory_back import memory_back  # needs Gluon
 
             gates = self.floats(1, 2, *self.rows, HV)

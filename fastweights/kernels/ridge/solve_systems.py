@@ -6,10 +6,11 @@ tensor cores busy, and the keys, H and what is copied ahead are all that is in s
 
 from __future__ import annotations
 
-from ..common.hopper_tiles import MULTIPROCESSORS, copy_rows, product_layout, row_places
+from ..common.hopper_tiles import MULTIPROCESSORS, copy_rows, product_layout, row_places, show_to_products
 from ..common.math import infinite_to_nan
 from ..common.packing import program_chunk
 from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .answer import answer_tokens, copy_memory
 from .chunk import cast_in_range
 from .solve import SMALLEST, SMALLEST_RIDGE, chebyshev_root, power_of_two
 
@@ -22,14 +23,20 @@ def load_numbers(x, at, live, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def store_tokens(staged, x, to, live, STRIDE: gl.constexpr):
-    """Write rows of x, those before `live`, by way of shared memory; what 16 bits round off comes back."""
-    high = cast_in_range(x, to)
+def store_staged(staged, x, to, live, STRIDE: gl.constexpr):
+    """Write rows of x, those before `live`, by way of shared memory."""
     row, at = row_places(STRIDE, staged.shape[0], staged.shape[1])
-    staged.store(high)
+    staged.store(x)
     gl.thread_barrier()
     gl.store(to + at, staged.load(at.type.layout), (row < live)[:, None])
     gl.thread_barrier()
+
+
+@gluon.jit
+def store_tokens(staged, x, to, live, STRIDE: gl.constexpr):
+    """Write rows of x, those before `live`, by way of shared memory; what 16 bits round off comes back."""
+    high = cast_in_range(x, to)
+    store_staged(staged, high, to, live, STRIDE)
     return x - high.to(gl.float32)
 
 
@@ -182,13 +189,14 @@ def begin_in_turn(pause):
 @gluon.jit(do_not_specialize=["time", "iterations", "stride", "pause"])
 def solve_systems(
     q, gate, mix, diagonal, units, outsides, keys, weights, factors, dy, x_high, x_rest, e, y_high, y_rest, slope, crossed, dq,
-    dmix, sums, chunks, time, scale, ridge, iterations, stride, pause,
-    HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr, HEADS_MIX: gl.constexpr, ADAPTIVE: gl.constexpr,
-    CHEBYSHEV: gl.constexpr, BACK: gl.constexpr,
+    dmix, sums, writes, v, h, o, chunks, time, scale, ridge, iterations, stride, pause,
+    HV: gl.constexpr, K: gl.constexpr, HEADS_K: gl.constexpr, HEADS_MIX: gl.constexpr, HEADS_W: gl.constexpr,
+    ADAPTIVE: gl.constexpr, CHEBYSHEV: gl.constexpr, BACK: gl.constexpr,
 ):  # fmt: skip
     """x and y [BT, HV, K], each the sum of two tensors; BACK: e from dy. keys, weights, factors: see `prepare_systems`; units:
     H at the chunk's start over its norm, outsides; slope [BT, HV]: w; crossed [BT, HV]: z x^T H e with H there; sums
-    [M, HV, K, K]: what the chunk adds to the gradient of H."""
+    [M, HV, K, K]: what the chunk adds to the gradient of H. With o the memory answers y, or x where there is no y, at once: see
+    `answer_tokens`."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -209,11 +217,15 @@ def solve_systems(
     copy_rows(ks, keys + number * (64 * K), 64, K, False)
     copy_rows(Hs, units + number * (K * K), K, K, False)
     async_copy.commit_group()
+    token = first * HV + head
+    if CHEBYSHEV and o is not None:
+        memory = gl.allocate_shared_memory(TYPE, [2, 64, K], TALL)
+        copy_memory(memory, writes, v, first, count, head, HV, HEADS_W)
+    async_copy.commit_group()
 
     i = gl.arange(0, 64, ROW)
     c = gl.arange(0, K, gl.SliceLayout(0, WIDE))
     at = i[:, None] * (HV * K) + c[None, :]
-    token = first * HV + head
     kept = gl.load(factors + number * 128 + i)
     norm = gl.load(factors + number * 128 + 64 + i)
     channels = gl.full([K], 0.5, WORK, gl.SliceLayout(0, WIDE))
@@ -236,7 +248,7 @@ def solve_systems(
         b = load_numbers(dy + token * K, at, count, WIDE)
         if mix is not None:
             b *= alpha
-    async_copy.wait_group(0)
+    async_copy.wait_group(1)
     gl.thread_barrier()
     if not BACK:
         b = qs.load(WIDE).to(gl.float32) * scale
@@ -282,10 +294,25 @@ def solve_systems(
             x += (1 - alpha) * load_numbers(dy + token * K, at, count, WIDE)
         store_tokens(staged, x * scale, dq + token * K, count, HV * K)
     else:
-        gl.thread_barrier()  # no warp reads the keys any more
+        gl.thread_barrier()  # no warp reads the keys or H any more
+        states = as_square(tiles, TYPE)
+        if o is not None:
+            if not CHEBYSHEV:
+                memory = solution._reinterpret(TYPE, [2, 64, K], TALL)
+                copy_memory(memory, writes, v, first, count, head, HV, HEADS_W)
+            copy_rows(states, h + number * (K * K), K, K, False)
+            async_copy.commit_group()
         rest = store_tokens(staged, x, x_high + token * K, count, HV * K)
         store_tokens(staged, rest, x_rest + token * K, count, HV * K)
         if y_high is not None:
             queries = qs.load(WIDE).to(gl.float32) * scale
-            rest = store_tokens(staged, queries + alpha * (x - queries), y_high + token * K, count, HV * K)
+            x = queries + alpha * (x - queries)
+            rest = store_tokens(staged, x, y_high + token * K, count, HV * K)
             store_tokens(staged, rest, y_rest + token * K, count, HV * K)
+        if o is not None:
+            high = cast_in_range(x, o)
+            rest = cast_in_range(rest, o)
+            async_copy.wait_group(0)
+            show_to_products()
+            out = answer_tokens(high, rest, memory.index(0), memory.index(1), states, gate + token, count, HV)
+            store_staged(staged, out.to(TYPE), o + token * K, count, HV * K)

@@ -52,15 +52,26 @@ class DeltaRule(ChunkSizes):
 
     def record_outputs(self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, o: Any, S_end: Any) -> None:
         """The states of all chunks, then their outputs."""
+        self.answer(chunks, saved, scale, o, self.record_states(chunks, saved, S_end))
+
+    def record_states(self, chunks: ChunkOperands, saved: SavedForBackward, S_end: Any) -> TensorSpec:
+        """The states at the chunks' starts."""
         if self.segment is not None:
             self.pass_state(chunks, saved, None, None, summary=True)
-        self.finish_outputs(chunks, saved, scale, o, S_end)
+        return self.finish_states(chunks, saved, S_end)
 
     def finish_outputs(self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, o: Any, S_end: Any) -> None:
         """`record_outputs`, once the segments are summarised."""
+        self.answer(chunks, saved, scale, o, self.finish_states(chunks, saved, S_end))
+
+    def finish_states(self, chunks: ChunkOperands, saved: SavedForBackward, S_end: Any) -> TensorSpec:
+        """`record_states`, once the segments are summarised."""
         if self.segment is not None:
             self.join_states(saved.starts, saved.transitions, self.memory.S, back=False)
-        h = self.pass_state(chunks, saved, saved.starts if self.segment else self.memory.S, S_end)
+        return self.pass_state(chunks, saved, saved.starts if self.segment else self.memory.S, S_end)
+
+    def answer(self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, o: Any, h: TensorSpec) -> None:
+        """The outputs, from the states at the chunks' starts."""
         self.launch(
             chunk_output, (-(-self.V // self.tile["chunk_output"].BV) * self.M, self.HV), chunks.q, chunks.write_key, chunks.u,
             saved.G, chunks.P, h, o, chunks.q_rest, self.memory.divisor, saved.chunk_table, self.T, scale, self.H, self.HV,

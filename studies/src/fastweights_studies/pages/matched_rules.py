@@ -7,6 +7,7 @@ from statistics import fmean
 
 from fastweights_studies.leaderboard import PARTS, SIZES
 from fastweights_studies.leaderboard.entries import Entry
+from fastweights_studies.leaderboard.part import BoardPart
 from fastweights_studies.leaderboard.standing import compare_entries, visible_difference
 from fastweights_studies.pages.rendering import joined, list_item, table
 
@@ -88,6 +89,7 @@ def list_missing(entries: Sequence[Entry]) -> str:
     """The declared columns without results, as the end of a sentence."""
     there = {entry.column for entry in entries}
     part = PARTS["recall"]
+    assert isinstance(part, BoardPart)
     titles = [part.name_column(column.parameters) for column in part.setting("full")]
     return "; ".join(title for title in titles if title not in there) or "none"
 
