@@ -22,11 +22,10 @@ from fastweights.environment import installed_version
 from fastweights_studies.measure.drafts import NEW, PROMPT, make_texts, repeating_model
 from fastweights_studies.measure.environment import describe, find_gpu
 from fastweights_studies.measure.own_process import in_own_process
-from fastweights_studies.measure.rows import Value, make_rows, name_file, replace_rows
+from fastweights_studies.measure.rows import make_rows, name_file, replace_rows
 from fastweights_studies.measure.serving_bench import read_numbers
 from fastweights_studies.measure.serving_vllm import LAUNCHED, SPAWN, Server, same_tokens
 from fastweights_studies.places import RESULTS
-from fastweights_studies.record import Plain
 
 TASK = "serving_drafts"
 REPEATS = 5
@@ -67,6 +66,20 @@ def write(folder: Path, texts: Mapping[str, list[int]], settings: Mapping[str, A
     return found
 
 
+def compare(found: Written, plain: Written) -> dict[str, float]:
+    """Beside what is written without drafts."""
+    same = same_tokens([found.tokens], [plain.tokens])
+    return {"token_ms": found.token_ms, "plain_token_ms": plain.token_ms, "same_tokens": same}
+
+
+def describe_speed(values: Mapping[str, float]) -> str:
+    ms, plain_ms = values["token_ms"], values["plain_token_ms"]
+    return (
+        f"{ms:.3f} ms per token, {plain_ms:.3f} without drafts: {plain_ms / ms:.2f} times as fast; "
+        f"{values['same_tokens']:.3f} of the tokens alike"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mixers", default="gdn")
@@ -88,24 +101,11 @@ def main() -> None:
             for drafts in asked.drafts:
                 settings = {**shared, **draft_settings(drafts)}
                 written = in_own_process(write, folder, texts, settings, environment=SPAWN)
-                for text, (ms, tokens) in written.items():
-                    values: dict[str, Value] = {
-                        "token_ms": ms,
-                        "plain_token_ms": plain[text].token_ms,
-                        "same_tokens": same_tokens([tokens], [plain[text].tokens]),
-                    }
-                    column: dict[str, Plain] = {
-                        "text": text,
-                        "drafts": drafts,
-                        "tokens": NEW,
-                        "launched": asked.launched,
-                    }
+                for text, found in written.items():
+                    column = {"text": text, "drafts": drafts, "tokens": NEW, "launched": asked.launched}
+                    values = compare(found, plain[text])
                     replace_rows(path, make_rows(TASK, origin, values, mixer=mixer, column=column, run=run))
-                    print(
-                        f"{mixer}, {text} text, drafts of {drafts}: {ms:.3f} ms per token, {plain[text].token_ms:.3f} without "
-                        f"drafts: {plain[text].token_ms / ms:.2f} times as fast; {values['same_tokens']:.3f} of the tokens alike",
-                        flush=True,
-                    )
+                    print(f"{mixer}, {text} text, drafts of {drafts}: {describe_speed(values)}", flush=True)
 
 
 if __name__ == "__main__":
