@@ -164,7 +164,9 @@ def test_states_after_each_token_in_a_cuda_graph(name: str, tokens: int) -> None
     assert all(same(new, w, 1e-4) for new, w in zip(pool, wanted))
 
 
-@pytest.mark.parametrize("name", ["recursive_least_squares-none", "variational_linear_attention-refresh", "mesa"])
+@pytest.mark.parametrize(
+    "name", ["recursive_least_squares-none", "variational_linear_attention-refresh", "lattice-encode-decay", "mesa"]
+)
 def test_states_of_heads_that_no_kernel_takes_in_a_cuda_graph(name: str) -> None:
     """The op itself reads these token by token, without waiting for the device."""
     case = CASES[name]

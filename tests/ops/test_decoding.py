@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastweights import ops
 from fastweights.testing import OpCase, OpInputs
@@ -283,6 +284,24 @@ def test_kept_states_in_a_traced_graph(name: str) -> None:
     with torch.no_grad():
         got = compiled(**inputs.arguments(), state=case.initial_state(held), state_indices=rows)
     assert largest_error((got, held), (o, wanted)) < 1e-6
+
+
+class AsksNothing(TorchDispatchMode):
+    """Refuses what the host would wait for a device for."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket not in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero), func
+        return func(*args, **(kwargs or {}))
+
+
+def test_kept_states_are_found_without_asking_the_device(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form of PyTorch, whose work a CUDA graph can then capture."""
+    for module in ("fastweights.checks", "fastweights.ops.framework.checks", "fastweights.ops.framework.nonfinite"):
+        monkeypatch.setattr(f"{module}.values_can_be_read", lambda x: False)  # as on a GPU
+    inputs = case.draw(batch=2, time=3, dtype=torch.float32)
+    pool, rows = draw_states(case, inputs, 9), torch.tensor([[0, 1, 2, 0], [4, 5, -1, 8]])
+    with AsksNothing():
+        in_place(case, inputs, pool, backend="torch", state_indices=rows)
 
 
 def test_kept_states_of_no_tokens(case: OpCase) -> None:

@@ -22,7 +22,7 @@ from .solve import prepare_systems, solve_chunk
 
 SCAN_BLOCK = 1024  # numbers of a state that one program takes from chunk to chunk
 SCAN_AHEAD = 4  # chunks that it loads at once
-PREPARE = {"BK": 32, "num_warps": 8, "num_stages": 1, "maxnreg": 128}  # two programs per multiprocessor
+PREPARE = {"BK": 64, "num_warps": 8, "num_stages": 1, "maxnreg": 128}  # two programs per multiprocessor
 SOLVE_REGISTERS = {64: 168, 128: 255}  # per thread: three and two programs per multiprocessor
 PAUSES = 30_000, 40_000  # cycles, forward and backward: see `begin_in_turn`
 TYPICAL_RIDGE = 0.02  # over |H|_F, where a constant ridge leaves that open
@@ -102,8 +102,8 @@ class Ridge(DeltaRule):
 
     @property
     def answers_at_once(self) -> bool:
-        """Whether `solve_systems` asks the memory what it has found, and `memory_back` takes its gradients in one launch."""
-        return self.is_prepared and self.V == self.K
+        """Whether `solve_systems` asks the memory what it has found. Conjugate gradients would spill for it."""
+        return self.is_prepared and self.V == self.K and self.by_chebyshev
 
     def prepared(self) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:
         """Places for what `prepare_systems` leaves."""
@@ -271,7 +271,7 @@ class Ridge(DeltaRule):
         dv, dP = self.token_tensor(HV, self.V), self.token_tensor(HV, CHUNK)
         # In float32, as what the systems add to dk cancels most of it: the better the memory, the more.
         dy, d_writes = (self.token_tensor(HV, K, dtype=torch.float32) for _ in range(2))
-        if self.answers_at_once:
+        if self.is_prepared and self.V == K:
             from .memory_back import memory_back  # needs Gluon
 
             gates = self.floats(1, 2, *self.rows, HV)

@@ -256,20 +256,17 @@ def prepare_systems(
     c = tl.arange(0, PK)
     number = m.to(tl.int64) * HV + head
     at_H = number * (K * K) + c[:, None] * K + tl.arange(0, BK)[None, :]
-    next_H = tl.load(states + at_H)  # on its way while the keys are scaled
     outside = tl.sqrt(tl.sum(tl.load(squares + number * SQUARES + tl.arange(0, SQUARES))))
     whole = load_rows(k, first, live, head, HV, c, K, HEADS_K)
     unit, gain, bad = key_units(whole, beta, first, live, head, HV, PK, HEADS_BETA)
     whole = scale_keys(whole, bad, unit, tl.float16)
     tl.store(keys + number * (64 * K) + i[:, None] * K + c[None, :], whole)
     energies = tl.zeros((64,), tl.float32)
-    for k0 in tl.static_range(0, K, BK):
-        H = (next_H * (1.0 / tl.where(outside == 0.0, 1.0, outside))).to(tl.float16)
-        if k0 + BK < K:
-            next_H = tl.load(states + at_H + k0 + BK)
-        tl.store(units + at_H + k0, H)
+    for k0 in range(0, K, BK):
+        H = tl.load(states + at_H + k0) * (1.0 / tl.where(outside == 0.0, 1.0, outside))
+        tl.store(units + at_H + k0, H.to(tl.float16))
         some = scale_keys(load_rows(k, first, live, head, HV, k0 + tl.arange(0, BK), K, HEADS_K), bad, unit, tl.float16)
-        energies += tl.sum(tl.dot(whole, H, input_precision=PRECISION) * some.to(tl.float32), 1)
+        energies += tl.sum(tl.dot(whole, H.to(tl.float16), input_precision=PRECISION) * some.to(tl.float32), 1)
     decay, _ = decay_factors(gate, first, count, head, HV)
     weight, kept, norm = weigh_systems(whole, gain, energies, decay, outside, PRECISION)
     tl.store(outsides + number, outside)

@@ -218,7 +218,7 @@ def solve_systems(
     copy_rows(Hs, units + number * (K * K), K, K, False)
     async_copy.commit_group()
     token = first * HV + head
-    if CHEBYSHEV and o is not None:
+    if o is not None:
         memory = gl.allocate_shared_memory(TYPE, [2, 64, K], TALL)
         copy_memory(memory, writes, v, first, count, head, HV, HEADS_W)
     async_copy.commit_group()
@@ -297,9 +297,6 @@ def solve_systems(
         gl.thread_barrier()  # no warp reads the keys or H any more
         states = as_square(tiles, TYPE)
         if o is not None:
-            if not CHEBYSHEV:
-                memory = solution._reinterpret(TYPE, [2, 64, K], TALL)
-                copy_memory(memory, writes, v, first, count, head, HV, HEADS_W)
             copy_rows(states, h + number * (K * K), K, K, False)
             async_copy.commit_group()
         rest = store_tokens(staged, x, x_high + token * K, count, HV * K)

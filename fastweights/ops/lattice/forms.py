@@ -83,7 +83,8 @@ def chunked(
             given[2], given[6] = part["write"] * there, length.masked_fill(~there, 1.0)
             if objective == "encode":
                 given[3] = part["shrink"] * there
-            if normalize and objective != "decode":
+            # Coefficients have to be looked at, for which a device would be waited for; of a single token the slots are as quick.
+            if normalize and objective != "decode" and chunks.size > 1:
                 o, *end = step_by_coefficients(given, workspace)
             else:
                 o, *end = Sequential.apply(*given, part.get("key"), normalize)

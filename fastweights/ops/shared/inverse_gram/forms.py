@@ -51,7 +51,12 @@ def chunked(
     u: Tensor, b: Tensor | None, gain: Tensor | None, g: Tensor | None, refresh: Tensor | None, G: Tensor,
     sequences: Sequences, *, ridge: float,
 ) -> tuple[Tensor, tuple[Tensor]]:  # fmt: skip
-    chunks = Chunks(sequences, CHUNK, u.device) if refresh is None else RefreshChunks(sequences, CHUNK, refresh[..., 0])
+    # Of rows of one token nothing is asked of the device, so that a CUDA graph may capture them.
+    single = sequences.lengths is None and sequences.time == 1
+    if refresh is None or single:
+        chunks = Chunks(sequences, CHUNK, u.device)
+    else:
+        chunks = RefreshChunks(sequences, CHUNK, refresh[..., 0])
     U = chunks.split(u)
     B = U if b is None else chunks.split(b)
     ones = torch.ones_like(U[..., :1])

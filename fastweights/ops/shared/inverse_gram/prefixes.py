@@ -98,6 +98,8 @@ def _solve(b: Tensor, steps: Steps, ridge: float) -> Tensor:
 def _solve_chunks(b: Tensor, steps: Steps, ridge: float) -> Tensor:
     """One factor for each of the n chunks, or for its halves where one is not enough."""
     left = torch.cat([torch.ones_like(steps.a[:, :1]), steps.a[:, 1:]], 1).cumprod(1)
+    if b.shape[1] == 1:  # has no halves; a CUDA graph may capture it, as nothing is asked of the device
+        return _factorize_and_solve(b, left, steps, ridge)[0]
     hard = (left[:, -1] < LEFT) | (steps.a[:, 1:] < STRONG).any(1)
     if not hard.any():
         x, error = _factorize_and_solve(b, left, steps, ridge)
@@ -106,7 +108,7 @@ def _solve_chunks(b: Tensor, steps: Steps, ridge: float) -> Tensor:
         x, easy = torch.empty_like(b), ~hard
         x[easy], error = _factorize_and_solve(b[easy], left[easy], steps.take(easy), ridge)
         hard[easy] = ~(error <= ERROR)
-    if b.shape[1] > 1 and hard.any():
+    if hard.any():
         parts = zip(b[hard].split(steps.half, 1), steps.take(hard).halves())
         x[hard] = torch.cat([_solve_chunks(part, inside, ridge) for part, inside in parts], 1)
     return x
