@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import pytest
-from fastweights_studies.measure import serving_bench, serving_models, serving_vllm
+from fastweights_studies.measure import serving_bench, serving_floor, serving_models, serving_vllm
 from fastweights_studies.measure.environment import describe
 from fastweights_studies.measure.rows import replace_rows
 from fastweights_studies.record import read_rows, select
@@ -35,6 +36,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_step_is_free_of_the_prompt_and_the_start(clock: Clock) -> None:
     assert serving_vllm.step_ms(clock.write, 64, 100, 32, 3) == pytest.approx(2.0)
+
+
+def test_steps_of_a_model_of_vllm_are_written(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_floor, "Server", lambda *_: clock)
+    monkeypatch.setattr(serving_floor, "find_gpu", lambda: "NVIDIA Test")
+    monkeypatch.setattr(sys, "argv", ["serving_floor", "--launched", "--batches", "1,64", "--results", str(tmp_path)])
+    serving_floor.main()
+    rows = select(read_rows(tmp_path / "serving-vllm-nvidia-test.json"), measure="step_ms")
+    assert [row.value for row in rows] == [pytest.approx(2.0)] * 2
+    assert [(row.column["batch"], row.column["layers"], row.column["launched"]) for row in rows] == [
+        (1, 1, True),
+        (64, 1, True),
+    ]
 
 
 def test_the_first_token_has_all(clock: Clock) -> None:

@@ -24,7 +24,7 @@ from fastweights_studies.measure.serving_bench import read_numbers
 from fastweights_studies.measure.serving_vllm import FEW, LAUNCHED, Server, describe_form, make_serving_rows, step_ms
 from fastweights_studies.places import RESULTS
 
-NAME = "vLLM's Llama"
+NAME = "llama-of-vllm"
 WIDTHS_OF = "gdn-340m"
 
 
@@ -57,7 +57,7 @@ def main() -> None:
         server = Server(folder, max(asked.batches), asked.prompt + FEW + asked.tokens, settings, None)
         for batch in asked.batches:
             ms = step_ms(server.write, batch, asked.prompt, asked.tokens, asked.repeats)
-            print(f"{NAME} of one layer, {batch} sequences: {ms:.3f} ms per step", flush=True)
+            print(f"vLLM's Llama of one layer, {batch} sequences: {ms:.3f} ms per step", flush=True)
             values = {"step_ms": ms, "tokens_per_second": 1e3 * batch / ms}
             replace_rows(path, make_serving_rows(NAME, None, batch, asked.prompt, values, origin, describe_form(asked)))
 
