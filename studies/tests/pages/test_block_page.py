@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from fastweights_studies.claims import load_record, save_record
 from fastweights_studies.measure.block_effects import EFFECTS, SETTINGS, SIZES
-from fastweights_studies.pages import block, block_effects
+from fastweights_studies.pages import block, block_effects, leaderboard
 from fastweights_studies.pages.evidence import RESULTS
 from fastweights_studies.record import Row, read_rows, select, write_rows
 
@@ -54,6 +54,23 @@ def test_the_smaller_size_has_a_table_of_its_own_once_it_is_measured(tmp_path: P
     assert block_effects.measured(without, large=False) == "" and "At width 64" not in block.render(without)
     assert "At width 64, with 32 sequences and one rate of .003, 3 seeds:" in block.render(having)
     assert block_effects.measured(having) == block_effects.measured(without) == block_effects.measured(RESULTS)
+
+
+def test_parts_of_a_block_are_compared_with_the_column_of_their_size(tmp_path: Path) -> None:
+    """The recall part has other sizes of state too, which do not count."""
+    shutil.copytree(RESULTS, tmp_path, dirs_exist_ok=True)
+    board = tmp_path / "leaderboard" / "recall-blocks-full.json"
+    rows = read_rows(board)
+    of_gates = select(rows, measure="accuracy", mixer="gdn", column={"block": "with-gate"})
+    same = {
+        row.seed: row.value
+        for row in select(read_rows(tmp_path / "leaderboard" / "recall-full.json"), measure="accuracy", mixer="gdn")
+        if (row.column["task"], row.column["head_dim"]) == ("mqar-shuffled", 32)
+    }
+    assert len(of_gates) == len(same) == 5
+    write_rows(board, [replace(row, value=(same[row.seed] or 0) - 0.125) if row in of_gates else row for row in rows])
+    for page in (block.render(tmp_path), leaderboard.render(tmp_path / "leaderboard", tmp_path)):
+        assert "| `gdn` | -0.125 [-0.125, -0.125] |" in page
 
 
 def test_rules_in_one_block_are_compared_by_their_seeds(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from fastweights_studies.leaderboard import PARTS, part_rows
 from fastweights_studies.leaderboard.confound import BASELINES, at_upper_edge, explain_columns
 from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.pages import block_effects
+from fastweights_studies.pages.added_parts import render_added
 from fastweights_studies.pages.evidence import RESULTS, records_of
 from fastweights_studies.pages.matched_rules import list_missing, render_rules
 from fastweights_studies.pages.rendering import Page, joined, least_to_most, list_item, table
@@ -115,8 +116,8 @@ margin is no margin over these memories. It does not say which part made it. Row
 OPEN = (
     "**The ranking of rules in one block, but for what stands above.** Of `fastweights leaderboard recall --size full "
     "--device cuda` these columns are left: {missing}. So are all rules but the twelve main ones.",
-    "What the layers as published (`recall-published`) and each part of a block (`recall-blocks`) add, and other tasks in the "
-    "same block (`tasks`, `regression-matched`): none of it has been run.",
+    "What a part of the block adds to the rules that are not in the table above (`recall-blocks`). The layers as published "
+    "(`recall-published`) and other tasks in the same block (`tasks`, `regression-matched`) have not been run.",
     "What these parts do to language models: the language part compares layers as published.",
     "Whether longer trainings close the gaps. The tables of changed parts end after 2,000 steps, that of the rules after 8,000.",
 )
@@ -130,7 +131,8 @@ def render(results: Path = RESULTS) -> str:
         parts += [SMALL.format(seeds=block_effects.seeds_of(results, large=False)), small, SMALL_READ]
         files.append("[block-effects-cpu.json](../studies/results/block-effects-cpu.json)")
     rules = _entries("recall", results)
-    parts += [READ.format(files=", ".join(files)), _paper(results), render_rules(rules), "## What is not known yet\n"]
+    parts += [READ.format(files=", ".join(files)), _paper(results), render_rules(rules)]
+    parts += [render_added(results / "leaderboard", results), "## What is not known yet\n"]
     parts.append("".join(list_item(point.format(missing=list_missing(rules))) for point in OPEN))
     return "\n".join(parts)
 

@@ -29,6 +29,7 @@ from fastweights_studies.leaderboard.untrained import ERROR, EXPECTATIONS, INFIN
 from fastweights_studies.leaderboard.untrained import SIZES as CHANNELS
 from fastweights_studies.measure.environment import digest
 from fastweights_studies.pages import memories
+from fastweights_studies.pages.added_parts import BLOCKS_PART, entries_of, table_of_effects
 from fastweights_studies.pages.leaderboard_figures import draw_parts, draw_rules
 from fastweights_studies.pages.rendering import least_to_most, table
 from fastweights_studies.places import RESULTS, ROOT
@@ -39,7 +40,6 @@ DOCS = ROOT / "docs"
 PAGES = {name: DOCS / f"{name}.md" for name in ("leaderboard", "untrained")}
 FIGURES = {name: DOCS / "images" / f"{name}.png" for name in ("leaderboard", "untrained")}
 OWN = tuple(name for name, spec in MIXERS.items() if spec.layer.__module__.startswith("fastweights."))
-BLOCKS_PART = "recall-blocks"
 DPI = 90  # a page loads both figures
 DRAWN = ("mqar", "regression", "tracking")  # at the small size, or the full one where it was run
 
@@ -250,14 +250,11 @@ def section(part: Part, size: str, folder: Path, measurements: Path) -> str:
 
 def describe_effects(size: str, folder: Path, measurements: Path) -> str:
     """A table of what each part of a block adds to each rule."""
-    rows = [row for name in ("recall", BLOCKS_PART) for row in part_rows(PARTS[name], size, folder, measurements)]
-    effects = block_effects(PARTS[BLOCKS_PART].entries(rows))
+    effects = block_effects(entries_of(size, folder, measurements))
     if not effects:
         return ""
-    blocks, labels = dict.fromkeys(block for _, block in effects), dict.fromkeys(label for label, _ in effects)
-    lines = [[f"`{x}`", *(str(effects[x, block]) if (x, block) in effects else "" for block in blocks)] for x in labels]
     text = "Differences from the matched block in accuracy, with intervals of 95% for all of them together (Holm)."
-    return f"{text}\n\n{table(['mixer', *blocks], lines)}"
+    return f"{text}\n\n{table_of_effects(effects)}"
 
 
 def render(folder: Path = FOLDER, measurements: Path = RESULTS) -> str:
