@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from typing import Any
 
@@ -268,22 +269,21 @@ def test_variances_at_the_larger_size() -> None:
 
 def test_gpu_tests_among_the_limits() -> None:
     ran, text = read_tests(RESULTS / "gpu_tests.json"), words("docs/limits.md")
-    backend, large, before, packed, *earlier, newest = ran.runs
+    backend, large, layers, *newest = ran.runs
+    passed = sum(run.counts.passed for run in newest)
     assert (
-        f"The GPU tests last ran on 2026-11-29, on an H200: {newest.counts.passed:,} passed and {ran.counts.failed} failed, and "
+        f"The GPU tests last ran on 2026-11-30, on H200s, in three runs: {passed:,} passed and {ran.counts.failed} failed, and "
         f"{len(ran.not_run):,} were left when the time was up"
     ) in text
-    that_day = sum(run.counts.passed for run in earlier)
     assert (
-        f"With kernels of earlier that day another {that_day} had passed there, with those of 2026-11-28 "
-        f"{packed.counts.passed}, of packed rows, with those of 2026-11-26 {before.counts.passed} (H100), the "
-        f"{large.counts.passed} of large tensors (H200) and the {backend.counts.passed} of the backend of flash-linear-attention"
+        f"not run since, {layers.counts.passed} of layers of transformers (H200, 2026-11-29), the {large.counts.passed} of large "
+        f"tensors (H200, 2026-11-26) and the {backend.counts.passed} of the backend of flash-linear-attention (H100, 2026-11-26)"
     ) in text
     assert list(backend.files) == ["tests.gpu.test_flash_linear_attention"]
     assert list(large.files) == ["tests.gpu.test_large_tensors"]
-    assert list(packed.files) == ["tests.gpu.test_packing"]
-    assert [run.origin.device.split()[1] for run in ran.runs] == ["H100", "H200", "H100", *["H200"] * 5]
-    assert [run.origin.date[8:10] for run in ran.runs] == ["26", "26", "26", "28", *["29"] * 4]
+    assert list(layers.files) == ["tests.gpu.test_transformers"]
+    assert [run.origin.device.split()[1] for run in ran.runs] == ["H100", *["H200"] * 5]
+    assert [run.origin.date[8:10] for run in ran.runs] == ["26", "26", "29", *["30"] * 3]
     assert not ran.failed_tests
 
 
@@ -425,16 +425,33 @@ def test_drafts_in_vllm() -> None:
     assert all(row.value == 1 for row in rows if row.measure == "same_tokens")
 
 
+def test_steps_of_a_model_of_vllm() -> None:
+    text, rows = words("docs/serving.md"), rows_of("serving-vllm-nvidia-h200", "serving_vllm")
+    ms = [value_of(rows, "step_ms", column={"preset": "llama-of-vllm", "batch": batch}) for batch in (1, 64, 256)]
+    assert f"took {ms[0]:.2f} ms with one sequence, {ms[1]:.2f} with 64 and {ms[2]:.2f} with 256" in text
+
+
 def test_agreement_on_a_gpu() -> None:
     text, rows = words("docs/serving.md"), rows_of("serving-agreement-nvidia-h200", "serving_agreement")
+    attending, solving = ("softmax", "vla-softmax"), "gka"
 
-    def ends(measure: str) -> str:
-        differences = [row.value for row in rows if row.measure == measure and row.mixer != "softmax"]
+    def found(measure: str, mixer: str) -> float:
+        return value_of(rows, f"{measure}_difference_nats", mixer=mixer)
+
+    def ends(measure: str, *without: str) -> str:
+        differences = [found(measure, name) for name in MIXERS if name not in (*attending, *without)]
         return f"{min(differences):.1e} to {max(differences):.1e}"
 
-    assert f"differ by {ends('answer_difference_nats')}, in other pieces by {ends('largest_difference_nats')}" in text
-    of_softmax = [value_of(rows, f"{kind}_difference_nats", mixer="softmax") for kind in ("answer", "largest")]
-    assert f"`softmax` differs by {of_softmax[0]:.3f} and {of_softmax[1]:.3f}" in text
+    assert f"memories differ in the same batch by {ends('answer')}" in text
+    assert f"`gka` differs by {found('largest', solving):.1e}, where its own reading in float32 is" in text
+    assert (
+        f"is {found('float64', solving):.1e} from that in float64, and the others by {ends('largest', solving)}" in text
+    )
+    same, other = (" and ".join(f"{found(kind, name):.3f}" for name in attending) for kind in ("answer", "largest"))
+    assert f"differ by {same} in the same batch and by {other} in other pieces" in text
+    for name in MIXERS:
+        line = " | ".join(f"{found(kind, name):.1e}" for kind in ("answer", "largest"))
+        assert re.search(rf"\| `{name}` \|[^`]* \| {re.escape(line)} \|", text)
 
 
 def test_throughput_in_vllm() -> None:

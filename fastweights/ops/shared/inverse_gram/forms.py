@@ -51,12 +51,7 @@ def chunked(
     u: Tensor, b: Tensor | None, gain: Tensor | None, g: Tensor | None, refresh: Tensor | None, G: Tensor,
     sequences: Sequences, *, ridge: float,
 ) -> tuple[Tensor, tuple[Tensor]]:  # fmt: skip
-    # Of rows of one token nothing is asked of the device, so that a CUDA graph may capture them.
-    single = sequences.lengths is None and sequences.time == 1
-    if refresh is None or single:
-        chunks = Chunks(sequences, CHUNK, u.device)
-    else:
-        chunks = RefreshChunks(sequences, CHUNK, refresh[..., 0])
+    chunks = cut(sequences, refresh, u.device)
     U = chunks.split(u)
     B = U if b is None else chunks.split(b)
     ones = torch.ones_like(U[..., :1])
@@ -85,6 +80,13 @@ def chunked(
     if refresh is not None:
         x = x + refresh[..., None] * (u if b is None else b)
     return x if gain is None or b is not None else gain[..., None] * x, (final,)
+
+
+def cut(sequences: Sequences, refresh: Tensor | None, device: torch.device) -> Chunks:
+    """Of rows of one token nothing is asked of the device, so that a CUDA graph may capture them."""
+    if refresh is None or (sequences.lengths is None and sequences.time == 1):
+        return Chunks(sequences, CHUNK, device)
+    return RefreshChunks(sequences, CHUNK, refresh[..., 0])
 
 
 def refresh_inverse(G: Tensor, refresh: Tensor) -> Tensor:
