@@ -106,7 +106,8 @@ class Finish(Part):
     def forward(self, final: bool) -> tuple[Specs, Specs]:
         (o, S_end), kept = self.shapes(final)
         saved = self.pick(SavedForBackward)
-        self.finish_outputs(self.read_chunks(saved), saved, self.options[0], o, S_end)
+        chunks = self.read_chunks(saved)
+        self.answer(chunks, saved, self.options[0], o, self.finish_states(chunks, saved, S_end))
         return (o, S_end), kept
 
 

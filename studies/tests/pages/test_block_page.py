@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from fastweights_studies.claims import load_record, save_record
@@ -71,6 +72,9 @@ def test_parts_of_a_block_are_compared_with_the_column_of_their_size(tmp_path: P
     write_rows(board, [replace(row, value=(same[row.seed] or 0) - 0.125) if row in of_gates else row for row in rows])
     for page in (block.render(tmp_path), leaderboard.render(tmp_path / "leaderboard", tmp_path)):
         assert "| `gdn` | -0.125 [-0.125, -0.125] |" in page
+    gated = fmean(value - 0.125 for value in same.values() if value)
+    assert f"Within one block `gdn` recalls {gated + 0.125:.2f}, and in the same steps " in block.render(tmp_path)
+    assert f"{gated:.2f} with an output gate" in block.render(tmp_path)
 
 
 def test_rules_in_one_block_are_compared_by_their_seeds(tmp_path: Path) -> None:

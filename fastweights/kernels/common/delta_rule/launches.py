@@ -60,10 +60,6 @@ class DeltaRule(ChunkSizes):
             self.pass_state(chunks, saved, None, None, summary=True)
         return self.finish_states(chunks, saved, S_end)
 
-    def finish_outputs(self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, o: Any, S_end: Any) -> None:
-        """`record_outputs`, once the segments are summarised."""
-        self.answer(chunks, saved, scale, o, self.finish_states(chunks, saved, S_end))
-
     def finish_states(self, chunks: ChunkOperands, saved: SavedForBackward, S_end: Any) -> TensorSpec:
         """`record_states`, once the segments are summarised."""
         if self.segment is not None:

@@ -10,7 +10,7 @@ from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.pages.rendering import joined, list_item, table
 from fastweights_studies.paired import Difference
 
-__all__ = ["BLOCKS_PART", "entries_of", "render_added", "table_of_effects"]
+__all__ = ["BLOCKS_PART", "describe_clearest", "entries_of", "render_added", "table_of_effects"]
 
 BLOCKS_PART = "recall-blocks"
 SAID = {
@@ -32,6 +32,10 @@ FALLING = (
     "takes, and not what a memory can hold."
 )
 
+CLEAREST = """Within one block `{label}` recalls {matched:.2f}, and in the same steps {parts}
+([all that was changed](#what-each-part-adds-to-a-rule-in-one-block-so-far)).
+"""
+
 
 def entries_of(size: str, boards: Path, measurements: Path) -> list[Entry]:
     """Of both parts, each by itself: the columns of one are sizes of state, those of the other blocks."""
@@ -48,26 +52,54 @@ def table_of_effects(effects: dict[tuple[str, str], Difference]) -> str:
 def render_added(boards: Path, measurements: Path) -> str:
     """The section of docs/block.md; "" without results."""
     entries = entries_of("full", boards, measurements)
-    effects = block_effects(entries)
+    effects, changed, matched = block_effects(entries), changed_cells(entries), matched_means(entries)
     if not effects:
         return ""
-    labels = list(dict.fromkeys(label for label, _ in effects))
-    changed = [one for one in entries if one.rows[0].column["block"] != MATCHED and (one.label, one.column) in effects]
-    place = {one.label: (one.rows[0].column["task"], one.rows[0].column["head_dim"]) for one in changed}
-    base = {
-        one.label: one.mean
-        for one in entries
-        if one.rows[0].column["block"] == MATCHED
-        and place.get(one.label) == (one.rows[0].column["task"], one.rows[0].column["head_dim"])
-    }
-    blocks = list(dict.fromkeys(block for _, block in effects))
+    labels, blocks = (list(dict.fromkeys(names)) for names in zip(*effects))
     told = [
         f"{SAID[block]} " + joined([f"`{one.label}` has {one.mean:.3f}" for one in changed if one.column == block])
         for block in blocks
     ]
     points = (
-        MEANS.format(matched=joined([f"`{label}` has {base[label]:.3f}" for label in labels]), changed="; ".join(told)),
+        MEANS.format(
+            matched=joined([f"`{label}` has {matched[label]:.3f}" for label in labels]), changed="; ".join(told)
+        ),
         FALLING.format(falling=sum(one.undertrained for one in changed), cells=len(changed)),
     )
     said = {"rules": joined([f"`{x}`" for x in labels]), "seeds": max(len(one.values) for one in changed)}
     return "\n".join([TEXT.format(**said), table_of_effects(effects), "".join(map(list_item, points))])
+
+
+def describe_clearest(boards: Path, measurements: Path) -> str:
+    """Of the mixer that a part changes most, all parts whose effect is no tie, in a sentence; "" without results."""
+    entries = entries_of("full", boards, measurements)
+    clear = {cell: abs(effect.mean) for cell, effect in block_effects(entries).items() if not effect.tied}
+    if not clear:
+        return ""
+    label, _ = max(clear, key=lambda cell: clear[cell])
+    means = {
+        one.column: one.mean for one in changed_cells(entries) if one.label == label and (label, one.column) in clear
+    }
+    parts = joined([f"{means[block]:.2f} {SAID[block]}" for block in sorted(means, key=lambda x: means[x])])
+    return CLEAREST.format(label=label, parts=parts, matched=matched_means(entries)[label])
+
+
+def changed_cells(entries: list[Entry]) -> list[Entry]:
+    """Those that have an effect."""
+    effects = block_effects(entries)
+    return [one for one in entries if (one.label, str(one.rows[0].column["block"])) in effects]
+
+
+def matched_means(entries: list[Entry]) -> dict[str, float]:
+    """By mixer, of the matched block, with the layout and the size of state of the changed ones."""
+    places = {(one.label, *place_of(one)) for one in changed_cells(entries)}
+    return {
+        one.label: one.mean
+        for one in entries
+        if one.rows[0].column["block"] == MATCHED and (one.label, *place_of(one)) in places
+    }
+
+
+def place_of(entry: Entry) -> tuple[object, object]:
+    column = entry.rows[0].column
+    return column["task"], column["head_dim"]

@@ -12,7 +12,7 @@ from fastweights_studies.leaderboard import PARTS, part_rows
 from fastweights_studies.leaderboard.confound import BASELINES, at_upper_edge, explain_columns
 from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.pages import block_effects
-from fastweights_studies.pages.added_parts import render_added
+from fastweights_studies.pages.added_parts import describe_clearest, render_added
 from fastweights_studies.pages.evidence import RESULTS, records_of
 from fastweights_studies.pages.matched_rules import list_missing, render_rules
 from fastweights_studies.pages.rendering import Page, joined, least_to_most, list_item, table
@@ -125,7 +125,15 @@ OPEN = (
 
 def render(results: Path = RESULTS) -> str:
     large, small = block_effects.measured(results), block_effects.measured(results, large=False)
-    parts = [HEAD, SHARES, *_shares(results), EFFECTS.format(seeds=block_effects.seeds_of(results)), large, FIGURE]
+    parts = [
+        HEAD,
+        describe_clearest(results / "leaderboard", results),
+        SHARES,
+        *_shares(results),
+        EFFECTS.format(seeds=block_effects.seeds_of(results)),
+        large,
+        FIGURE,
+    ]
     files = ["[block-effects-nvidia-h200.json](../studies/results/block-effects-nvidia-h200.json)"]
     if small:
         parts += [SMALL.format(seeds=block_effects.seeds_of(results, large=False)), small, SMALL_READ]
