@@ -18,7 +18,7 @@ def copy_memory(pair, writes, v, first, count, head, HV: gl.constexpr, HEADS_W: 
 
 
 @gluon.jit
-def answer_tokens(asked, rest, ws, vs, states, decays, count, HV: gl.constexpr):
+def memory_answers(asked, rest, ws, vs, states, decays, count, HV: gl.constexpr):
     """asked, rest [64, K]: what the memory is asked, as the sum of two; in shared memory its keys ws and values vs [64, K], and
     its state [K, K] at the chunk's start; decays: where the log decays of the chunk's tokens begin."""
     WIDE: gl.constexpr = asked.type.layout

@@ -10,7 +10,7 @@ from ..common.hopper_tiles import MULTIPROCESSORS, copy_rows, product_layout, ro
 from ..common.math import infinite_to_nan
 from ..common.packing import program_chunk
 from ..runtime.gluon import async_copy, fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .answer import answer_tokens, copy_memory
+from .answer import copy_memory, memory_answers
 from .chunk import cast_in_range
 from .solve import SMALLEST, SMALLEST_RIDGE, chebyshev_root, power_of_two
 
@@ -196,7 +196,7 @@ def solve_systems(
     """x and y [BT, HV, K], each the sum of two tensors; BACK: e from dy. keys, weights, factors: see `prepare_systems`; units:
     H at the chunk's start over its norm, outsides; slope [BT, HV]: w; crossed [BT, HV]: z x^T H e with H there; sums
     [M, HV, K, K]: what the chunk adds to the gradient of H. With o the memory answers y, or x where there is no y, at once: see
-    `answer_tokens`."""
+    `memory_answers`."""
     m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
@@ -311,5 +311,5 @@ def solve_systems(
             rest = cast_in_range(rest, o)
             async_copy.wait_group(0)
             show_to_products()
-            out = answer_tokens(high, rest, memory.index(0), memory.index(1), states, gate + token, count, HV)
+            out = memory_answers(high, rest, memory.index(0), memory.index(1), states, gate + token, count, HV)
             store_staged(staged, out.to(TYPE), o + token * K, count, HV * K)
