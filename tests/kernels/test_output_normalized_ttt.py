@@ -22,11 +22,12 @@ CASE = KERNEL_CASES["output_normalized_ttt"]
 
 @pytest.fixture(params=[False, True], ids=["sums", "products"])
 def close(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
-    """Both kernels of the writes in float32, and how close they are: inner products cancel where answers are short."""
+    """Both kernels of the writes in float32, and how close they are: inner products cancel where answers are short. Of two value
+    channels that comes to less than 2e-5 on one CPU and to 3.2e-5 on another."""
     name = "fastweights.kernels.output_normalized_ttt.rule.writes_by_products"
     monkeypatch.setattr(name, lambda _: request.param)
     with plans_anew():
-        yield 2e-5 if request.param else 1e-5
+        yield 1e-4 if request.param else 1e-5
 
 
 def check(close: float, time: int, started: bool, cu_seqlens: Tensor | None = None, **sizes: int) -> None:
