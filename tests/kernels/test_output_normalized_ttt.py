@@ -22,12 +22,11 @@ CASE = KERNEL_CASES["output_normalized_ttt"]
 
 @pytest.fixture(params=[False, True], ids=["sums", "products"])
 def close(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
-    """Both kernels of the writes in float32, and how close they are: inner products cancel where answers are short. Of two value
-    channels that comes to less than 2e-5 on one CPU and to 3.2e-5 on another."""
+    """Both kernels of the writes in float32, and how close they are: inner products cancel where answers are short."""
     name = "fastweights.kernels.output_normalized_ttt.rule.writes_by_products"
     monkeypatch.setattr(name, lambda _: request.param)
     with plans_anew():
-        yield 1e-4 if request.param else 1e-5
+        yield 2e-5 if request.param else 1e-5
 
 
 def check(close: float, time: int, started: bool, cu_seqlens: Tensor | None = None, **sizes: int) -> None:
@@ -57,9 +56,10 @@ def test_segments_side_by_side(short_segments: None, close: float) -> None:
     check(close, 67, True)
 
 
-@pytest.mark.parametrize(("key", "value"), [(5, 20), (33, 36), (3, 2)])
-def test_any_width(close: float, key: int, value: int) -> None:
-    check(close, 3, True, key=key, value=value)
+@pytest.mark.parametrize(("key", "value", "short"), [(5, 20, 1), (33, 36, 1), (3, 2, 5)])
+def test_any_width(close: float, key: int, value: int, short: int) -> None:
+    """Answers of two channels may be short: their inner products cancel more, and on one CPU more than on another."""
+    check(short * close, 3, True, key=key, value=value)
 
 
 def test_half_precision() -> None:

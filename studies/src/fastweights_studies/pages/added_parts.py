@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from fastweights_studies.leaderboard import PARTS, part_rows
 from fastweights_studies.leaderboard.effects import MATCHED, block_effects
@@ -10,7 +11,7 @@ from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.pages.rendering import joined, list_item, table
 from fastweights_studies.paired import Difference
 
-__all__ = ["BLOCKS_PART", "describe_clearest", "entries_of", "render_added", "table_of_effects"]
+__all__ = ["BLOCKS_PART", "describe_clearest", "entries_of", "find_added", "render_added", "table_of_effects"]
 
 BLOCKS_PART = "recall-blocks"
 SAID = {
@@ -49,57 +50,55 @@ def table_of_effects(effects: dict[tuple[str, str], Difference]) -> str:
     return table(["mixer", *blocks], lines)
 
 
-def render_added(boards: Path, measurements: Path) -> str:
-    """The section of docs/block.md; "" without results."""
+class Added(NamedTuple):
+    """effects: by mixer and block. changed: the cells that have one. matched: by mixer, the mean in the matched block with the
+    layout and the size of state of the changed ones."""
+
+    effects: dict[tuple[str, str], Difference]
+    changed: list[Entry]
+    matched: dict[str, float]
+
+
+def find_added(boards: Path, measurements: Path) -> Added:
     entries = entries_of("full", boards, measurements)
-    effects, changed, matched = block_effects(entries), changed_cells(entries), matched_means(entries)
-    if not effects:
+    effects = block_effects(entries)
+    changed = [one for one in entries if (one.label, str(one.rows[0].column["block"])) in effects]
+    places = {place_of(one) for one in changed}
+    base = [one for one in entries if one.rows[0].column["block"] == MATCHED and place_of(one) in places]
+    return Added(effects, changed, {one.label: one.mean for one in base})
+
+
+def render_added(added: Added) -> str:
+    """The section of docs/block.md; "" without results."""
+    if not added.effects:
         return ""
-    labels, blocks = (list(dict.fromkeys(names)) for names in zip(*effects))
+    labels, blocks = (list(dict.fromkeys(names)) for names in zip(*added.effects))
     told = [
-        f"{SAID[block]} " + joined([f"`{one.label}` has {one.mean:.3f}" for one in changed if one.column == block])
+        f"{SAID[block]} "
+        + joined([f"`{one.label}` has {one.mean:.3f}" for one in added.changed if one.column == block])
         for block in blocks
     ]
     points = (
         MEANS.format(
-            matched=joined([f"`{label}` has {matched[label]:.3f}" for label in labels]), changed="; ".join(told)
+            matched=joined([f"`{label}` has {added.matched[label]:.3f}" for label in labels]), changed="; ".join(told)
         ),
-        FALLING.format(falling=sum(one.undertrained for one in changed), cells=len(changed)),
+        FALLING.format(falling=sum(one.undertrained for one in added.changed), cells=len(added.changed)),
     )
-    said = {"rules": joined([f"`{x}`" for x in labels]), "seeds": max(len(one.values) for one in changed)}
-    return "\n".join([TEXT.format(**said), table_of_effects(effects), "".join(map(list_item, points))])
+    said = {"rules": joined([f"`{x}`" for x in labels]), "seeds": max(len(one.values) for one in added.changed)}
+    return "\n".join([TEXT.format(**said), table_of_effects(added.effects), "".join(map(list_item, points))])
 
 
-def describe_clearest(boards: Path, measurements: Path) -> str:
+def describe_clearest(added: Added) -> str:
     """Of the mixer that a part changes most, all parts whose effect is no tie, in a sentence; "" without results."""
-    entries = entries_of("full", boards, measurements)
-    clear = {cell: abs(effect.mean) for cell, effect in block_effects(entries).items() if not effect.tied}
+    clear = {cell: abs(effect.mean) for cell, effect in added.effects.items() if not effect.tied}
     if not clear:
         return ""
     label, _ = max(clear, key=lambda cell: clear[cell])
-    means = {
-        one.column: one.mean for one in changed_cells(entries) if one.label == label and (label, one.column) in clear
-    }
+    means = {one.column: one.mean for one in added.changed if one.label == label and (label, one.column) in clear}
     parts = joined([f"{means[block]:.2f} {SAID[block]}" for block in sorted(means, key=lambda x: means[x])])
-    return CLEAREST.format(label=label, parts=parts, matched=matched_means(entries)[label])
+    return CLEAREST.format(label=label, parts=parts, matched=added.matched[label])
 
 
-def changed_cells(entries: list[Entry]) -> list[Entry]:
-    """Those that have an effect."""
-    effects = block_effects(entries)
-    return [one for one in entries if (one.label, str(one.rows[0].column["block"])) in effects]
-
-
-def matched_means(entries: list[Entry]) -> dict[str, float]:
-    """By mixer, of the matched block, with the layout and the size of state of the changed ones."""
-    places = {(one.label, *place_of(one)) for one in changed_cells(entries)}
-    return {
-        one.label: one.mean
-        for one in entries
-        if one.rows[0].column["block"] == MATCHED and (one.label, *place_of(one)) in places
-    }
-
-
-def place_of(entry: Entry) -> tuple[object, object]:
+def place_of(entry: Entry) -> tuple[str, object, object]:
     column = entry.rows[0].column
-    return column["task"], column["head_dim"]
+    return entry.label, column["task"], column["head_dim"]

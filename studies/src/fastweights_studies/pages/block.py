@@ -12,7 +12,7 @@ from fastweights_studies.leaderboard import PARTS, part_rows
 from fastweights_studies.leaderboard.confound import BASELINES, at_upper_edge, explain_columns
 from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.pages import block_effects
-from fastweights_studies.pages.added_parts import describe_clearest, render_added
+from fastweights_studies.pages.added_parts import describe_clearest, find_added, render_added
 from fastweights_studies.pages.evidence import RESULTS, records_of
 from fastweights_studies.pages.matched_rules import list_missing, render_rules
 from fastweights_studies.pages.rendering import Page, joined, least_to_most, list_item, table
@@ -125,9 +125,10 @@ OPEN = (
 
 def render(results: Path = RESULTS) -> str:
     large, small = block_effects.measured(results), block_effects.measured(results, large=False)
+    added = find_added(results / "leaderboard", results)
     parts = [
         HEAD,
-        describe_clearest(results / "leaderboard", results),
+        describe_clearest(added),
         SHARES,
         *_shares(results),
         EFFECTS.format(seeds=block_effects.seeds_of(results)),
@@ -140,7 +141,7 @@ def render(results: Path = RESULTS) -> str:
         files.append("[block-effects-cpu.json](../studies/results/block-effects-cpu.json)")
     rules = _entries("recall", results)
     parts += [READ.format(files=", ".join(files)), _paper(results), render_rules(rules)]
-    parts += [render_added(results / "leaderboard", results), "## What is not known yet\n"]
+    parts += [render_added(added), "## What is not known yet\n"]
     parts.append("".join(list_item(point.format(missing=list_missing(rules))) for point in OPEN))
     return "\n".join(parts)
 
