@@ -117,12 +117,14 @@ class Heartbeat(threading.Thread):
             self._closed.set()
 
     def leave(self) -> None:
-        """Stop watching, where this process has done its work. Rank 0 waits for the others, which may still need its store."""
+        """Stop watching, where this process has done its work. Rank 0 waits until the others have said that they leave: they may
+        still need its store. It does not say so itself, as they would close the connection, which is how they leave."""
         self._leaving = True
-        self._tell(self._rank, None)
         if self._rank == 0:
             with self._changed:
                 self._changed.wait_for(lambda: not self._peers)
+        else:
+            self._tell(self._rank, None)
         self._closed.set()
         self.join()
         for peer in list(self._peers.values()):
