@@ -111,6 +111,8 @@ def compare_family(
 
     Holm's method: the k-th smallest of M probabilities must be below a / (M - k + 1), as all smaller ones are below theirs. The
     interval of a comparison has the confidence at which it was decided, so that it holds zero where Holm's method finds a tie.
+    So the decisions hold together with the given confidence; the intervals, of which decided ones are shorter than Bonferroni's,
+    need not all hold their differences together.
 
     Args:
         pairs: of each comparison by name, left and right as for `compare`.

@@ -157,6 +157,7 @@ def test_a_model_that_diverges_has_rows_without_values(tmp_path, monkeypatch):
     assert entries["2K: test text"].diverged == 0
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_measured_loses_no_other_one(tmp_path, trained):
     """And the numbers of two processes are those of one."""
     board = run_part(PART, request(tmp_path, "linear", seeds=(0,)))
@@ -198,6 +199,7 @@ def test_hybrids_have_softmax_attention_in_every_nth_layer(name, monkeypatch):
         assert abs(matched.parameters / alone.parameters - 1) < 0.01
 
 
+@pytest.mark.slow
 def test_full_models_have_about_100_million_parameters(monkeypatch):
     monkeypatch.undo()
     size = SIZES["full"].matched_language["language-matched"]

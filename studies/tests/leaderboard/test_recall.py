@@ -207,6 +207,7 @@ def test_a_plan_counts_the_steps_that_are_missing(tmp_path, here):
     assert plan_part(PARTS["recall"], request(tmp_path, "linear", "gdn"))["steps, at most"] == 3 * 4
     full = SIZES["full"].task("recall")
     assert (len(full.seeds_of("gdn")), len(full.seeds_of("vla")), len(full.main)) == (5, 2, 12)
+    assert len(full.seeds_of("a mixer from elsewhere")) == 5
 
 
 def test_chosen_columns_alone_are_trained(tmp_path, here):
@@ -257,6 +258,10 @@ def test_effects_of_parts_are_paired_differences_from_the_matched_block():
     assert set(effects) == {("gdn", "with-gate"), ("linear", "with-gate")}
     assert effects["gdn", "with-gate"].sign == -1 and effects["gdn", "with-gate"].mean == pytest.approx(-0.199)
     assert effects["linear", "with-gate"].tied and effects["gdn", "with-gate"].confidence > 0.97
-    assert "with-gate" not in describe_visible(matched) and "0." in describe_visible(matched)
-    assert describe_visible(entries("recall", {"gdn": (0.5,), "linear": (0.5,)})) == ""
+    recall = PARTS["recall"]
+    assert "with-gate" not in describe_visible(recall, matched) and "0." in describe_visible(recall, matched)
+    assert describe_visible(recall, entries("recall", {"gdn": (0.5,), "linear": (0.5,)})) == ""
+    two = entries("recall", {"gdn": (0.5, 0.6), "linear": (0.6, 0.1)})
+    assert describe_visible(recall, two).endswith(": none (more seeds are needed).")
+    assert "nats" in describe_visible(PARTS["language"], entries("language", {"gdn": (2.0, 2.1), "kda": (2.2, 2.2)}))
     assert TIES in PARTS["recall"].explanation() and TIES in PARTS["mqar"].explanation()

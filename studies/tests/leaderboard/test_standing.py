@@ -43,6 +43,14 @@ def test_holms_correction_is_over_all_pairs_of_the_column():
     assert visible_difference(many) > visible_difference(two) > 0.01
 
 
+def test_mixers_with_fewer_seeds_leave_the_others_their_intervals():
+    full = entries(a=(0.60, 0.61, 0.62), b=(0.50, 0.53, 0.51))
+    few = entries(a=(0.60, 0.61, 0.62), b=(0.50, 0.53, 0.51), c=(0.1, 0.9), d=(0.8, 0.2), e=(0.3, 0.6))
+    assert compare_entries(few)[0, 1] == compare_entries(full)[0, 1] and not compare_entries(full)[0, 1].tied
+    assert list(compare_entries(few)) == [(0, 1), *((x, y) for x in range(5) for y in range(x + 1, 5) if y > 1)]
+    assert compare_entries(few)[0, 2].confidence > compare_entries(few)[0, 1].confidence
+
+
 def test_single_seeds_have_no_paired_place():
     found = entries(a=(0.9,), b=(0.1, 0.2), c=(0.1, 0.2))
     assert shown(places(found, "higher")) == {"a": (None, False), "b": (1, True), "c": (1, True)}

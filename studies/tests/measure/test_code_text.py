@@ -13,6 +13,7 @@ from fastweights_studies.measure import code_text
 from fastweights_studies.measure.code_text import (
     HELD_OUT,
     Package,
+    check_pieces,
     known_hash,
     main,
     ordered,
@@ -62,6 +63,24 @@ def test_what_is_written_is_read_as_a_corpus(tmp_path, monkeypatch):
     (tmp_path / "text.json").unlink()
     with pytest.raises(ValueError, match="code_text --output"):
         text_in(tmp_path, "test")
+
+
+def test_a_piece_that_is_lost_cut_or_strange_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(code_text, "PIECE", 1000)
+    write_text(tmp_path, [("train", f"a/{n}.c", f"{CODE}{n}") for n in range(9)])
+    check_pieces(tmp_path)
+    piece = tmp_path / "train-01.jsonl.gz"
+    whole = piece.read_bytes()
+    for damage in (piece.unlink, lambda: piece.write_bytes(whole[:-9])):
+        damage()
+        with pytest.raises(
+            ValueError, match=r"train-01.jsonl.gz is missing, cut or of another text; copy the folder again"
+        ):
+            check_pieces(tmp_path)
+    piece.write_bytes(whole)
+    (tmp_path / "train-03.jsonl.gz").write_bytes(whole)
+    with pytest.raises(ValueError, match=r"train-03.jsonl.gz is missing"):
+        check_pieces(tmp_path)
 
 
 def pack(files):
@@ -126,6 +145,25 @@ def test_packages_become_text_with_versions_and_licences(tmp_path, monkeypatch, 
     assert "This is not the text" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg-deb")
+def test_a_licence_is_copied_from_the_package_that_has_it(tmp_path):
+    for name, files in (
+        ("mine", {"usr/share/doc/mine/h.md": b"text"}),
+        ("other", {"usr/share/doc/other/copyright": b"all"}),
+    ):
+        control = f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: A <a@b>\nDescription: x\n"
+        for path, data in {"DEBIAN/control": control.encode(), **files}.items():
+            (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / path).write_bytes(data)
+        subprocess.run(["dpkg-deb", "--build", str(tmp_path / name)], check=True, capture_output=True)
+    package, licences = Package("mine", (), "MIT", "other"), tmp_path / "licences"
+    licences.mkdir()
+    code_text.copy_licence(package, tmp_path / "other.deb", licences)
+    assert (licences / "mine").read_bytes() == b"all"
+    with pytest.raises(ValueError, match=r"mine.deb must have the copyright file of mine.*copyright_in"):
+        code_text.copy_licence(package, tmp_path / "mine.deb", licences)
+
+
 def test_a_package_is_downloaded_in_the_recorded_version(tmp_path, monkeypatch):
     asked = []
 
@@ -134,9 +172,8 @@ def test_a_package_is_downloaded_in_the_recorded_version(tmp_path, monkeypatch):
         (cwd / f"{command[-1].replace('=', '_')}_all.deb").touch()
 
     monkeypatch.setattr(code_text.subprocess, "run", run)
-    package = Package("mine", (), "MIT")
-    assert code_text.download(package, tmp_path, "1.5-2").name == "mine_1.5-2_all.deb"
-    assert code_text.download(package, tmp_path, "1.5-2").exists() and asked == [["apt-get", "download", "mine=1.5-2"]]
+    assert code_text.download("mine", tmp_path, "1.5-2").name == "mine_1.5-2_all.deb"
+    assert code_text.download("mine", tmp_path, "1.5-2").exists() and asked == [["apt-get", "download", "mine=1.5-2"]]
 
 
 def test_the_recorded_text_is_of_the_declared_packages():

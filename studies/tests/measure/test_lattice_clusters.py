@@ -178,7 +178,7 @@ def test_forms_launch_their_own_kernels() -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("K", [64, 128])
+@pytest.mark.parametrize("K", [64, pytest.param(128, marks=pytest.mark.slow)])
 @BOTH
 def test_machine_code(K: int, mbarrier: bool) -> None:
     """Nothing is spilled, every load is waited for, and Triton itself puts nothing into shared memory."""

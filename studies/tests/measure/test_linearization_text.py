@@ -32,6 +32,7 @@ def texts() -> list[str]:
     return list(documents())
 
 
+@pytest.mark.slow
 def test_no_measured_question_stands_in_the_text(texts: list[str]) -> None:
     """Neither a prompt nor a question with its answer, of any length and depth that is measured."""
     whole, asked = "\n".join(texts), FULL.asked

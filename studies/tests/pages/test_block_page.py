@@ -9,8 +9,9 @@ from statistics import fmean
 
 import torch
 from fastweights_studies.claims import load_record, save_record
+from fastweights_studies.leaderboard import PARTS
 from fastweights_studies.measure.block_effects import EFFECTS, SETTINGS, SIZES
-from fastweights_studies.pages import block, block_effects, leaderboard
+from fastweights_studies.pages import added_parts, block, block_effects, leaderboard
 from fastweights_studies.pages.evidence import RESULTS
 from fastweights_studies.record import Row, read_rows, select, write_rows
 
@@ -70,11 +71,19 @@ def test_parts_of_a_block_are_compared_with_the_column_of_their_size(tmp_path: P
     }
     assert len(of_gates) == len(same) == 5
     write_rows(board, [replace(row, value=(same[row.seed] or 0) - 0.125) if row in of_gates else row for row in rows])
-    for page in (block.render(tmp_path), leaderboard.render(tmp_path / "leaderboard", tmp_path)):
+    added = added_parts.find_added(tmp_path / "leaderboard", tmp_path)
+    sections = (
+        added_parts.render_added(added),
+        leaderboard.section(PARTS["recall-blocks"], "full", tmp_path / "leaderboard", tmp_path),
+    )
+    for page in sections:
         assert "| `gdn` | -0.125 [-0.125, -0.125] |" in page
     gated = fmean(value - 0.125 for value in same.values() if value)
-    assert f"Within one block `gdn` recalls {gated + 0.125:.2f}, and in the same steps " in block.render(tmp_path)
-    assert f"{gated:.2f} with an output gate" in block.render(tmp_path)
+    seeds = ", ".join(f"{(same[seed] or 0) - 0.125:.2f}" for seed in sorted(same))
+    assert f"| {gated:.3f} ({seeds}) |" in sections[0]
+    clearest = added_parts.describe_clearest(added)
+    assert f"block `gdn` recalls {gated + 0.125:.2f} of them (mean of 5 seeds; guessing has 0.024)" in clearest
+    assert f"{gated:.2f} with an output gate" in clearest
 
 
 def test_rules_in_one_block_are_compared_by_their_seeds(tmp_path: Path) -> None:

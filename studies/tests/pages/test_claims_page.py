@@ -90,6 +90,9 @@ def test_a_claim_without_a_forecast_has_no_expectation() -> None:
     risky = [claim for claim in measured if not claim.safe]
     met_risky = sum(RECORDS[claim.name].status == claim.expected for claim in risky)
     assert f"expected, {met_risky} of {len(risky)} without those that risked nothing" in page
+    kept = [claim.name for claim in risky if not claim.changed_after_run]
+    assert kept == ["C5", "C9"] and find_claim("S2").changed_after_run and find_claim("C23").changed_after_run
+    assert f"Of these {len(risky)}, C5 and C9 kept setting and rule of before the run, and 2 of 2 came out" in page
     assert {claim.name for claim in claims_of() if claim.safe} >= {"C1", "C3", "C21"}
     assert f"{met} of the {len(measured)} with an expectation from before came out as expected" in page
     assert "For C24, C25, C27, C30, C31, C34 and C35 no outcome was forecast." in page

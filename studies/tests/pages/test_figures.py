@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 from fastweights_studies.measure import serving_bench
@@ -19,6 +19,7 @@ from fastweights_studies.pages import (
 )
 from fastweights_studies.pages.results import read_measured
 from fastweights_studies.places import DOCS, RESULTS
+from fastweights_studies.record import read_rows, select, write_rows
 from PIL import Image
 
 IMAGES = DOCS / "images"
@@ -29,8 +30,8 @@ def source(picture: Path) -> str:
 
 
 def test_recall_is_drawn_from_its_results() -> None:
-    assert source(recall_figure.PICTURE) == recall_figure.source(recall_figure.FILES), (
-        "run python -m fastweights_studies.pages.recall_figure"
+    assert source(recall_figure.PICTURE) == recall_figure.source(recall_figure.read()), (
+        "run python -m fastweights_studies.pages recall_figure"
     )
 
 
@@ -58,25 +59,23 @@ def test_every_figure_says_what_it_was_drawn_from() -> None:
 
 
 def test_other_results_give_another_figure(tmp_path: Path) -> None:
-    """A point per mixer and size with all its seeds, and the checksum of just these results."""
-    found = recall_figure.lines(recall_figure.read(recall_figure.FILES))
-    assert set(found) == {"linear", "deltanet", "rls"}
-    for points in found.values():
-        states = [point.state for point in points]
-        assert len(states) == 3 and states == sorted(set(states)) and {len(point.values) for point in points} == {3}
-    files = [tmp_path / file.name for file in recall_figure.FILES]
-    for file, copy in zip(recall_figure.FILES, files):
-        copy.write_bytes(file.read_bytes())
-    content = json.loads(files[1].read_text())
-    (changed,) = (
-        run for run in content["runs"] if run["run"]["mixer"]["label"] == "linear-16" and run["run"]["seed"] == 1
-    )
-    changed["accuracy"] = changed["accuracies"][-1] = 0.5
-    files[1].write_text(json.dumps(content))
-    before, after = found["linear"][-1], recall_figure.lines(recall_figure.read(files))["linear"][-1]
-    assert after.values == (before.values[0], 0.5, before.values[2]) and after.mean < before.mean
-    recall_figure.draw(files, tmp_path / "recall.png")
-    assert source(tmp_path / "recall.png") == recall_figure.source(files) != source(recall_figure.PICTURE)
+    """A line per rule from the smallest state on, and the checksum of just these results."""
+    found = recall_figure.lines(recall_figure.read())
+    assert len(found) == 12 and next(iter(found)) == "softmax"
+    for own in found.values():
+        states = [entry.count("state") for entry in own]
+        assert len(states) == 3 and states == sorted(set(states)) and {len(entry.values) for entry in own} == {5}
+    (tmp_path / "leaderboard").mkdir()
+    rows = read_rows(RESULTS / "leaderboard" / "recall-full.json")
+    chosen = select(rows, mixer="linear", measure="accuracy", seed=1, column={"task": "mqar-shuffled", "head_dim": 32})
+    assert len(chosen) == 1
+    changed = [replace(row, value=0.5) if row in chosen else row for row in rows]
+    write_rows(tmp_path / "leaderboard" / "recall-full.json", changed)
+    before, after = found["linear"][1], recall_figure.lines(recall_figure.read(tmp_path))["linear"][1]
+    assert after.by_seed == {**before.by_seed, 1: 0.5} and after.mean < before.mean
+    recall_figure.draw(tmp_path, tmp_path / "recall.png")
+    drawn = source(tmp_path / "recall.png")
+    assert drawn == recall_figure.source(recall_figure.read(tmp_path)) != source(recall_figure.PICTURE)
 
 
 def test_throughput_of_servers_is_drawn_for_every_mixer_and_length(tmp_path: Path) -> None:

@@ -145,7 +145,12 @@ def test_a_figure_is_of_the_committed_numbers(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "part"), [(name, part) for name, page in own_results.PAGES.items() for part in page.records("cpu")]
+    ("name", "part"),
+    [
+        pytest.param(name, part, marks=[pytest.mark.slow] if number else [])
+        for name, page in own_results.PAGES.items()
+        for number, part in enumerate(page.records("cpu"))
+    ],
 )
 def test_other_numbers_are_another_page_and_another_figure(name: str, part: str, tmp_path: Path) -> None:
     page = own_results.PAGES[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -99,6 +100,11 @@ class Claim:
     def has_forecast(self) -> bool:
         """Whether an outcome was expected. A forecast of "none", or of "none: " with a reason, is none."""
         return self.forecast.partition(":")[0] != "none"
+
+    @property
+    def changed_after_run(self) -> bool:
+        """Whether the setting or the rule says that a part of it was added or changed after a run."""
+        return re.search(r"after the (first |second )?runs?\b", f"{self.setting} {self.rule}") is not None
 
     @property
     def expectation(self) -> str:

@@ -134,7 +134,7 @@ def leaderboard(
                 rows = part.rows(size, output, measurements)
                 library = part.library(size, rows)
                 Console().print(make_table(part, *table_of(part, size, [*library, *rows], labels)))
-                if visible := describe_visible(part.entries([*library, *rows])):
+                if visible := describe_visible(part, part.entries([*library, *rows])):
                     show(visible)
                 show(describe_origins(part, library, output), end="")
                 if path is not None:

@@ -21,7 +21,7 @@ from fastweights.models import FastWeightsForCausalLM
 from fastweights.results import LanguageResult
 from fastweights.training.pool import WorkerError
 
-from ..measure.code_text import known_hash, text_in, write_text
+from ..measure.code_text import check_pieces, known_hash, text_in, write_text
 from ..measure.linearization_text import write_recall
 from ..origin import find_origin
 from ..record import Plain, Row
@@ -236,6 +236,7 @@ class MatchedLanguagePart(BoardPart):
                 )
         elif not (folder / "text.json").exists():
             write_text(folder, _own_documents(size))
+        check_pieces(folder)
         write_recall(folder / "recall.jsonl", size.recall_documents)
         return folder
 

@@ -85,7 +85,8 @@ PARTS: Mapping[str, Part] = {
             says="language models of code in one block, by tokens of training: test text, identifiers, long contexts, needles",
             mixers=(
                 *("softmax", "linear", "mamba2", "gla", "deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "gka", "mesa"),
-                *("palimpsa-d", "lattice", "vla-conv", "rls", "rls:decay=head@rls-decay"),
+                *("palimpsa-d", "lattice:objective=similarity@lattice-similarity", "vla-conv", "rls"),
+                "rls:decay=head@rls-decay",
             ),
             **LOSS,
         ),

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from fastweights.data import make_task
 from fastweights.data.text import TextCorpus, pytorch_source
+from fastweights.layers import MIXERS
 from fastweights.training import Stage
 
 from ..record import Plain
@@ -30,7 +31,8 @@ class TaskSize:
         seeds: of first weights and data.
         limits: the lowest and the highest rate that a grid is widened to where its best rate is at one end; None for fixed grids.
         mixed: numbers of pairs that are trained in turn, a step each; columns then name no pairs. tokens: in a step of them.
-        main: mixers that take all seeds, where the others take the first `few`; None for all.
+        main: mixers of the library that take all seeds, where its others take the first `few`; None for all. A mixer from
+            elsewhere takes all of them: its comparisons are what it was trained for.
     """
 
     shared: Mapping[str, Plain]
@@ -50,7 +52,10 @@ class TaskSize:
 
     def seeds_of(self, mixer: str) -> tuple[int, ...]:
         """The declared seeds of a mixer."""
-        return self.seeds if self.main is None or mixer in self.main else self.seeds[: self.few]
+        if self.main is None or mixer in self.main:
+            return self.seeds
+        is_own = mixer in MIXERS and MIXERS[mixer].layer.__module__.startswith("fastweights.")
+        return self.seeds[: self.few] if is_own else self.seeds
 
     def trainings(self, seeds: Sequence[int]) -> int:
         """How many models a mixer trains in a column with these seeds, before its grid is widened."""

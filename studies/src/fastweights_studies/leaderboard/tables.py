@@ -87,18 +87,23 @@ def part_table(part: Part, entries: Iterable[Entry], mixers: Sequence[str]) -> t
     return head, lines
 
 
-def describe_visible(entries: Sequence[Entry]) -> str:
+def describe_visible(part: Part, entries: Sequence[Entry]) -> str:
     """The smallest differences that the seeds could have shown, in a line; "" where no two mixers have two seeds."""
     own = {column: [entry for entry in entries if entry.column == column] for column in columns_of(entries)}
     found = {name: visible_difference(column) for name, column in own.items()}
-    sizes = [f"{name}: {format_number(size)}" for name, size in found.items() if size is not None]
+    sizes = [f"{name}: {_say_visible(part, size)}" for name, size in found.items() if size is not None]
     if not sizes:
         return ""
+    unit = " in nats" * (part.measure == "perplexity")
     return (
         "Smallest difference that the seeds could have shown in four of five repetitions, the median of the comparisons of a "
-        f"column (of language models in nats): {'; '.join(sizes)}. Where it is larger than any two mixers can differ, the seeds "
-        "are too few to rank them."
+        f"column{unit}: {'; '.join(sizes)}."
     )
+
+
+def _say_visible(part: Part, size: float) -> str:
+    """An accuracy of 1 and one of 0 are the two that differ most."""
+    return "none (more seeds are needed)" if part.measure == "accuracy" and size > 1 else format_number(size)
 
 
 def _name(entry: Entry) -> str:

@@ -4,9 +4,10 @@ python -m fastweights_studies.measure.code_text --output runs/leaderboard/code-t
 
 downloads the packages with `apt-get download`, which needs a Debian with their release among its sources and `apt-get update`,
 takes the text out of them (a few minutes) and writes it as compressed JSON lines: pieces of train text, validation.jsonl.gz and
-test.jsonl.gz, and text.json with packages, versions, licences, sizes and hashes. The licences of packages are copied beside it.
-The text itself is no part of this repository. Its record is, studies/results/code-text.json: `--record` writes it there, and
-a training compares its text with it. Models that learned from this text are models of code.
+test.jsonl.gz, and text.json with packages, versions, licences, sizes and hashes. The copyright file of every package is copied
+beside it. A training compares the files with these hashes, since a piece may be lost where they are carried to another machine.
+The text itself is no part of this repository. Its record is, studies/results/code-text.json: `--record` writes it there, and a
+training compares its text with it. Models that learned from this text are models of code.
 
 A document is a file. The hash of its folder decides whether it is train, validation or test text: files of one folder often
 repeat each other. Train text is in the order of the hashes of names, so that every beginning of it holds all packages in their
@@ -42,7 +43,9 @@ from fastweights.untrusted import read_json_object
 
 from ..places import RESULTS
 
-__all__ = ["PACKAGES", "RECORD", "Package", "known_hash", "split_of", "text_in", "text_paths", "write_text"]
+__all__ = [
+    "PACKAGES", "RECORD", "Package", "check_pieces", "known_hash", "split_of", "text_in", "text_paths", "write_text",
+]  # fmt: skip
 
 RECORD = RESULTS / "code-text.json"
 FORMAT = 1  # of the record
@@ -118,6 +121,24 @@ def text_in(folder: Path, split: str) -> TextCorpus:
     return TextCorpus(paths=paths["train"], held_out=paths[split])
 
 
+def check_pieces(folder: Path) -> None:
+    """Compare the files of a folder of text with their hashes in text.json.
+
+    Raises:
+        ValueError: a file is missing, was cut or changed, or is there beside them.
+    """
+    recorded = read_json_object(folder / ABOUT).get("pieces")
+    if recorded is None:  # written before there were hashes of pieces
+        return
+    found = {path.name: _hash(path.read_bytes()) for path in sorted(folder.glob("*.jsonl.gz"))}
+    different = sorted(name for name in {*recorded, *found} if recorded.get(name) != found.get(name))
+    if different:
+        raise ValueError(
+            f"the folder of the text, {folder}, must hold the files that its {ABOUT} records, and {', '.join(different)} "
+            f"{'is' if len(different) == 1 else 'are'} missing, cut or of another text; copy the folder again"
+        )
+
+
 def known_hash(folder: Path | None = None) -> str:
     """The hash of the text in a folder; of the text that this repository records without one."""
     return str(read_json_object(RECORD if folder is None else folder / ABOUT)["sha256"])
@@ -140,7 +161,8 @@ def write_text(folder: Path, documents: Iterable[tuple[str, str, str]]) -> dict[
         writers[split].add(name, text)
     splits = {split: writer.close() for split, writer in writers.items()}
     whole = _hash("".join(one["sha256"] for one in splits.values()).encode())
-    record: dict[str, Any] = {"format": FORMAT, "sha256": whole, "splits": splits}
+    pieces = {path.name: _hash(path.read_bytes()) for path in sorted(folder.glob("*.jsonl.gz"))}
+    record: dict[str, Any] = {"format": FORMAT, "sha256": whole, "splits": splits, "pieces": pieces}
     write_json(folder / ABOUT, record)
     return record
 
@@ -178,12 +200,25 @@ class _Pieces:
         }
 
 
-def read_package(package: Package, file: Path, licences: Path) -> Iterator[tuple[str, str]]:
-    """Name and text of the documents of a downloaded package, without those that are left out. Its copyright file is copied into
-    the folder `licences`."""
+def copy_licence(package: Package, file: Path, licences: Path) -> None:
+    """Copy the copyright file of a package, out of the downloaded file that has it, into the folder `licences`.
+
+    Raises:
+        ValueError: it is not there.
+    """
     for path, content in _members(file):
         if path.match("usr/share/doc/*/copyright"):
             write_bytes(licences / package.name, content)
+            return
+    raise ValueError(
+        f"{file.name} must have the copyright file of {package.name}, usr/share/doc/*/copyright, and has none; name the package "
+        "that has it in PACKAGES (copyright_in)"
+    )
+
+
+def read_package(package: Package, file: Path) -> Iterator[tuple[str, str]]:
+    """Name and text of the documents of a downloaded package, without those that are left out."""
+    for path, content in _members(file):
         if any(path.match(pattern) or _is_below(path, pattern) for pattern in package.inside):
             for inner, data in _open(path, content):
                 name = f"{package.name}/{inner}"
@@ -259,14 +294,14 @@ def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def download(package: Package, folder: Path, version: str | None) -> Path:
+def download(name: str, folder: Path, version: str | None) -> Path:
     """The file of a package, downloaded by apt unless it is there. version: None for the newest of apt's lists."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = sorted(folder.glob(f"{package.name}_*.deb"))
+    found = sorted(folder.glob(f"{name}_*.deb"))
     if not found:
-        wanted = package.name if version is None else f"{package.name}={version}"
+        wanted = name if version is None else f"{name}={version}"
         subprocess.run(["apt-get", "download", wanted], cwd=folder, check=True)
-        found = sorted(folder.glob(f"{package.name}_*.deb"))
+        found = sorted(folder.glob(f"{name}_*.deb"))
     return found[-1]
 
 
@@ -276,13 +311,19 @@ def write_packages(folder: Path, downloads: Path, versions: Mapping[str, str]) -
     Args:
         versions: of packages by name; the newest of apt's lists for the others.
     """
-    files = {package: download(package, downloads, versions.get(package.name)) for package in PACKAGES}
+    files = {package: download(package.name, downloads, versions.get(package.name)) for package in PACKAGES}
     licences = folder / "licences"
     licences.mkdir(parents=True, exist_ok=True)
+    for (
+        package,
+        file,
+    ) in files.items():  # the package with the copyright file is of the same source, and so of the same version
+        other = package.copyright_in
+        copy_licence(package, download(other, downloads, versions.get(package.name)) if other else file, licences)
     characters: Counter[str] = Counter()
 
     def counted() -> Iterator[tuple[str, str, str]]:
-        read = (read_package(package, file, licences) for package, file in files.items())
+        read = (read_package(package, file) for package, file in files.items())
         for split, name, text in ordered(chain.from_iterable(read)):
             characters[name.partition("/")[0]] += len(text)
             yield split, name, text

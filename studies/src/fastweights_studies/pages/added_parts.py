@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fastweights_studies.leaderboard import PARTS, part_rows
 from fastweights_studies.leaderboard.effects import MATCHED, block_effects
 from fastweights_studies.leaderboard.entries import Entry
-from fastweights_studies.pages.rendering import joined, list_item, table
+from fastweights_studies.pages.rendering import describe_runs, joined, list_item, table
 from fastweights_studies.paired import Difference
 
 __all__ = ["BLOCKS_PART", "describe_clearest", "entries_of", "find_added", "render_added", "table_of_effects"]
@@ -24,17 +24,28 @@ TEXT = """## What each part adds to a rule in one block, so far
 `fastweights leaderboard recall-blocks --size full` changes one part of the matched block and trains again:
 {rules}.
 Queries are shuffled and heads have 32 channels. All else is as in that column of the table above: {seeds} seeds, equal
-parameters, and a grid of rates that is widened until the best lies inside. Differences in accuracy from the matched block are
-paired by seed, with 95% intervals for the whole table (Holm):
+parameters, and a grid of rates that is widened until the best lies inside. *with-gate* adds an output gate, *with-skip* adds
+D v of the same token to an answer, *without-convolution* takes the short convolutions of q, k and v away, and *with-own-windows*
+leaves the first decays to the layer, which may draw them. Mean accuracy, and in parentheses that of every seed; ° marks a mean
+that is no better than guessing ({chance:.3f}):
 """
-MEANS = "In the matched block {matched}. Changed, {changed}."
-FALLING = (
-    "In {falling} of {cells} cells the loss was still falling after 8,000 steps: what is lost may be the time that learning "
-    "takes, and not what a memory can hold."
+FILE = "Rows: [recall-blocks-full.json](../studies/results/leaderboard/recall-blocks-full.json)."
+EFFECTS = """Differences from the matched block are paired by seed. Each interval is at the level at which Holm's method decides
+it over the whole table:
+"""
+READINGS = (
+    "**Seeds that learn lie beside seeds that do not.** The intervals assume normal differences, which these are not, and may "
+    "reach beyond what an accuracy can be. A test of signs alone cannot come below p = 1/16 with five seeds. Read the seeds "
+    "first.",
+    "The first seed has chosen the learning rate by validation sequences, and is one of those shown.",
+    "In {falling} of {cells} changed cells the loss was still falling after 8,000 steps: what is lost may be the time that "
+    "learning takes, and not what a memory can hold.",
 )
 
-CLEAREST = """Within one block `{label}` recalls {matched:.2f}, and in the same steps {parts}
-([all that was changed](#what-each-part-adds-to-a-rule-in-one-block-so-far)).
+CLEAREST = """For example: two layers of width 128 with two heads of 32 channels learn to recall 16 to 256 shuffled pairs for
+8,000 steps. Within one block `{label}` recalls {matched:.2f} of them (mean of {seeds} seeds; guessing has {chance:.3f}), and
+{parts}
+([every seed](#what-each-part-adds-to-a-rule-in-one-block-so-far)). Other numbers of pairs and channels can come out differently.
 """
 
 
@@ -51,21 +62,29 @@ def table_of_effects(effects: dict[tuple[str, str], Difference]) -> str:
 
 
 class Added(NamedTuple):
-    """effects: by mixer and block. changed: the cells that have one. matched: by mixer, the mean in the matched block with the
-    layout and the size of state of the changed ones."""
+    """effects: by mixer and block. cells: by the same, those that have one, and that of the matched block with their layout and
+    size of state."""
 
     effects: dict[tuple[str, str], Difference]
-    changed: list[Entry]
-    matched: dict[str, float]
+    cells: dict[tuple[str, str], Entry]
+
+    @property
+    def changed(self) -> list[Entry]:
+        return [self.cells[place] for place in self.effects]
+
+    @property
+    def chance(self) -> float:
+        chance = self.changed[0].run["chance"]
+        assert isinstance(chance, float)
+        return chance
 
 
 def find_added(boards: Path, measurements: Path) -> Added:
     entries = entries_of("full", boards, measurements)
     effects = block_effects(entries)
-    changed = [one for one in entries if (one.label, str(one.rows[0].column["block"])) in effects]
-    places = {place_of(one) for one in changed}
-    base = [one for one in entries if one.rows[0].column["block"] == MATCHED and place_of(one) in places]
-    return Added(effects, changed, {one.label: one.mean for one in base})
+    places = {place_of(one) for one in entries if (one.label, block_of(one)) in effects}
+    assert len(places) == len({label for label, _ in effects}), "a mixer has effects at several sizes of state"
+    return Added(effects, {(one.label, block_of(one)): one for one in entries if place_of(one) in places})
 
 
 def render_added(added: Added) -> str:
@@ -73,19 +92,39 @@ def render_added(added: Added) -> str:
     if not added.effects:
         return ""
     labels, blocks = (list(dict.fromkeys(names)) for names in zip(*added.effects))
-    told = [
-        f"{SAID[block]} "
-        + joined([f"`{one.label}` has {one.mean:.3f}" for one in added.changed if one.column == block])
-        for block in blocks
+    shown = [MATCHED, *blocks]
+    lines = [
+        [
+            f"`{label}`",
+            *(describe_seeds(added.cells[label, block]) if (label, block) in added.cells else "" for block in shown),
+        ]
+        for label in labels
     ]
-    points = (
-        MEANS.format(
-            matched=joined([f"`{label}` has {added.matched[label]:.3f}" for label in labels]), changed="; ".join(told)
-        ),
-        FALLING.format(falling=sum(one.undertrained for one in added.changed), cells=len(added.changed)),
-    )
-    said = {"rules": joined([f"`{x}`" for x in labels]), "seeds": max(len(one.values) for one in added.changed)}
-    return "\n".join([TEXT.format(**said), table_of_effects(added.effects), "".join(map(list_item, points))])
+    said = {
+        "rules": joined([f"`{x}`" for x in labels]), "seeds": max(len(one.values) for one in added.changed),
+        "chance": added.chance,
+    }  # fmt: skip
+    falling = {"falling": sum(one.undertrained for one in added.changed), "cells": len(added.changed)}
+    rows = [
+        row
+        for label in labels
+        for block in shown
+        for one in [added.cells.get((label, block))]
+        if one
+        for row in one.rows
+    ]
+    return "\n".join(
+        [
+            TEXT.format(**said), table(["mixer", *shown], lines), EFFECTS, table_of_effects(added.effects),
+            "".join(list_item(point.format(**falling)) for point in READINGS), f"{FILE} {describe_runs(rows)}\n",
+        ]
+    )  # fmt: skip
+
+
+def describe_seeds(entry: Entry) -> str:
+    """The mean of a cell, the mark of guessing, and the value of every seed."""
+    seeds = ", ".join(f"{value:.2f}" for value in entry.values)
+    return f"{entry.mean:.3f}{'°' * PARTS[BLOCKS_PART].guesses(entry)} ({seeds})"
 
 
 def describe_clearest(added: Added) -> str:
@@ -94,9 +133,16 @@ def describe_clearest(added: Added) -> str:
     if not clear:
         return ""
     label, _ = max(clear, key=lambda cell: clear[cell])
-    means = {one.column: one.mean for one in added.changed if one.label == label and (label, one.column) in clear}
-    parts = joined([f"{means[block]:.2f} {SAID[block]}" for block in sorted(means, key=lambda x: means[x])])
-    return CLEAREST.format(label=label, parts=parts, matched=added.matched[label])
+    own = sorted((added.cells[cell] for cell in clear if cell[0] == label), key=lambda one: one.mean)
+    parts = joined([f"{one.mean:.2f} {SAID[block_of(one)]}" for one in own])
+    matched = added.cells[label, MATCHED]
+    return CLEAREST.format(
+        label=label, parts=parts, matched=matched.mean, seeds=len(matched.values), chance=added.chance
+    )
+
+
+def block_of(entry: Entry) -> str:
+    return str(entry.rows[0].column["block"])
 
 
 def place_of(entry: Entry) -> tuple[str, object, object]:

@@ -74,7 +74,8 @@ EFFECTS = """## What one part changes
 
 Accuracy of recall before and after one change, from the same first weights outside the memory and on the same data. Two layers
 of width 128 with two heads of 16 channels, at most 2,000 steps of 64 sequences, the better of two rates on validation sequences,
-{seeds} seeds. Intervals are of paired seeds, with Holm's correction over the table; a tie is an interval that holds zero:
+{seeds} seeds. Intervals are of paired seeds, each at the level at which Holm's method decides it over the table; a tie is an
+interval that holds zero:
 """
 
 FIGURE = """![Accuracy of every seed before and after each change](images/block.png)
@@ -86,8 +87,8 @@ SMALL = """At width 64, with 32 sequences and one rate of .003, {seeds} seeds:
 """
 
 SMALL_READ = """Gated DeltaNet whose heads all begin with windows of 4 tokens learns nothing in these steps. Each of the ten draws
-above had a head with a window four times as long or more, and there drawn decays and even windows are a tie. Of `mamba2` three
-seeds tell nothing: the seeds of one side differ as much as the sides.
+above had a head with a window four times as long or more, and there drawn decays and even windows are a tie. Of `mamba2` the
+seeds tell nothing: those of one side differ as much as the sides. A first single training of each side had shown 0.04 and 0.99.
 """
 
 READ = """Two changes that were expected to help were ties at width 128: even windows in place of drawn decays for `gdn`, and a
@@ -197,7 +198,7 @@ def _paper(results: Path) -> str:
         ]
         for memory, before, after in FORMS
     ]
-    head = ["memory", "the paper's layer", "the library's layer", "difference, 95% interval of the four"]
+    head = ["memory", "the paper's layer", "the library's layer", "difference and interval, the four as one family"]
     seeds = min(one.seeds for one in forms.values())
     return PAPER.format(pairs=PAIRS, seeds=seeds, table=table(head, rows))
 

@@ -44,7 +44,7 @@ def measured(results: Path, *, large: bool = True) -> str:
         return ""
     found = differences(rows)
     lines = [[CHANGES[name], *_cells(rows, name), say_difference(found[name])] for name in found]
-    head = ["changed", "before", "after", "difference, 95% interval of the family"]
+    head = ["changed", "before", "after", "difference and interval"]
     return f"{table(head, lines)}\n{describe_origins(rows, lambda row: None)}\n"
 
 
@@ -56,7 +56,7 @@ def sentence(results: Path) -> str:
     assert not any(found[name].tied for name in decided)
     (softmax, convolved), (skipped, plain), (_, ungated) = (_cells(rows, name) for name in decided)
     return (
-        "What surrounds a rule can decide more than the rule. In a short training softmax attention recalls "
+        "**The block around a rule** can decide more than the rule. In a short training softmax attention recalls "
         f"{softmax} of 32 pairs, and {convolved} with the convolution that the memories have; `palimpsa-d` recalls {skipped} of "
         f"16 pairs, {plain} without its skip connection and {ungated} without its output gate ({found[decided[0]].seeds} seeds, "
         "[intervals](docs/block.md#what-one-part-changes)). So `fastweights recall` compares rules in one "
@@ -114,7 +114,8 @@ def _cells(rows: Sequence[Row], name: str) -> list[str]:
 
 
 def say_difference(difference: Difference, digits: int = 2) -> str:
-    """Its mean and interval; of a tie also what could have been seen."""
-    tie = f", a tie; {difference.visible:.2f} could have been seen" if difference.tied else ""
+    """The mean and interval of a difference of accuracies; of a tie also what could have been seen."""
+    seen = f"{difference.visible:.2f} could have been seen" if difference.visible <= 1 else "too few seeds to see any"
+    tie = f", a tie; {seen}" if difference.tied else ""
     mean, low, high = (f"{x:+.{digits}f}" for x in (difference.mean, difference.low, difference.high))
     return f"{mean} [{low}, {high}]{tie}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from fastweights.analysis.plot_style import save_figure
 from fastweights.layers import MIXERS
 from fastweights_studies.leaderboard import PARTS, SIZES, Part, part_rows, places, table_of
+from fastweights_studies.leaderboard.blocks import LACKS
 from fastweights_studies.leaderboard.cells import LEARNING, MARKS, READ, UNMARKED
 from fastweights_studies.leaderboard.effects import block_effects
 from fastweights_studies.leaderboard.entries import EXACT, Entry
@@ -63,8 +64,9 @@ FAIRNESS = """\
   has the largest head size whose state is not above the reference's. The width of its MLP then brings the parameters of the
   whole model nearest to the reference's. So a memory that also keeps a Gram matrix has smaller heads and a wider MLP. States
   are numbers per sequence over all layers, without the last inputs of short convolutions.
-- **Softmax attention** has the reference's head size and keeps every token (*grows*): its state is far larger. It has no short
-  convolution and learns late, so in these short trainings other mixers can be better.
+- **Softmax attention** has the reference's head size and keeps every token (*grows*): its state is far larger. In the parts
+  with the layers as published it has no short convolution and learns late, so that in these short trainings other mixers can be
+  better.
 - **Learning rates** come from one grid for all mixers. The first seed takes every rate; the other seeds take its best one. In the
   parts with one block a grid is widened until its best rate lies inside, and validation sequences choose, which are not reported.
   In the others the rate is chosen by the test sequences that are reported, which favours no mixer but flatters all.
@@ -74,7 +76,10 @@ FAIRNESS = """\
   `recall-published` has the layers as published, as all parts without a block, and `recall-blocks` changes one part of the
   matched block: it adds an output gate or a skip connection, takes the convolutions away, or leaves the first windows to the
   layer, which may draw them at random.
-  What a layer has no option for stays as it is, as the norm of softmax attention, which has none.
+  What a rule has no option for stays as it is:
+LACKING
+  In that block norms of answers have an epsilon of 1e-12, so that small answers get unit length too. Alone, this made `mamba2`
+  no better: [a tie](block.md#what-one-part-changes), with the lower mean.
 - **Recall of mixed pairs** trains on all numbers of pairs in turn. Its number is the mean accuracy over them. Rows of the result
   file have each, and the steps to an accuracy of 90%. One seed gives all models the same data, and the same first weights in all
   modules that they share.
@@ -87,8 +92,9 @@ FAIRNESS = """\
   more tokens before, `identifiers at first` of those at their first place.
 - **Hybrids** have softmax attention in every fourth or eighth layer, with the head size that the memory has in all layers. Their
   columns compare with those of `language-matched` at as many tokens.
-- **Options are those of the layers as published**, with the first values that they had by default when they were measured
-  ([which](layers.md#first-values)). They may not be the best. In [another regression](own-least-squares.md) `rls`
+- **In the parts without a block, options are those of the layers as published**, with the first values that they had by default
+  when they were measured ([which](layers.md#first-values)). They may not be the best: `lattice` has its decode objective, the
+  slowest of three. In [another regression](own-least-squares.md) `rls`
   predicts better with a ridge of 0.1 than with its default of 1: clearly at a small size, at a larger one with equal variances of
   the inputs alone. With unequal ones the difference there is inside the spread.
 - **Columns of language compare mixers, not contexts.** The column of a context is the mean over that many first tokens of the
@@ -107,11 +113,14 @@ minutes of a GPU by the steps that `python -m fastweights_studies.measure.recall
 """
 
 OWN_MIXER = """\
-A mixer of your own joins every part by its name. The printed table shows it beside the results that the library comes with, those
+A mixer of your own joins every part by its name, and nothing that was trained before is trained again. `recall` has every rule
+in one block; there a mixer of your own takes five seeds, as the twelve main rules do. `mqar` and `regression` have layers as
+published, and take minutes on a CPU. The printed table shows it beside the results that the library comes with, those
 of this page, and a line says where these were measured; they are not copied into the output folder. Speed and memory are read
-from what these scripts have measured on a GPU; for a mixer that they lack, the second command prints those that measure it. The
+from what these scripts have measured on a GPU; for a mixer that they lack, the third command prints those that measure it. The
 rules without training take a rule that `register_rule` declares ([own_rule.md](own_rule.md#compare-it)).
 
+    fastweights leaderboard recall --mixers mine --import my_layers.py --device cuda
     fastweights leaderboard mqar regression --mixers mine --import my_layers.py
     fastweights leaderboard training-speed decoding-speed memory --mixers mine --import my_layers.py
     fastweights leaderboard rules --mixers mine --import my_layers.py
@@ -242,7 +251,7 @@ def section(part: Part, size: str, folder: Path, measurements: Path) -> str:
     left_out = [line[0] for line in lines if set(line[1:]) <= {"", NOT_RUN}]
     missing = f"\nNot run: {', '.join(f'`{name}`' for name in left_out)}.\n" if left_out else ""
     shown = cells([line for line in lines if line[0] not in left_out])
-    visible = describe_visible(entries)
+    visible = describe_visible(part, entries)
     effects = describe_effects(size, folder, measurements) if part.name == BLOCKS_PART else ""
     after = "".join(f"\n{text}\n" for text in (visible, effects) if text)
     return f"{title}\n\n{about}\n{table(head, shown)}{missing}{after}\n{list_origins(rows)}"
@@ -253,8 +262,20 @@ def describe_effects(size: str, folder: Path, measurements: Path) -> str:
     effects = block_effects(entries_of(size, folder, measurements))
     if not effects:
         return ""
-    text = "Differences from the matched block in accuracy, with intervals of 95% for all of them together (Holm)."
+    text = (
+        "Differences from the matched block in accuracy, with intervals at the level at which Holm's method decides each over "
+        "the table."
+    )
     return f"{text}\n\n{table_of_effects(effects)}"
+
+
+def list_lacking() -> str:
+    """The parts of the matched block that mixers do not have as others have it: an item per reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for mixer, lacks in LACKS.items():
+        for part, why in lacks.items():
+            found.setdefault((part, why), []).append(f"`{mixer}`")
+    return "\n".join(f"    - {part}: {', '.join(mixers)} ({why})" for (part, why), mixers in sorted(found.items()))
 
 
 def render(folder: Path = FOLDER, measurements: Path = RESULTS) -> str:
@@ -263,7 +284,7 @@ def render(folder: Path = FOLDER, measurements: Path = RESULTS) -> str:
     read = [part for part in PARTS.values() if isinstance(part, ReadPart)]
     marks = "".join(f"- {mark}{f' {UNMARKED}' * (mark == LEARNING)}\n" for mark in MARKS).replace("*", "\\*")
     parts = [
-        f"{INTRODUCTION}{FAIRNESS}{marks}",
+        f"{INTRODUCTION}{FAIRNESS.replace('LACKING', list_lacking())}{marks}",
         "## Full size\n",
         *(section(part, "full", folder, measurements) for part in trained),
         f"## Speed and memory\n\nRead from what the scripts in `studies/src/fastweights_studies/measure` have measured. {READ}\n",

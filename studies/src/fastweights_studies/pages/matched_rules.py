@@ -9,7 +9,8 @@ from fastweights_studies.leaderboard import PARTS, SIZES
 from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.leaderboard.part import BoardPart
 from fastweights_studies.leaderboard.standing import compare_entries, visible_difference
-from fastweights_studies.pages.rendering import joined, list_item, table
+from fastweights_studies.pages.rendering import describe_runs, joined, list_item, table
+from fastweights_studies.paired import Difference, compare_family
 
 GROWING, REFERENCE = "softmax", "linear"  # keeps every token; the memory without a correction and a decay
 
@@ -18,10 +19,13 @@ TEXT = """## The rules in one block, so far
 {done} of the {declared} columns of `fastweights leaderboard recall --size full` have been trained: {rules} rules with the same
 convolutions, no output gate, no skip connection, the same first windows, and states and parameters of equal size. Pairs from 16
 to 256 take turns for 8,000 steps. The first seed takes all rates of a grid that is widened until the best lies inside, and
-validation sequences choose among them. The table has the mean accuracy over the numbers of pairs on test sequences, {seeds}
-seeds, and the rules that each is better than: the 95% interval of the paired differences leaves out zero, with Holm's correction
-over all comparisons of the column.
+validation sequences choose among them; this seed is one of those shown. In *mqar-shuffled* the queries of a sequence come in
+random order. A rule has two heads of so many channels, or as many as its state allows. The table has the mean accuracy over the
+numbers of pairs on test sequences and half the range of {seeds} seeds (±), and the rules that each is better than: the interval
+of the paired differences leaves out zero, with Holm's correction over all comparisons of the column. Guessing has {chance:.3f}.
 """
+
+FILE = "Every number of pairs and every seed: [recall-full.json](../studies/results/leaderboard/recall-full.json)."
 
 
 def find_better(entries: Sequence[Entry]) -> dict[str, list[str]]:
@@ -38,19 +42,33 @@ def list_names(names: Sequence[str]) -> str:
     return joined([f"`{name}`" for name in names]) or "none"
 
 
+def compare_with_reference(entries: Sequence[Entry]) -> dict[str, Difference]:
+    """How far each memory of a column is above linear attention. One statement is made of these comparisons, so they are a
+    family; {} without linear attention."""
+    values = {one.label: one.by_seed for one in entries if one.label != GROWING}
+    reference = values.pop(REFERENCE, {})
+    return compare_family(
+        {label: (own, reference) for label, own in values.items() if len(own.keys() & reference.keys()) > 1}
+    )
+
+
 def readings(better: dict[str, dict[str, list[str]]], entries: dict[str, list[Entry]]) -> list[str]:
     """What the table says, by title of its columns."""
     memories = {title: [one.label for one in own if one.label != GROWING] for title, own in entries.items()}
     of_softmax = [f"{len(better[title][GROWING])} of {len(memories[title])} ({title})" for title in better]
-    below = [f"{list_names(better[title][REFERENCE])} ({title})" for title in better]
-    ahead = {name for own in better.values() for name, worse in own.items() if REFERENCE in worse} - {GROWING}
+    beside = {title: compare_with_reference(own) for title, own in entries.items()}
+    above = sorted({label for found in beside.values() for label, one in found.items() if one.sign > 0})
+    below = [
+        f"{list_names([label for label, one in found.items() if one.sign < 0])} ({title})"
+        for title, found in beside.items()
+    ]
     cells = [one for own in entries.values() for one in own]
     visible = [f"{visible_difference(own) or 0:.2f}" for own in entries.values()]
     return [
         f"Softmax attention, which keeps every token, is better than {joined(of_softmax)} of the memories.",
-        f"**Memories of constant size that are better than linear attention: {list_names(sorted(ahead))}.** It is better than "
-        f"{', and than '.join(below)}. Nothing has to be forgotten in this task, which favours rules without a decay; "
-        "whether that is the reason was not tested.",
+        f"**Memories of constant size that are better than linear attention: {list_names(above)}.** Compared with it alone, with "
+        f"Holm's correction over these comparisons of a column, it is better than {', and than '.join(below)}. Nothing has to be "
+        "forgotten in this task, which favours rules without a decay; whether that is the reason was not tested.",
         f"Most pairs of memories are ties. Half of the comparisons could only have shown differences above "
         f"{joined(visible)}: the seeds of a rule lie far apart.",
         f"In {sum(one.undertrained for one in cells)} of {len(cells)} cells the loss was still falling at the end: the table "
@@ -79,10 +97,11 @@ def render_rules(entries: Sequence[Entry]) -> str:
     head = ["rule", *(text for title in by_column for text in (title, "better than"))]
     said = {
         "done": len(by_column), "declared": len(SIZES["full"].task("recall").columns), "rules": len(labels),
-        "seeds": max(len(entry.values) for entry in entries),
+        "seeds": max(len(entry.values) for entry in entries), "chance": entries[0].run["chance"],
     }  # fmt: skip
     points = "".join(list_item(point) for point in readings(better, by_column))
-    return "\n".join([TEXT.format(**said), table(head, rows), points])
+    runs = describe_runs(row for entry in entries for row in entry.rows)
+    return "\n".join([TEXT.format(**said), table(head, rows), points, f"{FILE} {runs}\n"])
 
 
 def list_missing(entries: Sequence[Entry]) -> str:

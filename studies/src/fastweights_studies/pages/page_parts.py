@@ -123,18 +123,22 @@ def decay(name: str) -> str:
     return ("per head" if g.dim() == 3 else "per key channel") + ", not learned" * (not g.requires_grad)
 
 
+PICTURE = "![Tokens per second against the context, for 1, 8 and 64 sequences](docs/images/decode-nvidia-h200.png)"
+
+
 def measured(results: Path) -> str:
     """What the README says of speed, and of the block around a rule."""
-    return "".join(
-        [decoding(results), serving(results), trainings(results), list_item(block_effects.sentence(results))]
-    )
+    sentences = [
+        decoding(results),
+        serving(results),
+        trainings(results),
+        accelerated(results),
+        block_effects.sentence(results),
+    ]
+    return "".join(map(list_item, sentences)) + f"\n{PICTURE}\n"
 
 
 def decoding(results: Path) -> str:
-    prompts = select(on_device(read_measured("generate", "generate", results), H200), mixer="gdn")
-    (prompt,) = select(prompts, measure="prefill_ms", column={"batch": 1})
-    rate = int(prompt.column["prompt"]) / needed(prompt.value) * 1e3  # type: ignore[arg-type]
-
     def shown(mixer: str, batch: int, context: int | None = None) -> str:
         tokens = needed(speed(mixer, batch, context, results))
         return f"{round(tokens, -1 if tokens < 1000 else -2):,.0f}"
@@ -145,14 +149,11 @@ def decoding(results: Path) -> str:
             return f"{one} at {context:,} (64 sequences do not fit)"
         return f"{one} and {shown('softmax', 64, context)} at {context:,}"
 
-    text = list_item(
-        f"Decoding with 24 layers of width 1024, the captured step alone: `gdn` generates {shown('gdn', 1)} tokens per "
-        f"second for one sequence and {shown('gdn', 64)} for 64, at every context length. Softmax attention generates "
-        f"{softmax(2048)} tokens of context, {softmax(16384)}, and {softmax(131072)}. `gdn` reads a prompt at "
-        f"{round(rate, -4):,.0f} tokens per second."
+    return (
+        f"**Generation** with 24 layers of width 1024: `gdn` generates {shown('gdn', 1)} tokens per second for one sequence and "
+        f"{shown('gdn', 64)} for 64, at every context length. Softmax attention generates {softmax(2048)} tokens of context, "
+        f"{softmax(16384)}, and {softmax(131072)}."
     )
-    picture = "![Tokens per second against the context, for 1, 8 and 64 sequences](docs/images/decode-nvidia-h200.png)"
-    return f"{text}\n{picture}\n\n"
 
 
 def serving(results: Path) -> str:
@@ -163,8 +164,8 @@ def serving(results: Path) -> str:
         return needed(value_of(rows, "tokens_per_second", mixer=mixer, column=column))
 
     first, second = (tokens("gdn", prompt) / tokens("softmax", prompt) for prompt in (16384, 65536))
-    return list_item(
-        f"In vLLM, with the same memory for states or keys and values, `gdn` of 340M parameters reads and writes "
+    return (
+        f"**In vLLM**, with the same memory for states or keys and values, `gdn` of 340M parameters reads and writes "
         f"{round(tokens('gdn', 16384), -3):,.0f} tokens per second of prompts of 16,384 tokens, {first:.1f} times as many as "
         f"softmax attention, and {second:.1f} times as many where prompts have 65,536 ([figure]"
         "(docs/serving.md#throughput-of-long-prompts))."
@@ -211,21 +212,19 @@ def trainings(results: Path) -> str:
     first = first.replace(" with", " times as long with")
     ours, theirs = find(trained(Model(mixer="gdn", options={"output_gate": "silu"})))
     assert theirs.model.library == FLA
+    return (
+        f"**A training step** of 24 layers on one GPU, [as `fastweights train` runs it](docs/train.md#what-a-step-does), takes "
+        f"{ms(newest_gdn):.0f} ms with `gdn`, {first}, {', '.join(others)} and {last}. With an output gate `gdn` takes "
+        f"{ms(ours):.0f} ms, and flash-linear-attention's model of that size {ms(theirs):.0f}."
+    )
+
+
+def accelerated(results: Path) -> str:
     alone, beside = (times_faster("qwen3_next", "training_step", fla, results) for fla in (False, True))
-    return "".join(
-        map(
-            list_item,
-            [
-                f"A training step with 24 layers takes {ms(newest_gdn):.0f} ms with `gdn`, compiled by blocks and replayed as a "
-                f"CUDA graph ([what `fastweights train` does beside](docs/train.md#what-a-step-does)), and, each beside `gdn` "
-                f"in its run, {first}, {', '.join(others)} and {last}.",
-                f"With an output gate, run in the same way, `gdn` takes {ms(ours):.0f} ms, and flash-linear-attention's model of "
-                f"that size {ms(theirs):.0f}.",
-                f"Four layers of Qwen3-Next's widths train {alone:.1f} times as fast after `accelerate()` as with transformers "
-                f"alone, on an H200, and {beside:.1f} times as fast as with flash-linear-attention installed, on an H100 "
-                "([docs/transformers.md](docs/transformers.md)).",
-            ],
-        )
+    return (
+        f"**Models of transformers**: four layers of Qwen3-Next's widths train {alone:.1f} times as fast after `accelerate()` as "
+        f"with transformers alone, on an H200, and {beside:.1f} times as fast as with flash-linear-attention installed, on an "
+        "H100 ([docs/transformers.md](docs/transformers.md))."
     )
 
 

@@ -1,103 +1,81 @@
-"""Draws docs/images/recall.png, accuracy of recall against the size of the state, from results of heads of several sizes.
+"""Draws docs/images/recall.png, accuracy of recall against the size of the state, from the recall part of the leaderboard.
 
-LIST is linear:head_dim=4@linear-4,linear:head_dim=8@linear-8 and so on, for linear, deltanet and rls, each with 4, 8 and 16.
-The first seed takes both rates, the others the better one: LOW are those of LIST whose better rate is .003, HIGH those with .01.
-fastweights recall --mixers LIST --pairs 16 --block published --output runs/recall-states
-fastweights recall --mixers LOW --pairs 16 --block published --learning-rates 0.003 --seeds 1,2 --output runs/recall-states-low
-fastweights recall --mixers HIGH --pairs 16 --block published --learning-rates 0.01 --seeds 1,2 --output runs/recall-states-high
-The results.json of each is studies/results/commands/recall_states.json, recall_states_low.json and recall_states_high.json.
-python -m fastweights_studies.pages.recall_figure
+fastweights leaderboard recall --size full --device cuda --output studies/results/leaderboard
+python -m fastweights_studies.pages recall_figure
 """
 
 from __future__ import annotations
 
-import json
-import statistics
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fastweights.analysis.plot_style import mixer_styles, plain_axes, save_figure
-from fastweights.results import RecallResult, load_results
-from fastweights.results.experiment import best_results
+from fastweights_studies.leaderboard import PARTS, part_rows
+from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.measure.environment import digest
 from fastweights_studies.places import RESULTS, ROOT
 
-FILES = [RESULTS / "commands" / f"recall_states{part}.json" for part in ("", "_low", "_high")]
 PICTURE = ROOT / "docs" / "images" / "recall.png"
+TASK = "mqar-shuffled"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """A mixer with one size of state: the accuracy of every seed, and whether the loss of one was still falling."""
-
-    state: int
-    values: tuple[float, ...]
-    undertrained: bool
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
+def read(results: Path = RESULTS) -> list[Entry]:
+    """The cells of the columns with shuffled queries, one per rule and size of state."""
+    part = PARTS["recall"]
+    entries: list[Entry] = part.entries(part_rows(part, "full", results / "leaderboard", results))
+    return [entry for entry in entries if entry.values and entry.rows[0].column["task"] == TASK]
 
 
-def read(files: Sequence[Path]) -> list[RecallResult]:
-    return [result for file in files for result in load_results(file)]
-
-
-def source(files: Sequence[Path]) -> str:
+def source(entries: Sequence[Entry]) -> str:
     """A checksum of what the figure shows."""
-    return digest([json.loads(file.read_text()) for file in files])
+    return digest([[entry.label, entry.count("state"), *entry.values] for entry in entries])
 
 
-def lines(results: Sequence[RecallResult]) -> dict[str, list[Point]]:
-    """By mixer, its sizes from the smallest state on, at the rate that its first seed has chosen; a label is the mixer's name and
-    the channels of a head."""
-    found: dict[str, list[Point]] = {}
-    for label in dict.fromkeys(result.mixer for result in results):
-        own = [result for result in results if result.mixer == label]
-        first = min(result.run["seed"] for result in own)
-        rate = best_results([result for result in own if result.run["seed"] == first])[0].run["learning_rate"]
-        chosen = [result for result in own if result.run["learning_rate"] == rate]
-        point = Point(
-            state=chosen[0].state_size,
-            values=tuple(result.counted_value for result in chosen),
-            undertrained=any(result.undertrained for result in chosen),
-        )
-        found.setdefault(label.rpartition("-")[0], []).append(point)
-    return {mixer: sorted(points, key=lambda point: point.state) for mixer, points in found.items()}
+def lines(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """By rule, its cells from the smallest state on; the rule with the highest mean over them first."""
+    found: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.count("state")):
+        found.setdefault(entry.label, []).append(entry)
+    return dict(sorted(found.items(), key=lambda one: -sum(entry.mean for entry in one[1]) / len(one[1])))
 
 
-def draw(files: Sequence[Path] = tuple(FILES), path: Path = PICTURE) -> None:
+def draw(results: Path = RESULTS, path: Path = PICTURE) -> None:
     from matplotlib.figure import Figure
 
-    results = read(files)
-    found = lines(results)
+    entries = read(results)
+    found = lines(entries)
+    growing = {label for label, own in found.items() if own[0].run["grows"]}
     styles = mixer_styles(found)
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
     axes = figure.subplots()
-    for mixer, points in found.items():
-        style, places = styles[mixer], [point.state for point in points]
+    sizes = sorted({entry.count("state") for label in found.keys() - growing for entry in found[label]})
+    for label, own in found.items():
+        if label in growing:  # its state depends on the length: it has the accuracy of its best heads at any state
+            axes.axhline(
+                max(entry.mean for entry in own), color="#555555", linewidth=1, label=f"{label} (keeps every token)"
+            )
+            continue
+        style, places = styles[label], [entry.count("state") for entry in own]
         axes.plot(
-            places, [point.mean for point in points], color=style.colour, linestyle=style.line, marker=style.marker, label=mixer
+            places, [entry.mean for entry in own], color=style.colour, linestyle=style.line, marker=style.marker, label=label,
+            linewidth=1.3, markersize=4.5,
         )  # fmt: skip
-        for point in points:
-            axes.plot([point.state] * 2, [min(point.values), max(point.values)], color=style.colour, linewidth=1)
-        hollow = [point for point in points if point.undertrained]
-        axes.plot(
-            [point.state for point in hollow], [point.mean for point in hollow], color=style.colour, marker=style.marker,
-            markerfacecolor="white", linestyle="none", zorder=3,
-        )  # fmt: skip
-    axes.axhline(results[0].chance_level, color="#555555", linestyle=(0, (2, 2)), linewidth=1, label="guessing")
-    sizes = sorted({point.state for points in found.values() for point in points})
+        dots = [(place, value) for place, entry in zip(places, own) for value in entry.values]
+        axes.plot(*zip(*dots), color=style.colour, marker=".", markersize=3, linestyle="none", alpha=0.45)
+    chance = entries[0].run["chance"]
+    assert isinstance(chance, float)
+    axes.axhline(chance, color="#555555", linestyle=(0, (2, 2)), linewidth=1, label="guessing")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    ticks = sorted({2 ** round(math.log2(size)) for size in sizes})
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.set_ylim(-0.03, 1.05)
-    axes.set_xlabel("state: numbers per sequence")
-    axes.set_ylabel(f"accuracy on {results[0].run['pairs']} pairs")
+    axes.set_xlabel("state: numbers per sequence, both layers")
+    axes.set_ylabel("accuracy, mean over 16 to 256 pairs")
     plain_axes(axes)
-    figure.legend(loc="outside right upper", fontsize=9, frameon=False)
-    save_figure(figure, path, source=source(files))
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    save_figure(figure, path, source=source(entries), dpi=120)
 
 
 if __name__ == "__main__":

@@ -159,6 +159,19 @@ def describe_origins(rows: Iterable[Row], subject: Callable[[Row], Hashable], na
     return " ".join(said)
 
 
+def describe_runs(rows: Iterable[Row]) -> str:
+    """Machines, days, commits and versions of rows that several runs have measured, none of which replaces another."""
+    origins = {(row.origin.device, row.origin.date[:10], full_commit(row.origin)): row.origin for row in rows}
+    devices, days, commits = (joined(sorted(set(names))) for names in zip(*origins))
+    versions = {
+        f"{title} {origin.versions[key]}"
+        for origin in origins.values()
+        for key, title in NAMED.items()
+        if key in origin.versions
+    }
+    return f"Measured on {devices}, {days}, at commit {commits}; {', '.join(sorted(versions))}."
+
+
 def _count(rows: Mapping[Hashable, Row]) -> str:
     return f"{len(rows)} row{'s were' if len(rows) > 1 else ' was'}"
 
