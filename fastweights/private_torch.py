@@ -33,6 +33,7 @@ __all__ = [
     "import_compiler",
     "keep_blocks_whole",
     "keep_staging",
+    "product_precision",
     "silence_uncaptured_steps",
     "size_may_change",
     "tensors_of",
@@ -138,6 +139,16 @@ def change_count(x: Tensor) -> int | None:
     """How often a tensor has been changed in place. None where this version of torch does not tell: whoever keeps something of
     the tensor then reads it again."""
     return getattr(x, "_version", None)
+
+
+def product_precision() -> str | None:
+    """The precision of products in float32 on a GPU. None where this version of torch does not tell: torch 2.9 gave each backend
+    a setting of its own, beside which the older function may refuse to answer."""
+    own = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    try:
+        return torch.get_float32_matmul_precision() if own is None else str(own)
+    except RuntimeError:
+        return None
 
 
 def copy_all(into: list[Tensor], given: list[Tensor]) -> None:

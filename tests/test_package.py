@@ -54,6 +54,7 @@ def test_the_distributions_are_complete(built: tuple[Path, Path]) -> None:
     assert not any("results" in name and name.endswith(".json") for name in packed)  # measured numbers are the studies'
 
 
+@pytest.mark.slow
 def test_a_fresh_installation_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
     """Packages of other projects are those of this environment, found by a .pth file; nothing comes from the network."""
     _, wheel = built

@@ -44,7 +44,8 @@ def generate(
     """Print a model's continuation of a text, token by token, and then how fast it came.
 
     Only the continuation goes to standard output. The prompt may be of any length: it is read in blocks
-    where memory asks for it. Drafts (--prompt-lookup, --draft) change the speed, not the text.
+    where memory asks for it. Drafts (--prompt-lookup, --draft) change the speed, and the
+    text only where tokens are drawn: other draws of the same distribution.
     """
     with one_line_errors(memory="a smaller --block, or --dtype bfloat16,"):
         import_mixers(imports)

@@ -321,10 +321,13 @@ class SoftmaxAttention(ConfiguredMixer):
         return fixed
 
     def refill_cache(self, kept: LayerCache, fixed: LayerCache) -> bool:
-        """Slots that stay empty are not read, so that `kept` may have more of them. A window's ring turns at its last slot."""
+        """Slots that stay empty are not seen, so that `kept` may have more of them; they are zero, as weights of zero times what
+        another call left there might be NaN. A window's ring turns at its last slot."""
         slots, more = (cache.memory["keys"].shape[1] for cache in (fixed, kept))
         if slots == more or slots > more or slots == self.window:
             return super().refill_cache(kept, fixed)
+        for x in kept.memory.values():
+            x[:, slots:].zero_()
         first = LayerCache({name: x[:, :slots] for name, x in kept.memory.items()}, kept.context, fixed=True)
         return super().refill_cache(first, fixed)
 

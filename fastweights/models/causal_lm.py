@@ -39,6 +39,11 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             self.release_step_graphs()
         return super().train(mode)
 
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Other weights, as of `to()` and `half()`, need other graphs."""
+        self.release_step_graphs()
+        return super()._apply(*args, **kwargs)
+
     @can_return_tuple
     def forward(
         self,

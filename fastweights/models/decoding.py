@@ -23,16 +23,18 @@ from .kept_graphs import graphs_of
 __all__ = ["DecodeSteps", "can_replay"]
 
 FEWEST = 8  # tokens to come that pay for capturing
+OWN_BODY = "fastweights.models.modeling"  # whose forward a step repeats
 SLOTS = 256  # of softmax attention that a captured step has a multiple of
 
 
 def can_replay(model: Any) -> bool:
     """Whether calls of the model may be captured. This takes a GPU and no autocast, whose copies of the weights would be
     captured too. A replay does not run open probes, hooks or a forward that accelerate has wrapped, so that none of these may
-    be there."""
+    be there; nor the forward of a subclass of the body, whose blocks a step calls by itself."""
     return (
         model.device.type == "cuda"
         and not model.training
+        and type(model.model).forward.__module__ == OWN_BODY
         and not torch.is_autocast_enabled("cuda")
         and all(
             is_unhooked(module) and not (isinstance(module, Mixer) and module._listener is not None)
@@ -53,6 +55,7 @@ class KeptStep(NamedTuple):
     """
 
     key: Hashable
+    serves: Hashable
     graph: torch.cuda.CUDAGraph | None
     ids: Tensor
     logits: Tensor
@@ -60,16 +63,15 @@ class KeptStep(NamedTuple):
     bytes: int
 
     @property
-    def serves(self) -> Hashable:
-        return kind_of_step(self.ids)
-
-    @property
     def device(self) -> torch.device:
         return self.ids.device
 
 
-def kind_of_step(ids: Tensor) -> Hashable:
-    return "step", len(ids), ids.device
+def kind_of_step(ids: Tensor, layers: list[LayerCache]) -> Hashable:
+    """What a step reads: token ids of so many sequences, and ordinary caches with these entries (of padded prompts there are
+    others). Tensors of inference mode cannot be written into outside."""
+    entries = tuple((*sorted(layer.memory), *sorted(layer.context)) for layer in layers)
+    return "step", len(ids), ids.device, entries, torch.is_inference_mode_enabled()
 
 
 class DecodeSteps:
@@ -92,11 +94,13 @@ class DecodeSteps:
         self.layers: list[LayerCache] = []  # the fixed caches
         self.bytes = 0  # of these and the graph
         self.key: Hashable = None  # of a step that may be kept
+        self.kind: Hashable = None
+        self.keeps_form = True  # whether a step leaves the caches the form that they had
 
     def serve(self, ids: Tensor | None, layers: list[LayerCache], columns: int) -> bool:
         """Whether a call with these token ids is one of the steps. The first of them makes the caches in `layers` fixed."""
         tokens = self.length - columns
-        if ids is None or ids.shape[1] != 1 or tokens < (FEWEST if self.logits is None else 1):
+        if ids is None or ids.shape[1] != 1 or tokens < (FEWEST if self.logits is None else 1) or not self.keeps_form:
             return False
         return self.logits is not None or self._start(ids, layers, tokens)
 
@@ -126,7 +130,7 @@ class DecodeSteps:
         """Whether later calls have the step."""
         is_kept = False
         if self.key is not None and self.logits is not None:
-            step = KeptStep(self.key, self.graph, self.ids, self.logits, self.layers, self.bytes)
+            step = KeptStep(self.key, self.kind, self.graph, self.ids, self.logits, self.layers, self.bytes)
             is_kept = graphs_of(self.model).put(step)
         self.graph = self.logits = None
         self.layers = []
@@ -147,9 +151,10 @@ class DecodeSteps:
         return [block.mixer for block in self.model.model.layers[: self.model.config.num_hidden_layers]]
 
     def _start(self, ids: Tensor, layers: list[LayerCache], tokens: int) -> bool:
-        """Make the caches fixed. False where the fixed caches do not fit into memory."""
+        """Make the caches fixed. False where the fixed caches do not fit into memory, or a step changes their form."""
         graphs, key = graphs_of(self.model), None if self.find_key is None else self.find_key()
-        kept = None if key is None else graphs.take(key, kind_of_step(ids))
+        self.kind = kind_of_step(ids, layers)
+        kept = None if key is None else graphs.take(key, self.kind)
         spare = -self.length % SLOTS if self.replayed else 0
         try:
             kept = self._fix_caches(layers, tokens + spare, kept)
@@ -162,7 +167,12 @@ class DecodeSteps:
         if kept is None:
             self.begin(ids, layers)
         else:
-            self.graph, self.ids, self.logits, self.layers, self.bytes = kept[1:]
+            self.graph, self.ids, self.logits, self.layers, self.bytes = kept[2:]
+        if not self.keeps_form:
+            self.graph = self.logits = None
+            for index, mixer in enumerate(self._mixers()):
+                layers[index] = mixer.free_cache(layers[index])
+            return False
         if self.graph is not None or not self.replayed:
             self.key = key
         return True
@@ -187,7 +197,8 @@ class DecodeSteps:
             before = torch.cuda.memory_reserved(ids.device)
             try:
                 warm_up(lambda: self._step(keep=False), ids.device)
-                self.graph, _ = captured(self._step, ids.device)
+                if self.keeps_form:
+                    self.graph, _ = captured(self._step, ids.device)
             except RuntimeError as error:
                 warn_of_calls("a layer cannot be captured", error)
             self.bytes += max(0, torch.cuda.memory_reserved(ids.device) - before)
@@ -205,6 +216,10 @@ class DecodeSteps:
                 x_N1D = block(x_N1D, past_key_values=cache, first_values=first_values)
                 if keep:
                     fixed.keep(cache)
+                elif (
+                    cache.describe() != fixed.describe()
+                ):  # of a layer whose memory grows, without a `fixed_cache` of its own
+                    self.keeps_form = False
             _, normed_N1D = normalize_sum(body.norm, x_N1D, None)
         self.logits = self.model.lm_head(normed_N1D)
 

@@ -154,7 +154,9 @@ class DraftReader:
             return None
         if (width, self.slots) not in self.serves:
             forms = tuple((name, shape[1:], dtype) for layer in layers for name, shape, dtype, _ in layer.describe())
-            self.serves[width, self.slots] = ("drafts", width, len(layers), held_tensors(layers)[0].device, forms)
+            inference = torch.is_inference_mode_enabled()  # whose tensors cannot be written into outside
+            device = held_tensors(layers)[0].device
+            self.serves[width, self.slots] = ("drafts", width, len(layers), device, forms, inference)
         serves = self.serves[width, self.slots]
         kept = graphs.take(key, serves)
         if kept is not None or graphs.refuses(serves):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from threading import Lock
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -11,14 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from ..layers.mixer import Mixer
-from ..private_torch import all_modules, change_count, tensors_of
+from ..private_torch import all_modules, change_count, product_precision, tensors_of
 
 __all__ = ["Kept", "KeptGraphs", "describe_model", "graphs_of"]
 
 MOST = 12  # graphs per model
 SHARE = 1 / 32  # of the GPU's memory that those of a model may hold
 PLAIN = frozenset({int, float, str, bool, type(None)})  # settings of a module that its forward may read
-KNOWN = ("fastweights.", "torch.nn.")  # where the modules come from whose settings are all there is to them
+KNOWN = (
+    "fastweights.",
+    "torch.nn.",
+)  # where the modules come from whose plain settings and options are all there is to them
+WHOLE = (Enum, torch.dtype, torch.device, torch.Size, type, FunctionType, BuiltinFunctionType)  # compared as they are
+OF_MODULES = frozenset(vars(nn.Module())) - {"training"}  # what torch keeps in every module
 
 
 class Kept(Protocol):
@@ -109,25 +117,59 @@ def most_bytes(device: torch.device) -> int:
 
 
 def describe_model(model: nn.Module) -> tuple[object, ...] | None:
-    """What a captured call depends on: the places and versions of all weights, and every plain setting of every module. None
-    where these do not tell all: modules of other packages (adapters, quantized layers), but for mixers, and tensors of other
-    classes or without a version."""
+    """What a captured call depends on: the places and versions of all weights, every plain setting and the options of every
+    module of this library, and everything that a mixer from elsewhere and the modules within it hold. None where these do not
+    tell all: other modules of other packages (adapters, quantized layers), tensors of other classes or without a version, and a
+    mixer that holds anything but tensors, plain values, and containers and dataclasses of them."""
     modules = all_modules(model)
     kinds = [*map(type, modules)]
-    tensors = [x for module in modules for x in tensors_of(module)]
-    settings = [x for module in modules for x in vars(module).values() if type(x) in PLAIN]
-    if not all(kind.__module__.startswith(KNOWN) or issubclass(kind, Mixer) for kind in {*kinds}):
+    strange = {kind for kind in {*kinds} if not kind.__module__.startswith(KNOWN)}
+    own = {
+        part for mixer in modules if type(mixer) in strange and isinstance(mixer, Mixer) for part in all_modules(mixer)
+    }
+    if any(type(module) in strange and module not in own for module in modules):
         return None
+    tensors = [x for module in modules for x in tensors_of(module)]
     if any(type(x) not in (Tensor, nn.Parameter) or x.is_inference() or change_count(x) is None for x in tensors):
+        return None
+    settings = [x for module in modules for x in vars(module).values() if type(x) in PLAIN]
+    options = [vars(module).get("options") for module in modules]
+    try:
+        held = [_describe_held(part) for part in modules if part in own]
+    except Unknown:
         return None
     products = torch.backends.cuda.matmul
     return (
         *kinds,
         *settings,
+        options,
+        held,
         *[(x.data_ptr(), change_count(x), x.dtype) for x in tensors],
-        torch.get_float32_matmul_precision(),
+        product_precision(),
         products.allow_bf16_reduced_precision_reduction,
         products.allow_fp16_reduced_precision_reduction,
         torch.are_deterministic_algorithms_enabled(),
-        torch.is_inference_mode_enabled(),  # whose tensors cannot be written into outside
     )
+
+
+class Unknown(Exception):
+    """A value of a kind of which equality says too little."""
+
+
+def _describe_held(module: nn.Module) -> object:
+    return [(name, _describe(x)) for name, x in vars(module).items() if name not in OF_MODULES]
+
+
+def _describe(x: Any) -> object:
+    """A value that is equal while a forward that reads x computes the same."""
+    if type(x) in PLAIN or isinstance(x, WHOLE):
+        return x
+    if isinstance(x, Tensor):
+        return x.data_ptr(), change_count(x), x.dtype, x.shape, x.stride(), x.device
+    if isinstance(x, Mapping):
+        return type(x), [(_describe(name), _describe(value)) for name, value in x.items()]
+    if isinstance(x, (tuple, list)):
+        return type(x), [_describe(one) for one in x]
+    if is_dataclass(x):
+        return type(x), [(each.name, _describe(getattr(x, each.name))) for each in fields(x)]
+    raise Unknown

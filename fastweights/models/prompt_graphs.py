@@ -124,7 +124,8 @@ class PromptReader:
         key, graphs = self.find_key(), graphs_of(self.model)
         if key is None:
             return None
-        serves = ("prompts", rows.count, width, self.model.config.num_hidden_layers, ids.device)
+        inference = torch.is_inference_mode_enabled()  # whose tensors cannot be written into outside
+        serves = ("prompts", rows.count, width, self.model.config.num_hidden_layers, ids.device, inference)
         kept = graphs.take(key, serves)
         if kept is not None:
             kept.fill(ids, rows)
@@ -139,13 +140,14 @@ class PromptReader:
         return kept
 
     def _run(self, kept: KeptPrompts, width: int) -> bool:
-        """False where memory does not hold what the model computes, which without padding is less."""
+        """False where memory does not hold what the model computes, which without padding is less, or a mixer from elsewhere does
+        not take prompts packed into one row. What is wrong in any form is raised again by the call that follows."""
         if kept.graph is not None:
             kept.graph.replay()
             return True
         try:
             self._call(kept, width)
-        except torch.OutOfMemoryError:
+        except Exception:
             graphs_of(self.model).refuse(kept.serves)
             return False
         return True

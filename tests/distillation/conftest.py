@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from ..training.no_waiting import no_waiting
 from .runs import distill_run, write_models
+
+__all__ = ["no_waiting"]
 
 
 @pytest.fixture(autouse=True)

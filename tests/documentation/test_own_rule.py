@@ -55,22 +55,29 @@ CONTRACT = {
 }
 
 
+DEAR = {"test_fullgraph", "test_opcheck", "test_divided_packed_is_whole"}  # two thirds of the time
+
+
 @pytest.mark.parametrize(
-    ("folder", "own"),
+    ("folder", "own", "without"),
     [
-        ("own_rule", "test_one_memory_alone_is_linear_attention"),
-        pytest.param("own_package", "test_padding_forgets_nothing", marks=pytest.mark.slow),  # as tests/house has it
+        pytest.param("own_rule", "test_one_memory_alone_is_linear_attention", DEAR, id="own_rule, most"),
+        pytest.param(
+            "own_rule", "test_one_memory_alone_is_linear_attention", set(), marks=pytest.mark.slow, id="own_rule"
+        ),
+        # In the fast set tests/house has it.
+        pytest.param("own_package", "test_padding_forgets_nothing", set(), marks=pytest.mark.slow, id="own_package"),
     ],
 )
-def test_the_rules_keep_the_contract(folder: str, own: str) -> None:
-    found = passed(folder)
-    assert {*CONTRACT, own} <= found and len(found) >= 30, CONTRACT - found
+def test_the_rules_keep_the_contract(folder: str, own: str, without: set[str]) -> None:
+    found = passed(folder, "-k", f"not ({' or '.join(sorted(without))})") if without else passed(folder)
+    assert {*CONTRACT, own} - without <= found and len(found) >= 30 - len(without), CONTRACT - found
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("tests", ["read_segments or low_precision", pytest.param("kernels", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tests", ["read_segments", pytest.param("kernels", marks=pytest.mark.slow)])
 def test_the_kernels_keep_the_contract(tests: str) -> None:
-    assert len(passed("own_package", "-k", tests)) == (2 if tests != "kernels" else 6)
+    assert len(passed("own_package", "-k", tests)) == (1 if tests != "kernels" else 6)
 
 
 @pytest.mark.slow  # as in test_first_commands.py

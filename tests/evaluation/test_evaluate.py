@@ -37,8 +37,8 @@ SETTINGS = EvaluationSettings(
     pairs=2,
     symbols=16,
     recall_examples=3,
-    needle_examples=2,
-    ruler_examples=2,
+    needle_examples=1,
+    ruler_examples=1,
     depths=(0.0, 1.0),
     texts=2,
 )
@@ -64,8 +64,8 @@ def test_every_measure_at_every_length(results):
 def test_the_numbers_are_those_of_the_functions(results):
     lm = model()
     assert results["perplexity"] == perplexity_by_length(lm, DOCUMENTS, [400, 430], texts=2)
-    assert results["s-niah-3"][3] == needle_recall(lm, WORDS, "s-niah-3", length=430, depth=1.0, examples=2, text=TEXT)
-    assert results["vt"][1] == ruler_recall(lm, WORDS, "vt", length=430, examples=2, text=TEXT)
+    assert results["s-niah-3"][3] == needle_recall(lm, WORDS, "s-niah-3", length=430, depth=1.0, examples=1, text=TEXT)
+    assert results["vt"][1] == ruler_recall(lm, WORDS, "vt", length=430, examples=1, text=TEXT)
     task = TaskInWords(make_task("copy", pairs=2, length=430, vocab_size=16), word_tokens(WORDS, 16), [])
     assert results["copy"][1].accuracy == recall_accuracy(lm, task, seed=0, examples=3)
     assert (results["copy"][1].chance, results["copy"][1].task) == (0.5, "copy")
@@ -75,7 +75,15 @@ def test_prompts_are_read_batch_size_at_a_time(monkeypatch):
     lm, rows = model(), []
     generate = lm.generate
     monkeypatch.setattr(lm, "generate", lambda ids, **options: rows.append(len(ids)) or generate(ids, **options))
-    settings = replace(SETTINGS, measures=("s-niah-1", "vt"), lengths=(400,), depths=(0.5,), batch_size=2)
+    settings = replace(
+        SETTINGS,
+        measures=("s-niah-1", "vt"),
+        lengths=(400,),
+        depths=(0.5,),
+        needle_examples=2,
+        ruler_examples=2,
+        batch_size=2,
+    )
     assert [measure for measure, _ in evaluate(lm, WORDS, settings, text=TEXT)] == ["s-niah-1", "vt"]
     assert rows == [2, 2]
 

@@ -94,9 +94,13 @@ def test_the_model_is_registered(tmp_path):
         (["facts_choice", ""], EXAMPLES, "tasks must be a list of names of tasks, none of them empty"),
     ],
 )
-def test_bad_input(tasks, folder, message):
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["own", "whole"])
+def test_bad_input(tasks, folder, message, whole, tmp_path, monkeypatch):
+    """whole: with the harness's own tasks, of which there are 14,000 files to be read for a name that is unknown."""
     from fastweights.evaluation.harness import evaluate_with_harness
 
+    if not whole:
+        monkeypatch.setattr("lm_eval.tasks.manager.__file__", str(tmp_path / "manager.py"))
     with pytest.raises(ValueError, match=message):
         evaluate_with_harness(model(), WORDS, tasks, include_path=folder)
 

@@ -79,7 +79,7 @@ def test_bad_suites_are_refused(suites):
 
 @pytest.mark.parametrize(
     "suite",
-    [pytest.param(suite, marks=[] if suite in ("commonsense", "many-shot") else pytest.mark.slow) for suite in SUITES],
+    [pytest.param(suite, marks=[] if suite == "commonsense" else pytest.mark.slow) for suite in SUITES],
 )
 def test_a_suite_from_the_command_to_the_file(suite, tmp_path, monkeypatch, capsys):
     """With the harness's prompts and metrics on local data; every declared number is there."""

@@ -326,7 +326,14 @@ def test_export_runs_the_originals(calls: dict[str, int]) -> None:
 
 
 # Earlier layers of other families have other parts.
-@pytest.mark.parametrize("family", [name for name in INSTALLED if not EARLIER or name in TWO])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=() if name == TWO[0] else pytest.mark.slow)
+        for name in INSTALLED
+        if not EARLIER or name in TWO
+    ],
+)
 def test_a_layer_compiles_into_one_graph(family: str, calls: dict[str, int]) -> None:
     """With gradients, and with packed sequences where cumulative lengths alone tell where they begin."""
     layer = next(x for x in tiny(family).modules() if hasattr(x, "conv1d"))

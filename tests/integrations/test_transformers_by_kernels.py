@@ -206,7 +206,7 @@ X = torch.randn(2, 10, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("family", FEW_LAYERS)
 def test_layers(family: str, padded: bool, calls: dict[str, int]) -> None:
     """With values of half as many channels as keys have, in as many heads, and padding; with twice as many heads as usual."""
@@ -222,7 +222,9 @@ def test_layers(family: str, padded: bool, calls: dict[str, int]) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("family", FEW_LAYERS)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name == "qwen3_next" else pytest.mark.slow) for name in LAYERS]
+)
 def test_packed_sequences(family: str, calls: dict[str, int]) -> None:
     layer, lengths = memory_layer(family), [4, 1, 5]
     wanted = torch.cat([layer(x) for x in X[:1].split(lengths, 1)], 1)
@@ -235,8 +237,16 @@ def test_packed_sequences(family: str, calls: dict[str, int]) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("family", FEW_LAYERS)
-@pytest.mark.parametrize("length", [2, 9])
+@pytest.mark.parametrize(
+    ("length", "family"),
+    [
+        pytest.param(
+            length, name, marks=() if (length, name) in ((9, "qwen3_next"), (2, "kimi_linear")) else pytest.mark.slow
+        )
+        for length in (2, 9)
+        for name in LAYERS
+    ],
+)
 def test_a_prompt_and_what_follows(family: str, length: int, calls: dict[str, int]) -> None:
     """The first part of a sequence fills the cache; later ones go on with it by transformers' own code."""
     model = tiny(family).to(DEVICE)

@@ -12,9 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastweights.kernels.availability import HAS_TRITON, INTERPRETED
 from fastweights.testing import CASES, OpCase, OpInputs
 from fastweights.testing.contract.by_kernels import DEVICE, draw_small
 from fastweights.testing.contract.compare import assert_close, values_and_gradients
+
+from .interpreter import remember_builtins
+
+if HAS_TRITON and INTERPRETED:
+    remember_builtins()
 
 
 def has_kernels(case: OpCase) -> bool:
@@ -48,6 +54,12 @@ STEP_BY_STEP = (
     "mesa",
 )
 SLOW = [name for name, case in KERNEL_CASES.items() if case.spec.name.startswith(STEP_BY_STEP)]
+# Other forms, whose kernels a form with more inputs launches as well.
+REPEATED = (
+    *("linear_attention-head", "delta_rule-none", "delta_rule-none-write", "delta_rule-head", "delta_rule-channel"),
+    *("delta_product-none", "delta_product-head", "dplr_delta_rule-none", "precondition_keys-tanh"),
+    *("precondition_keys-unstable", "preconditioned_delta_rule-none", "preconditioned_delta_rule-head"),
+)
 
 some_cases = pytest.mark.parametrize("case", [KERNEL_CASES[name] for name in SOME], ids=SOME)
 

@@ -11,10 +11,12 @@ from fastweights.kernels.availability import HAS_TRITON
 from fastweights.testing import OpCase
 from tests.ops.kernel_launches import plans_anew
 
-from .cases import KERNEL_CASES, SLOW
+from .cases import KERNEL_CASES, REPEATED, SLOW
 
 
-@pytest.fixture(params=[pytest.param(x, marks=pytest.mark.slow if x in SLOW else ()) for x in KERNEL_CASES])
+@pytest.fixture(
+    params=[pytest.param(x, marks=pytest.mark.slow if x in (*SLOW, *REPEATED) else ()) for x in KERNEL_CASES]
+)
 def case(request: pytest.FixtureRequest) -> OpCase:
     return KERNEL_CASES[request.param]
 

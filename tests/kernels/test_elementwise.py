@@ -25,8 +25,15 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield
 
 
-@pytest.mark.parametrize("started", [False, True])
-@pytest.mark.parametrize("value", [5, 18], ids=["one tile of columns", "two tiles"])
+@pytest.mark.parametrize(
+    ("value", "started"),
+    [
+        pytest.param(5, False, id="one tile of columns-False"),
+        pytest.param(18, True, id="two tiles-True"),
+        pytest.param(5, True, id="one tile of columns-True", marks=pytest.mark.slow),
+        pytest.param(18, False, id="two tiles-False", marks=pytest.mark.slow),
+    ],
+)
 def test_values_and_gradients(value: int, started: bool) -> None:
     """Two value heads per key head, channels and columns that fill no tile."""
     inputs = small(CASE, 7, heads=1, value_heads=2, key=20, value=value)
@@ -42,12 +49,14 @@ def test_several_chunks_and_sequences() -> None:
     check_against_reference(CASE, inputs, states, CLOSE, cu_seqlens=edges)
 
 
-def test_few_programs_take_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("longest", [5, pytest.param(65, id="several chunks", marks=pytest.mark.slow)])
+def test_few_programs_take_all_tiles(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three programs of the backward share twelve work items: tiles of columns, heads and sequences, one without tokens."""
     monkeypatch.setattr("fastweights.kernels.elementwise.rule.WARPS", 3)
-    inputs = small(CASE, 68, heads=1, value_heads=2, key=4, value=17)
+    edges = torch.tensor([0, longest, longest, longest + 3])
+    inputs = small(CASE, longest + 3, heads=1, value_heads=2, key=4, value=17)
     states = draw_states(CASE, inputs, 3)
-    check_against_reference(CASE, inputs, states, CLOSE, cu_seqlens=torch.tensor([0, 65, 65, 68]))
+    check_against_reference(CASE, inputs, states, CLOSE, cu_seqlens=edges)
 
 
 def test_decays_near_zero() -> None:

@@ -181,7 +181,7 @@ def test_float32_goes_token_by_token(on_hopper: None) -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("width", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_machine_code(on_hopper: None, width: int) -> None:
     """Little is spilled, as many programs as planned fit a multiprocessor, every load is waited for."""
     for one in launched(width, width):

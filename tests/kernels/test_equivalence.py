@@ -18,6 +18,7 @@ from tests.contract.golden import FILES, load
 from .cases import (
     DEVICE,
     KERNEL_CASES,
+    REPEATED,
     SLOW,
     SOME,
     draw_states,
@@ -46,7 +47,8 @@ TAKE_SECONDS = (
     "lattice",
     "output_normalized",
     "palimpsa",
-    "variational_linear_attention-plain",
+    "preconditioned_delta_rule-none",
+    "variational_linear_attention",
 )
 
 
@@ -90,7 +92,7 @@ WIDTHS = {
 
 def sizes_for(name: str) -> tuple[int, ...]:
     """The lengths of the fast set."""
-    return (2, 64, 65) if name in SOME else () if name in SLOW else (2, 65)
+    return (2, 64, 65) if name in SOME else () if name in (*SLOW, *REPEATED) else (2, 65)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_no_state_unless_asked(case: OpCase, time: int) -> None:
     assert all(s.dtype == torch.float32 for s in states)
 
 
-@some_slow("preconditioned_delta_rule-channel")
+@some_slow("preconditioned_delta_rule-channel", "precondition_keys")
 def test_any_layout(case: OpCase) -> None:
     """Heads before time, strided channels, a view that begins in the middle of 16 bytes, one token repeated: the same numbers bit
     by bit, the same gradients."""

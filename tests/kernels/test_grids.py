@@ -38,7 +38,9 @@ def grids(name: str, packed: bool) -> dict[str, tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize(
+    "packed", [pytest.param(False, id="rows", marks=pytest.mark.slow), pytest.param(True, id="packed")]
+)
 # With so many sequences recursive least squares takes several seconds.
 @pytest.mark.parametrize(
     "name",

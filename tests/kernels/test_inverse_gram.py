@@ -23,7 +23,12 @@ REFRESHED = "variational_linear_attention-refresh"  # every 20 tokens
 
 @pytest.mark.parametrize(
     ("name", "time", "started"),
-    [(RLS, 9, False), pytest.param(RLS, 70, False, marks=pytest.mark.slow), (VLA, 9, True), (REFRESHED, 70, True)],
+    [
+        (RLS, 9, False),
+        pytest.param(RLS, 70, False, marks=pytest.mark.slow),
+        pytest.param(VLA, 9, True, marks=pytest.mark.slow),
+        (REFRESHED, 70, True),
+    ],
 )
 def test_values_and_gradients(name: str, time: int, started: bool) -> None:
     """Two value heads per key head, two blocks of key channels, an odd number of tokens; from a first state."""

@@ -89,8 +89,11 @@ def test_long_segments_take_no_more_rounds_of_programs(
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize(("refreshed", "gluon"), [(False, SUMMED), (True, REFRESHED)], ids=["summed", "refreshed"])
+@pytest.mark.parametrize("width", [pytest.param(64, marks=pytest.mark.slow), 128])
+@pytest.mark.parametrize(
+    ("refreshed", "gluon"),
+    [pytest.param(False, SUMMED, id="summed"), pytest.param(True, REFRESHED, id="refreshed", marks=pytest.mark.slow)],
+)
 def test_machine_code(on_hopper: None, width: int, refreshed: bool, gluon: set[str]) -> None:
     """Programs of 64 channels share a multiprocessor, little is spilled, products run on while others are issued, and every load
     is waited for."""

@@ -349,7 +349,13 @@ def in_segments(name: str, dtype: str, width: int) -> Callable[[], None]:
     return partial(launch, KERNEL_CASES[name], width, time=4096, heads=2, with_states=True, dtype=getattr(torch, dtype))
 
 
-@pytest.mark.parametrize(FORM, CHOSEN)
+# The others take half a minute.
+FAST_MEMORIES = ("delta_rule-head-write", "linear_attention-head", "elementwise_longhorn", "lattice-decode")
+
+
+@pytest.mark.parametrize(
+    FORM, [pytest.param(*x, marks=() if x[0] in FAST_MEMORIES else pytest.mark.slow) for x in CHOSEN]
+)
 def test_memory(name: str, dtype: str, width: int, capability: int) -> None:
     """Every kernel once: those of matrix states, which most rules launch, for the rules that launch no others."""
     kernels = first_forms([in_segments(name, dtype, width)])
@@ -430,7 +436,16 @@ AROUND_MEMORIES = {
 }
 
 
-@pytest.mark.parametrize("launches", AROUND_MEMORIES.values())
+FAST_AROUND = (
+    *("gated_norm", "linear_rows", "positive_keys", "layer_norm", "convolution_step", "l2_normalize"),
+    *("token_convolution", "pool_rows"),
+)
+
+
+@pytest.mark.parametrize(
+    "launches",
+    [pytest.param(x, marks=() if name in FAST_AROUND else pytest.mark.slow) for name, x in AROUND_MEMORIES.items()],
+)
 def test_around(launches: Callable[[], Iterable[Callable[[], object]]]) -> None:
     check_compiled(first_forms(launches()), 90)
 

@@ -83,7 +83,7 @@ def test_infinities_are_bad_numbers_too(case: OpCase, bad: float) -> None:
     check_containment(case, bad, time=20, at=3, packed=False)
 
 
-@some_slow("delta_rule-head-write", "preconditioned_delta_rule-channel")
+@some_slow("delta_rule-head-write", "preconditioned_delta_rule-channel", "precondition_keys")
 def test_bad_numbers_stay_in_their_sequence_and_head(case: OpCase) -> None:
     check_containment(case, math.nan, time=75, at=66, packed=True)
 

@@ -533,9 +533,19 @@ def test_other_devices_take_the_kernels_in_plain_triton() -> None:
         assert "solve_chunks" not in names(launched(300))
 
 
+# The rule with most of the kernels; compiling those of one takes ten seconds.
+FAST_CODE = ("write keys", 128)
+
+
 @pytest.mark.compiler
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "width"),
+    [
+        pytest.param(rule, width, marks=() if (rule, width) == FAST_CODE else pytest.mark.slow)
+        for rule in RULES
+        for width in (64, 128)
+    ],
+)
 def test_machine_code(on_hopper: None, rule: str, width: int) -> None:
     """Every kernel fits, and products run on while others are issued: where the assembler orders them one by one, it waits for
     each. Every load is waited for."""
@@ -558,8 +568,8 @@ def test_machine_code(on_hopper: None, rule: str, width: int) -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("gates", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("heads", [4, 16])
+@pytest.mark.parametrize("gates", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("heads", [4, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("edges", [None, [0, 100, 300]], ids=["rows", "packed"])
 def test_every_load_is_waited_for(on_hopper: None, gates: torch.dtype, heads: int, edges: list[int] | None) -> None:
     """The assembler forgot it in some of these forms: see `gradients_back`."""

@@ -29,6 +29,12 @@ def close(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         yield 2e-5 if request.param else 1e-5
 
 
+# The kernel of 16 bits; the slow set has the other one too.
+products_are_fast = pytest.mark.parametrize(
+    "close", [pytest.param(False, id="sums", marks=pytest.mark.slow), pytest.param(True, id="products")], indirect=True
+)
+
+
 def check(close: float, time: int, started: bool, cu_seqlens: Tensor | None = None, **sizes: int) -> None:
     inputs = small(CASE, time, **sizes)
     count = 1 if cu_seqlens is None else len(cu_seqlens) - 1
@@ -45,6 +51,7 @@ def test_values_and_gradients(close: float, started: bool) -> None:
     check(close, 67, started)
 
 
+@products_are_fast
 def test_packed_sequences(close: float) -> None:
     """Short ones, an empty one, one over the edge of a chunk; with groups of heads."""
     check(close, 68, True, torch.tensor([0, 3, 3, 68]), heads=1, value_heads=2)
@@ -70,6 +77,7 @@ def test_half_precision() -> None:
         assert_close(found, right, 2e-3)
 
 
+@products_are_fast
 def test_gamma_of_key_heads(close: float) -> None:
     """A gain per key head serves its group of value heads, and gathers their gradients."""
     inputs = small(CASE, 5, heads=2, value_heads=4)
@@ -89,8 +97,8 @@ def test_answers_without_a_direction(close: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
-@pytest.mark.usefixtures("close")
-def test_bad_numbers(bad: float) -> None:
+@products_are_fast
+def test_bad_numbers(close: float, bad: float) -> None:
     """They reach what follows in their head, and nothing else; a query its own token alone. No state is infinite."""
     inputs = small(CASE, 4, heads=2).map(Tensor.requires_grad_)  # without gradients so few tokens are decoded
     clean, _ = CASE(inputs, backend="triton")

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.kernels
 CLOSE = 1e-5
 
 
-@pytest.mark.parametrize(("name", "started"), [("palimpsa", False), ("palimpsa_posterior", True)])
+@pytest.mark.parametrize(
+    ("name", "started"), [pytest.param("palimpsa", False, marks=pytest.mark.slow), ("palimpsa_posterior", True)]
+)
 def test_values_and_gradients(name: str, started: bool) -> None:
     """Two value heads per key head, two parts of key channels, columns that fill no tile, an odd number of tokens."""
     case = KERNEL_CASES[name]

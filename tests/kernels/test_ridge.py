@@ -104,7 +104,9 @@ def test_extremes_are_finite_and_agree(name: str, extreme: str) -> None:
         assert (g - w).norm() <= 1e-3 * max(float(w.norm()), 1e-3 * largest)
 
 
-@pytest.mark.parametrize("size", [2.0**-122, 2.0**-134, 2.0**-148])
+@pytest.mark.parametrize(
+    "size", [2.0**-134, *(pytest.param(x, marks=pytest.mark.slow) for x in (2.0**-122, 2.0**-148))]
+)
 @pytest.mark.parametrize("name", [CHEBYSHEV, CONJUGATE])
 @pytest.mark.parametrize("changed", ["do", "q", "k"])
 def test_numbers_below_the_normal_range(name: str, size: float, changed: str) -> None:
@@ -143,7 +145,9 @@ def test_float16_whatever_the_size_of_keys(name: str, size: float) -> None:
     assert max(map(relative_error, got[1], wanted[1])) < 2e-2
 
 
-@pytest.mark.parametrize("half_life", ridge_accuracy.HALF_LIVES)
+@pytest.mark.parametrize(
+    "half_life", [pytest.param(x, marks=pytest.mark.slow if x > 1 else ()) for x in ridge_accuracy.HALF_LIVES]
+)
 def test_accuracy_against_a_dense_solution(half_life: float) -> None:
     """In float16, as the interpreter has no bfloat16 products; tests/gpu has both. With fast decays the gradients of the decays
     are small differences of large sums: rounded apart, these left an error of 3e-2 here and 3e-1 in bfloat16."""

@@ -67,7 +67,7 @@ def check(
     [
         ("lattice-decode-decay", True), pytest.param("lattice-decode-free", True, marks=pytest.mark.slow),
         ("lattice-encode-decay", True), pytest.param("lattice-encode-free", False, marks=pytest.mark.slow),
-        ("lattice-similarity", False),
+        pytest.param("lattice-similarity", False, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_values_and_gradients(name: str, started: bool) -> None:
@@ -156,7 +156,7 @@ def test_where_coefficients_grow(monkeypatch: pytest.MonkeyPatch, plans: None) -
 
 
 @pytest.mark.parametrize("bad", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["lattice-encode-decay", "lattice-decode"])
+@pytest.mark.parametrize("name", ["lattice-encode-decay", pytest.param("lattice-decode", marks=pytest.mark.slow)])
 def test_bad_numbers(name: str, bad: float) -> None:
     """They reach what follows in their head, and nothing else; a query its own token alone. No state is infinite."""
     case = KERNEL_CASES[name]

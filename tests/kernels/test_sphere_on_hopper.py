@@ -261,11 +261,11 @@ def longest_loop(sass: str) -> list[str]:
     ("name", "width", "objective", "decay", "registers", "spilled"),
     [
         (GLUON, 64, "encode", True, 168, 0),
-        (GLUON, 128, "encode", True, 232, 0),
-        (GLUON, 128, "similarity", False, 232, 0),
-        (GLUON_BACK, 128, "encode", True, 255, 0),
+        pytest.param(GLUON, 128, "encode", True, 232, 0, marks=pytest.mark.slow),
+        pytest.param(GLUON, 128, "similarity", False, 232, 0, marks=pytest.mark.slow),
+        pytest.param(GLUON_BACK, 128, "encode", True, 255, 0, marks=pytest.mark.slow),
         (GLUON_BACK, 128, "encode", False, 255, 8),
-        (GLUON_BACK, 128, "similarity", True, 255, 0),
+        pytest.param(GLUON_BACK, 128, "similarity", True, 255, 0, marks=pytest.mark.slow),
     ],
 )
 def test_machine_code(

@@ -5,9 +5,8 @@ import torch
 
 from fastweights.layers import LayerCache, build_mixer
 
-from .variants import HIDDEN, VARIANTS, build
+from .variants import HIDDEN, VARIANTS, build, every_variant, options_are_slow
 
-pytestmark = pytest.mark.parametrize("variant", VARIANTS)
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
 
 
@@ -22,6 +21,7 @@ def x():
     return torch.randn(2, 21, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
+@every_variant
 def test_output_and_gradients(layer, x):
     x.requires_grad_()
     y = layer(x)
@@ -31,6 +31,7 @@ def test_output_and_gradients(layer, x):
     assert [name for name, grad in reached.items() if grad is None or not grad.abs().sum() > 0] == []
 
 
+@every_variant
 def test_causal(layer, x):
     later = x.clone()
     later[:, 13] += 1
@@ -39,13 +40,17 @@ def test_causal(layer, x):
     assert not torch.allclose(after[:, 13:], before[:, 13:])
 
 
-@pytest.mark.parametrize("lengths", [[8, 13], pytest.param([1] * 21, marks=pytest.mark.slow), [3, 1, 1, 16]])
+@every_variant
+@pytest.mark.parametrize(
+    "lengths", [*(pytest.param(x, marks=pytest.mark.slow) for x in ([8, 13], [1] * 21)), [3, 1, 1, 16]]
+)
 def test_cache_continues_exactly(layer, x, lengths):
     cache = LayerCache()
     blocks = [layer(block, cache) for block in x.split(lengths, 1)]
     torch.testing.assert_close(torch.cat(blocks, 1), layer(x), **EXACT)
 
 
+@every_variant
 def test_state_size_is_what_the_cache_holds(layer, x):
     cache = LayerCache()
     layer(x, cache)
@@ -53,6 +58,7 @@ def test_state_size_is_what_the_cache_holds(layer, x):
     assert sum(tensor[0].numel() for tensor in cache.memory.values()) == layer.state_size(length=21)
 
 
+@every_variant
 def test_packed_is_separate(layer, x):
     row = x.flatten(0, 1)[None]
     edges = [0, 5, 5, 6, 30, 42]
@@ -61,6 +67,7 @@ def test_packed_is_separate(layer, x):
     torch.testing.assert_close(packed, torch.cat(separate, 1), **EXACT)
 
 
+@options_are_slow
 def test_packed_sequences_go_on_from_a_cache(layer, x):
     """Ragged prefill, a token for each sequence, a ragged block, another token: as if each had been alone."""
     whole, cache = layer(x), LayerCache()
@@ -74,6 +81,7 @@ def test_packed_sequences_go_on_from_a_cache(layer, x):
     torch.testing.assert_close(b, whole[1, :14], **EXACT)
 
 
+@options_are_slow
 def test_gradients_flow_through_the_cache(layer, x):
     x.requires_grad_()
     weight = torch.randn_like(x)
@@ -84,6 +92,7 @@ def test_gradients_flow_through_the_cache(layer, x):
     torch.testing.assert_close(segmented, whole, rtol=1e-7, atol=1e-10)
 
 
+@options_are_slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision(layer, x, dtype):
     wanted = layer(x)
@@ -93,6 +102,7 @@ def test_low_precision(layer, x, dtype):
     assert error < (0.06 if dtype == torch.bfloat16 else 0.01)
 
 
+@options_are_slow
 def test_autocast(layer, x):
     layer, x = layer.float(), x.float()
     wanted = layer(x)
@@ -103,6 +113,7 @@ def test_autocast(layer, x):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters() if p.requires_grad)
 
 
+@options_are_slow
 def test_bad_input_is_refused(layer, x):
     cache = LayerCache()
     layer(x, cache)
@@ -118,6 +129,7 @@ def test_bad_input_is_refused(layer, x):
     assert all(torch.equal(cache.memory[name], tensor) for name, tensor in held.items())
 
 
+@options_are_slow
 def test_misspelt_options_are_refused(variant):
     with pytest.raises(ValueError, match=r"no option 'head_dims' \(did you mean 'head_dim'\?\)"):
         build_mixer(VARIANTS[variant][0], hidden_size=HIDDEN, num_heads=2, head_dims=4)

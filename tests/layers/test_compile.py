@@ -81,7 +81,9 @@ def shapes_alone(monkeypatch):
 WITH_KERNELS = ("gdn", "linear", "pkda", "gka", "mesa", "ttt", "palimpsa-d", "lattice", "vla", "rls")
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize(
+    "packed", [pytest.param(False, id="rows", marks=pytest.mark.slow), pytest.param(True, id="packed")]
+)
 @pytest.mark.parametrize(
     "mixer", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in WITH_KERNELS]
 )

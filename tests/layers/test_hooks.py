@@ -8,10 +8,10 @@ import torch
 
 from fastweights.layers import MIXERS, LayerCache
 
-from .variants import VARIANTS, build
+from .variants import build, options_are_slow
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@options_are_slow
 def test_hooks_of_every_module_run(variant):
     layer = build(variant)
     x, cache, seen = (

@@ -8,7 +8,7 @@ import torch
 from fastweights.layers import MIXERS, LayerCache, SoftmaxAttention, build_mixer, probe
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
-from .variants import HIDDEN, VARIANTS, build
+from .variants import HIDDEN, OPTIONS, VARIANTS, build
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
 STATES = [name for name, (mixer, _) in VARIANTS.items() if MIXERS[mixer].layer is not SoftmaxAttention]
@@ -47,7 +47,7 @@ def test_every_name_of_a_layer_is_seen_and_the_output_stays(variant):
     assert shown - {"output_gate"} == set(names) - {"output_gate"}
 
 
-@pytest.mark.parametrize("variant", STATES)
+@pytest.mark.parametrize("variant", [pytest.param(x, marks=pytest.mark.slow if x in OPTIONS else ()) for x in STATES])
 def test_states_are_those_of_a_cached_reading(variant):
     layer, x = made(variant)
     with torch.no_grad(), probe(layer, "state", every=4) as seen:

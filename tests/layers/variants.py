@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from fastweights.layers import MIXERS, Mixer, build_mixer
 
 HIDDEN, HEADS = 24, 2
@@ -132,6 +134,12 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "rls grouped": ("rls", {"gain": None, "num_v_heads": 4, "output_gate": "gelu", "gate_low_rank": True}),
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {**{name: (name, {}) for name in MIXERS}, **OPTIONS}
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+# For what hardly depends on the options: the fast set has every mixer as it is.
+options_are_slow = pytest.mark.parametrize(
+    "variant", [*MIXERS, *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS)]
+)
 
 
 def build(variant: str) -> Mixer:

@@ -10,13 +10,14 @@ import pytest
 from fastweights.layers import MIXERS
 from fastweights.layers.registry import ORDER
 
-__all__ = ["every_mixer", "few_mixers"]
+__all__ = ["every_mixer", "few_mixers", "some_mixers"]
 
 FAST = {
     "softmax", "linear", "pgla", "mamba2", "gdn", "kda", "pgdn", "longhorn-elementwise", "palimpsa-d", "gka", "mesa", "lattice",
     "ttt", "vla", "vla-deltanet", "rls", "gated-deltaproduct", "rwkv7",
 }  # fmt: skip
 FEW = {"softmax", "mamba2", "gdn", "lattice"}
+SOME = FEW | {"palimpsa-d", "gka", "vla"}
 
 
 def every_mixer(*others: Any, fast: set[str] = FAST) -> pytest.MarkDecorator:
@@ -30,6 +31,11 @@ def every_mixer(*others: Any, fast: set[str] = FAST) -> pytest.MarkDecorator:
 def few_mixers(*others: Any) -> pytest.MarkDecorator:
     """As every_mixer, with a few of different families in the fast set, for tests of what is alike around all of them."""
     return every_mixer(*others, fast=FEW)
+
+
+def some_mixers(*others: Any) -> pytest.MarkDecorator:
+    """As few_mixers, with one more of each family whose states or steps are of a kind of their own."""
+    return every_mixer(*others, fast=SOME)
 
 
 assert {MIXERS[name].layer for name in FAST} == {MIXERS[name].layer for name in ORDER}, "a layer is missing in FAST"

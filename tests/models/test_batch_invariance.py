@@ -8,20 +8,19 @@ from torch import Tensor
 from fastweights.models import FastWeightsForCausalLM
 from tests.ops.packed_documents import PACKS, assert_same_bits
 
-from .mixers import every_mixer
+from .mixers import every_mixer, some_mixers
 from .small import PROMPTS, model, tokens
 
 LENGTHS = (5, 70, 1, 9)
 ORDERS = ((0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0))
 WINDOW = {"name": "softmax", "window": 5}
-of_every_mixer = every_mixer(WINDOW)
 
 
 def language_model(mixer: object) -> FastWeightsForCausalLM:
     return model([mixer], initializer_range=0.5)  # logits far enough apart for rounding
 
 
-@of_every_mixer
+@some_mixers(WINDOW)
 def test_greedy_tokens_are_those_of_each_prompt_alone(mixer: object) -> None:
     lm, ids = language_model(mixer), tokens(3, 12)
     together = lm.generate(ids, attention_mask=PROMPTS, max_new_tokens=12, do_sample=False)[:, 12:]
@@ -32,7 +31,7 @@ def test_greedy_tokens_are_those_of_each_prompt_alone(mixer: object) -> None:
     assert torch.equal(together, torch.stack(alone)) and len(together.unique()) > 1
 
 
-@of_every_mixer
+@every_mixer(WINDOW)
 def test_logits_are_the_same_however_documents_are_packed(mixer: object) -> None:
     lm, documents = model([mixer], initializer_range=0.1), tokens(1, sum(LENGTHS)).split(LENGTHS, 1)
 
@@ -51,7 +50,7 @@ def test_logits_are_the_same_however_documents_are_packed(mixer: object) -> None
         torch.testing.assert_close(lm(same).logits, alone[1].expand(3, -1, -1), rtol=1e-4, atol=1e-4)
 
 
-@of_every_mixer
+@some_mixers(WINDOW)
 def test_a_block_gives_a_document_the_same_bits_in_every_row(mixer: object) -> None:
     """Of convolutions, norms, memory and MLP together, whichever documents are beside it, and wherever it starts.
 

@@ -53,6 +53,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_transformers_leads_to_the_import_and_the_card_has_it(tmp_path):
     """In a process of its own, as `fastweights.models` is imported here."""
     model().save_pretrained(tmp_path)

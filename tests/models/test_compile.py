@@ -19,8 +19,8 @@ def loss_and_gradients(call, lm, batch):
     return loss.detach(), {name: p.grad.clone() for name, p in lm.named_parameters()}
 
 
-@pytest.mark.parametrize("batches", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_training_is_one_graph(batches):
+@pytest.mark.parametrize("first, last", [(1, 2), pytest.param(0, 3, marks=pytest.mark.slow)])
+def test_training_is_one_graph(first, last):
     torch._dynamo.reset()
     lm, ids, row = model(MIXED).train(), tokens(2, 9), tokens(1, 24)
     compiled = torch.compile(lm, backend="eager", fullgraph=True)
@@ -29,11 +29,12 @@ def test_training_is_one_graph(batches):
         {"input_ids": row, "labels": row, "cu_seqlens": torch.tensor([0, 4, 4, 15, 24])},
         {"input_ids": row, "labels": row, "cu_seq_lens_q": (edges := torch.tensor([0, 7, 24])), "cu_seq_lens_k": edges},
     )
-    for batch in given[:batches]:
+    for batch in given[first:last]:
         got, wanted = (loss_and_gradients(call, lm, batch) for call in (compiled, lm))
         torch.testing.assert_close(got, wanted, **CLOSE)
 
 
+@pytest.mark.slow
 def test_decoding_is_one_graph():
     torch._dynamo.reset()
     lm, ids = model(MIXED), tokens(2, 9)
@@ -68,7 +69,8 @@ def check_packed(mixers, use_cache):
             assert rest.past_key_values.columns == 31
 
 
-@pytest.mark.parametrize("use_cache", [None, *(pytest.param(use, marks=pytest.mark.slow) for use in (False, True))])
+@pytest.mark.slow
+@pytest.mark.parametrize("use_cache", [None, False, True])
 def test_packed_rows_are_one_graph_in_evaluation_mode(use_cache):
     check_packed(HYBRIDS, use_cache)
 

@@ -14,7 +14,7 @@ from fastweights.models.draft_graphs import DraftReader
 from fastweights.models.kept_graphs import describe_model, graphs_of
 
 from .drafting import GREEDY, PROMPT, assistants, large, without_surplus
-from .mixers import few_mixers
+from .mixers import every_mixer
 from .small import CLOSE, model, tokens
 
 MEMORIES = ["gdn", "lattice", "rwkv7"]
@@ -73,7 +73,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return found
 
 
-@few_mixers(MEMORIES, HYBRID)
+@every_mixer(MEMORIES, HYBRID, fast=set())
 def test_greedy_tokens_are_those_without_an_assistant(seen, mixer):
     lm = large(mixer)
     wanted = lm.generate(PROMPT, **GREEDY)
@@ -106,8 +106,15 @@ def test_hidden_states_and_caches_are_those_of_the_model(seen, monkeypatch, mixe
         torch.testing.assert_close(rest, whole[:, at:], **CLOSE)
 
 
-@both
-@pytest.mark.parametrize("padding", [(3, 0), (0, 3)], ids=["left", "right"])
+@pytest.mark.parametrize(
+    ("padding", "mixer"),
+    [
+        pytest.param((3, 0), MEMORIES, id="left-memories"),
+        pytest.param((3, 0), HYBRID, id="left-hybrid", marks=pytest.mark.slow),
+        pytest.param((0, 3), MEMORIES, id="right-memories", marks=pytest.mark.slow),
+        pytest.param((0, 3), HYBRID, id="right-hybrid"),
+    ],
+)
 def test_padded_prompts(seen, padding, mixer):
     lm = large(mixer)
     wanted = lm.generate(PROMPT, **GREEDY)[:, PROMPT.shape[1] :]

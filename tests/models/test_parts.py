@@ -34,7 +34,7 @@ def error_of_last(whole: FastWeightsConfig, count: int) -> float:
     return measure_error(whole, part_of_config(whole, count), whole.num_hidden_layers - 1, count)
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MIXERS)
 def test_the_outputs_of_the_parts_add_up(name, count):
     assert error_of_last(config(name), count) < CLOSE

@@ -11,7 +11,7 @@ from fastweights.models import prompts
 from fastweights.models.prompts import largest_block, prefill_block, token_bytes
 
 from .live_bytes import LiveBytes
-from .mixers import every_mixer
+from .mixers import some_mixers
 from .small import CLOSE, MIXED, PROMPTS, model, tokens
 
 
@@ -86,7 +86,7 @@ def test_masks_of_softmax_layers_count(options, whole, in_blocks):
     assert token_bytes(lm, 1000, whole=False) == widest + in_blocks
 
 
-@every_mixer()
+@some_mixers()
 def test_the_estimate_holds(mixer):
     """By the growth with the length of a prompt, of live bytes of a forward without gradients."""
     lm = model([mixer], hidden_size=128)

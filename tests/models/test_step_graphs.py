@@ -14,7 +14,7 @@ import torch
 from fastweights.models import decoding, generation, kept_graphs, prompt_graphs
 from fastweights.models.kept_graphs import graphs_of
 
-from .mixers import every_mixer
+from .mixers import some_mixers
 from .small import MIXED, PROMPTS, model, tokens
 
 WINDOW = {"name": "softmax", "window": 5}
@@ -47,7 +47,7 @@ def called(lm, ids, **options):
     return lm.generate(ids, **{**OPTIONS, **options}, disable_compile=True)
 
 
-@every_mixer(WINDOW)
+@some_mixers(WINDOW)
 def test_the_second_call_takes_the_step_of_the_first(started, mixer):
     lm, (one, other) = model([mixer, "gdn"], initializer_range=0.1), tokens(4, 9).split(2)
     wanted = called(lm, other)
@@ -100,6 +100,24 @@ def test_a_changed_model_has_a_new_step(started, change):
         CHANGES[change](lm)
     assert torch.equal(lm.generate(tokens(2, 9), **OPTIONS), called(lm, tokens(2, 9)))
     assert started == [True, True] and len(graphs_of(lm)) == 1
+
+
+def test_padded_prompts_have_a_step_beside_that_of_others(started):
+    lm, ids = model(["softmax", "gdn"], initializer_range=0.5), tokens(3, 9)
+    mask = {"attention_mask": PROMPTS[:, -9:]}
+    for padded in (False, True, False, True):
+        given = mask if padded else {}
+        assert torch.equal(lm.generate(ids, **OPTIONS, **given), called(lm, ids, **given))
+    assert started == [True, True, False, False]
+
+
+def test_what_a_call_left_in_slots_harms_no_later_one(started):
+    lm, ids = model(["softmax", "gdn"], initializer_range=0.5), tokens(2, 9)
+    lm.generate(ids, **OPTIONS)
+    (kept,) = graphs_of(lm)._kept
+    for x in kept.layers[0].memory.values():
+        x.fill_(torch.nan)
+    assert torch.equal(lm.generate(ids[:, :5], **OPTIONS), called(lm, ids[:, :5])) and started == [True, False]
 
 
 def test_modules_of_other_packages_are_not_judged(started):

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastweights import ops
 from fastweights.testing import OpCase, OpInputs
-from tests.kernels.cases import DEVICE
+from tests.kernels.cases import DEVICE, REPEATED
 
 from .decoding import (
     BY_KERNEL,
@@ -327,8 +327,12 @@ SIZES = [  # T, q/k heads, value heads, K, V
     (1, 1, 1, 96, 40),
     (3, 2, 2, 1, 1),
 ]
-# In the interpreter these take seconds. In the fast set the delta rule has all sizes, others among FAST two, the rest one.
-FAST_SIZES = {**dict.fromkeys(FAST, SIZES[1:4:2]), "delta_rule-head-write": SIZES}
+# In the interpreter these take seconds. In the fast set the delta rule has all sizes, others among FAST two, the rest one, and
+# forms none whose kernel another one launches with more inputs.
+WITH_FEWER_INPUTS = (*REPEATED, "palimpsa", "gated_kalmanet-constant_ridge", "variational_linear_attention-plain")
+FAST_SIZES = {
+    **dict.fromkeys(FAST, SIZES[1:4:2]), **dict.fromkeys(set(WITH_FEWER_INPUTS) - FAST, ()), "delta_rule-head-write": SIZES
+}  # fmt: skip
 FORMS_AND_SIZES = [
     pytest.param(
         form, *size, id=f"{name}-{size}", marks=() if size in FAST_SIZES.get(name, SIZES[1:2]) else pytest.mark.slow
@@ -362,7 +366,13 @@ def test_kernel_on_packed_rows(case: OpCase, index: torch.dtype) -> None:
 
 @pytest.mark.kernels
 @some_cases
-@pytest.mark.parametrize(("packed", "index"), [(False, torch.int32), (True, torch.int64)], ids=["rows", "packed"])
+@pytest.mark.parametrize(
+    ("packed", "index"),
+    [
+        pytest.param(False, torch.int32, id="rows"),
+        pytest.param(True, torch.int64, id="packed", marks=pytest.mark.slow),  # the fast set has these with kept states
+    ],
+)
 def test_kernel_on_a_pool(case: OpCase, packed: bool, index: torch.dtype) -> None:
     inputs, pool, keywords = drawn_pool(case, packed)
     moved = {name: x.to(DEVICE) for name, x in keywords.items()}
@@ -378,7 +388,13 @@ def test_kernel_on_a_pool(case: OpCase, packed: bool, index: torch.dtype) -> Non
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("packed", "index"), [(False, torch.int32), (True, torch.int64)], ids=["rows", "packed"])
+@pytest.mark.parametrize(
+    ("packed", "index"),
+    [
+        pytest.param(False, torch.int32, id="rows", marks=pytest.mark.slow),
+        pytest.param(True, torch.int64, id="packed"),
+    ],
+)
 def test_kernel_keeps_the_state_after_each_token(by_kernel: OpCase, packed: bool, index: torch.dtype) -> None:
     inputs, pool, keywords = drawn_kept(by_kernel, packed)
     moved = {name: x.to(DEVICE) for name, x in keywords.items()}

@@ -100,8 +100,20 @@ def test_norm_of_a_residual_stream(rows):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("rows", [1, 2, 5])
-@pytest.mark.parametrize("channels, width", [(512, 64), (384, 128), (512, 256), (96, 96), (144, 48)], ids=str)
+@pytest.mark.parametrize(
+    "channels, width, rows",
+    [
+        pytest.param(*sizes, rows, id=f"{sizes[0]}-{sizes[1]}-{rows}", marks=() if rows in fast else pytest.mark.slow)
+        for sizes, fast in {
+            (512, 64): [5],
+            (384, 128): [1, 2],
+            (512, 256): [1],
+            (96, 96): [2],
+            (144, 48): [2, 5],
+        }.items()
+        for rows in (1, 2, 5)
+    ],
+)
 def test_norm_of_heads(rows, channels, width):
     """Heads narrower than a block of the kernel, as wide, wider, all of the row, and of a width that needs its own launch."""
     x, gate, value = (draw(rows, 1, channels, seed=i) for i in range(3))
@@ -119,7 +131,7 @@ def test_norm_of_heads(rows, channels, width):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("heads, width", [(8, 512), (8, 64), (2, 128)], ids=str)
 def test_norm_of_groups_that_are_no_heads(rows, heads, width):
     """The heads whose values are added are as wide as the groups that are normalised, narrower or wider."""

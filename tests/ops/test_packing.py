@@ -13,8 +13,21 @@ from .packed_documents import AROUND_MEMORIES, PACKS, around_memories, assert_sa
 LENGTHS, CHANNELS, HEAD = (33, 70, 1, 9, 39, 5), 64, 32
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=pytest.mark.kernels)])
-@pytest.mark.parametrize("name", AROUND_MEMORIES)
+def marks(name: str, backend: str) -> list[pytest.MarkDecorator]:
+    """By kernels the convolution alone is in the slow set: the fast one has it with a norm after it."""
+    return [pytest.mark.kernels] * (backend == "triton") + [pytest.mark.slow] * (
+        (name, backend) == ("convolution", "triton")
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        pytest.param(name, backend, id=f"{name}-{backend}", marks=marks(name, backend))
+        for name in AROUND_MEMORIES
+        for backend in ("torch", "triton")
+    ],
+)
 def test_neighbours_and_places_change_no_bit(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of outputs and gradients. tests/gpu/test_batch_invariance.py has larger sizes, in bfloat16."""
     if HAS_TRITON and INTERPRETED:

@@ -35,8 +35,19 @@ POOLS = {
     "numbers": ((5,), lambda x: x),
     "longer than a program": ((5, 9000), lambda x: x),
 }
-layouts = pytest.mark.parametrize("layout", POOLS)
-dtypes = pytest.mark.parametrize(("dtype", "other"), DTYPES, ids=str)
+# In the fast set all layouts in one pair of dtypes, and all pairs in one layout.
+FAST_LAYOUT, FAST_DTYPES = "in padded pages", DTYPES[1]
+layouts_and_dtypes = pytest.mark.parametrize(
+    ("layout", "dtype", "other"),
+    [
+        pytest.param(
+            layout, *pair, id=f"{pair[0]}-{pair[1]}-{layout}",
+            marks=() if layout == FAST_LAYOUT or pair == FAST_DTYPES else pytest.mark.slow,
+        )
+        for pair in DTYPES
+        for layout in POOLS
+    ],
+)  # fmt: skip
 
 
 def draw(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -56,8 +67,7 @@ def beside(pool: Tensor, count: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 @pytest.mark.kernels
-@layouts
-@dtypes
+@layouts_and_dtypes
 def test_states_are_read_and_written_bit_for_bit(layout, dtype, other):
     shape, view = POOLS[layout]
     for rows in ROWS:

@@ -262,7 +262,9 @@ def test_with_keys_of_one_channel_each_it_solves_the_regression(backend: str) ->
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("form", [pytest.param(x, marks=pytest.mark.slow) if x == "tanh" else x for x in FORMS])
+@pytest.mark.parametrize(
+    "form", [pytest.param(x, marks=pytest.mark.slow) if x in ("tanh", "none") else x for x in FORMS]
+)
 def test_gates_of_key_heads_and_of_value_heads(form: str) -> None:
     """One decay per key head and one gain per value head, in packed rows of unequal lengths."""
     name, options = FORMS[form]

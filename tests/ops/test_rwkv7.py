@@ -24,8 +24,15 @@ def layer(backend: str, **options: Any) -> rwkv7.RWKV7:
     return mixer.to(DEVICE)
 
 
-@pytest.mark.parametrize("value_residual", [False, True])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("batch", "value_residual"),
+    [
+        (1, True),
+        (3, False),
+        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(3, True, marks=pytest.mark.slow),
+    ],
+)
 @torch.no_grad()
 def test_steps(monkeypatch: pytest.MonkeyPatch, batch: int, value_residual: bool) -> None:
     """From the first token on, with the cache after them."""

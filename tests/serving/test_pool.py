@@ -15,17 +15,20 @@ from fastweights.ops.framework.pool_rows import write_rows
 from fastweights.serving.vllm.drafts import plan_drafts
 from fastweights.serving.vllm.pool import Layout
 from tests.kernels.cases import DEVICE
+from tests.models.mixers import FAST
 
 from .pools import Pool, read_at_once, read_in_steps, read_with_drafts
 
 MEMORIES = [name for name in MIXERS if name not in ("softmax", "vla-softmax")]
+# Those of users are in the fast set.
+FAST_MEMORIES = [pytest.param(x, marks=() if x in FAST or x not in ORDER else pytest.mark.slow) for x in MEMORIES]
 # It reads the token before in the layer itself, beside the op.
 GATHERED = ("rwkv7",)
 # Tokens of two sequences: one begins alone, the other while it reads one token more, and pieces of any length together.
 MIXED = [(4, 0), (1, 3), (3, 1), (1, 1), (2, 5)]
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", FAST_MEMORIES)
 def test_a_layer_reads_in_the_pool_what_it_reads_by_itself(name):
     mixer = build_mixer(name, hidden_size=32, num_heads=2).double().eval()
     assert name not in ORDER or mixer.decodes_in_pool == (name not in GATHERED)
@@ -52,7 +55,7 @@ def test_options_that_change_the_states(name, options):
 
 
 @pytest.mark.parametrize("regular", [False, True], ids=["any", "regular"])
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", FAST_MEMORIES)
 def test_drafted_tokens_are_taken_back(name, regular):
     mixer = build_mixer(name, hidden_size=32, num_heads=2).double().eval()
     pool, x_NTD = Pool(mixer, count=9), torch.randn(2, 14, 32, dtype=torch.float64)
@@ -80,7 +83,8 @@ def test_long_drafts_and_states_in_16_bits_are_read_token_by_token(state_dtype, 
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("name", ["palimpsa-m", "lattice"])  # one convolution, and two with one window
+# One convolution, and two with one window.
+@pytest.mark.parametrize("name", ["palimpsa-m", pytest.param("lattice", marks=pytest.mark.slow)])
 def test_the_kernels_read_in_the_pool(name):
     plain, mixer = (
         build_mixer(name, hidden_size=32, num_heads=2, backend=backend).to(DEVICE).eval()

@@ -1,6 +1,10 @@
-"""Trainings have one thread, as in the workers."""
+"""Trainings have one thread, as in the workers, and their small models wait for nothing."""
 
 import pytest
+
+from .no_waiting import no_waiting
+
+__all__ = ["no_waiting"]
 
 
 @pytest.fixture(autouse=True)

@@ -48,12 +48,13 @@ def trained(folder):
     return [result.mixer for result in load_results(folder / "out" / "results.json")]
 
 
-def test_a_script_without_the_line_trains_its_own_mixers(tmp_path):
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_script_without_the_line_trains_its_own_mixers(tmp_path, workers):
     """Workers run it up to the call, for the mixer that it registers there."""
-    ended = run(tmp_path, OWN)
+    ended = run(tmp_path, OWN.replace("workers=2", f"workers={workers}"))
     assert ended.returncode == 0, ended.stderr
     assert trained(tmp_path) == ["mine", "gdn"] and ended.stdout.count("ends 2") == 1
-    assert ended.stdout.count("begins") == 3
+    assert ended.stdout.count("begins") == 1 + workers
 
 
 @pytest.mark.slow

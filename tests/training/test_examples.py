@@ -39,7 +39,16 @@ def test_every_experiment_has_a_small_form():
     assert names == {name.removesuffix("-small") + end for name in names for end in ("", "-small")}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+# The models of the other full sizes take seconds to build.
+BUILT = [
+    pytest.param(
+        file, marks=() if file.stem.endswith("-small") or file.stem == "palimpsa-figure-2" else pytest.mark.slow
+    )
+    for file in FILES
+]
+
+
+@pytest.mark.parametrize("file", BUILT, ids=lambda file: file.stem)
 def test_an_example_builds(file):
     read = loaded(file)
     for experiment in read.parts.values():

@@ -58,7 +58,7 @@ def test_a_run_of_30_steps_is_undertrained(tmp_path):
 
 
 def test_records_the_whole_loss_curve_and_the_sizes(tmp_path):
-    run = small_run(steps=250)
+    run = small_run(steps=250, mixer="linear")
     result = train_run(run, tmp_path / "run.checkpoint")
     assert result.loss_steps == [*range(3, 250, 3), 250]  # 100 points at most, the last step always
     assert len(result.losses) == len(result.loss_steps)
@@ -91,7 +91,7 @@ def test_numbers_do_not_depend_on_where_the_run_was_cut(tmp_path, cuts):
 
 
 def test_a_cut_between_two_points_of_the_loss_curve_loses_no_loss(tmp_path):
-    run = small_run(steps=201, evaluations=1)  # a point is the mean of 3 steps
+    run = small_run(steps=201, evaluations=1, mixer="linear")  # a point is the mean of 3 steps
     whole = train_run(run, tmp_path / "whole.checkpoint")
     assert whole.loss_steps[32:34] == [99, 102]
     checkpoint = tmp_path / "cut.checkpoint"

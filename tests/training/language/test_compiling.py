@@ -33,6 +33,7 @@ def graphs(monkeypatch, tmp_path):
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_heads": 2}
 SMALL = {**SIZES, "mixer": "gdn"}
+SMALLER = {"hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2, "mixer": "linear"}  # is compiled in less time
 
 
 TWICE, BF16 = {"gradient_checkpointing": True}, {"precision": "bf16"}
@@ -46,7 +47,7 @@ TWICE, BF16 = {"gradient_checkpointing": True}, {"precision": "bf16"}
         pytest.param("blocks", BF16, id="blocks, bf16", marks=pytest.mark.slow),
         pytest.param(True, {}, id="whole", marks=pytest.mark.slow),
         pytest.param(True, TWICE, id="whole, twice", marks=pytest.mark.slow),
-        pytest.param(True, BF16, id="whole, bf16"),
+        pytest.param(True, BF16, id="whole, bf16", marks=pytest.mark.slow),
     ],
 )
 def test_compiled_once_with_the_losses_of_an_eager_training(make_run, graphs, what, changes):
@@ -61,8 +62,9 @@ def test_compiled_once_with_the_losses_of_an_eager_training(make_run, graphs, wh
     torch.testing.assert_close(compiled.held_out_losses, eager.held_out_losses, **close)
 
 
+@pytest.mark.slow
 def test_rows_of_one_document_are_not_compiled_for_themselves(make_run, graphs):
-    settings = {"model": SMALL, "max_steps": 12, "batch_size": 1, "context_lengths": ()}
+    settings = {"model": SMALLER, "max_steps": 5, "batch_size": 1, "context_lengths": ()}
     eager = train_language(make_run("eager", compile=False, **settings))[0]
     compiled = train_language(make_run("compiled", compile="blocks", **settings))[0]
     assert len(graphs) == 1
@@ -86,7 +88,8 @@ BY_TORCH = f"import os, torch._dynamo; print(os.environ['{compiling.KEPT}'], end
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != compiling.KEPT}
 
 
-@pytest.mark.parametrize("named", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [False, True])
 def test_compiled_code_is_kept_beside_the_tokens(make_run, graphs, monkeypatch, tmp_path, named):
     """torch sets its variable by itself, to a temporary folder, when it is imported; one that a user has set stays."""
     by_torch = [sys.executable, "-c", BY_TORCH]
@@ -122,10 +125,11 @@ def test_the_compiler_loads_beside_the_drawing_of_weights(make_run, graphs, monk
 
     monkeypatch.setattr(compiling, "import_compiler", fail)
     monkeypatch.setattr(train, "build_model", built)
-    assert train_language(make_run(model=SMALL, compile=what, max_steps=1, context_lengths=()))
+    assert train_language(make_run(model=SMALLER, compile=what, max_steps=1, context_lengths=()))
     assert len(threads) == bool(what) == bool(graphs) and threading.main_thread() not in threads
 
 
+@pytest.mark.slow
 def test_the_loaded_compiler_is_the_whole_one_and_the_gpu_starts():
     code = """
 import sys, torch

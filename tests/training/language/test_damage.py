@@ -5,13 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from fastweights.training.checkpoints import checkpoints_in, latest_whole
 from fastweights.training.language import train_language
 from fastweights.training.language.model import model_config
 
-from .small import SHARD, log
+from .small import SHARD, log, small_run
 
 
 def overwrite(file):
@@ -24,11 +25,22 @@ def cut(file):
     file.write_bytes(file.read_bytes()[:-1])
 
 
+@pytest.fixture(scope="module")
+def stopped(prepared, tmp_path_factory):
+    """The output of a run that was stopped after step 4."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    run = small_run(prepared, output=str(tmp_path_factory.mktemp("stopped") / "out"))
+    train_language(run, stop_at=4)
+    torch.set_num_threads(threads)
+    return run.output
+
+
 @pytest.fixture
-def folder(make_run):
+def folder(make_run, stopped):
     """Checkpoints of steps 3 and 4, the run of them, and the lines reported."""
     run, lines = make_run(), []
-    train_language(run, stop_at=4)
+    shutil.copytree(stopped, run.output)
     return run, Path(run.output, "checkpoints"), lines
 
 

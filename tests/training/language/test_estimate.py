@@ -175,7 +175,7 @@ def gigabytes(printed):
     ("mixer", "least", "most"),
     [
         ("gdn", 40, 55),  # on one GPU 131,072 tokens took 24 GiB, of which DDP's weights, gradients and moments are 5.6
-        ("gka", 40, 60),
+        pytest.param("gka", 40, 60, marks=pytest.mark.slow),
     ],
 )
 def test_a_million_tokens_over_four_gpus_are_estimated(mixer, least, most, tmp_path, monkeypatch, capsys):

@@ -132,12 +132,12 @@ def wait_until_joined(processes, folder):
 
 
 def test_rank_0_keeps_its_store_until_the_others_have_left(tmp_path, monkeypatch):
-    """Here they look into the store seconds after rank 0 has done its work."""
-    monkeypatch.setattr("fastweights.training.language.processes.POLL_SECONDS", 4.0)
+    """Here they look into the store a second after rank 0 has done its work."""
+    monkeypatch.setattr("fastweights.training.language.processes.POLL_SECONDS", 1.5)
 
     def work(rank):
         with joined():
-            time.sleep(1.5 if rank == 0 else 0)
+            time.sleep(0.5 if rank == 0 else 0)
 
     processes = fork(work, tmp_path, 3)
     assert [process.code() for process in processes] == [0, 0, 0], [process.errors.read_text() for process in processes]

@@ -12,7 +12,7 @@ from fastweights.training.language.progress import TextProgress, TrainingProgres
 from fastweights.training.language.schedule import StepPlan
 
 
-@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("terminal", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_bar_on_a_terminal_and_a_line_every_log_every_steps_elsewhere(make_run, terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=150)
     train_language(make_run(log_every=2), console=console)  # a checkpoint after step 3 logs the loss too

@@ -203,7 +203,18 @@ def kinds(run: LanguageRun) -> tuple[Any, ...]:
     return entries, config.tie_word_embeddings, bool(config.intermediate_size), config.norm, config.scale_residuals
 
 
-@pytest.mark.parametrize("name", FILES)
+# One file of each paper, with stages and without; the others are like them.
+FEW = {
+    "palimpsa-170m",
+    "palimpsa-760m-m-continued",
+    "gka-440m",
+    "gka-2.8b-attention",
+    "lattice-110m-ablation",
+    "pdn-1b",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in FILES])
 def test_a_tiny_recipe_has_the_models_and_stages_of_the_whole_one(name):
     whole, tiny = load_run(FILES[name]), load_run(FILES[name], tiny=True)
     assert tiny.output == f"{whole.output}-tiny" and tiny.corpus.is_local and not tiny.tokenizer.exists
@@ -297,8 +308,8 @@ def test_every_tiny_recipe_trains(name, tmp_path):
 
 
 def test_a_dry_run_of_a_recipe_says_what_it_needs_and_refuses_what_cannot_fit(capsys):
-    file = str(FILES["pdn-1b"])
-    assert main(["train", file, "--dry-run", "--gpu", "8xh100"]) == 0
+    file, one = str(FILES["pdn-1b"]), ("--set", 'presets=["gdn-1b"]')
+    assert main(["train", file, "--dry-run", "--gpu", "8xh100", *one]) == 0
     printed = capsys.readouterr().out
     for said in (
         "parameters: 1,052",
@@ -309,13 +320,13 @@ def test_a_dry_run_of_a_recipe_says_what_it_needs_and_refuses_what_cannot_fit(ca
         "hours on 8 h100",
     ):
         assert said in printed
-    assert main(["train", file, "--dry-run", "--gpu", "rtx4090"]) == 2
+    assert main(["train", file, "--dry-run", "--gpu", "rtx4090", *one]) == 2
     assert "must fit into the 21.0 GiB that one rtx4090 has to give" in capsys.readouterr().err
     assert main(["train", file, "--tiny", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "output: runs/papers/pdn-1b-tiny/pkda-1b" in printed and "steps: 16" in printed
     with pytest.raises(ValueError, match=r"must fit into the 42.0 GiB that one l40s"):
-        plan_training(load_run(FILES["gka-2.8b-attention"], fsdp=False), gpu="l40s")
+        plan_training(load_run(FILES["gka-2.8b-attention"], fsdp=False, presets=("transformer-2.8b-gka",)), gpu="l40s")
 
 
 @pytest.mark.slow

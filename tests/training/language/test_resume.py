@@ -65,11 +65,15 @@ def whole_log(prepared, tmp_path_factory):
     return log(run)
 
 
-def test_killed_at_any_step(make_run, killed_at):
+# Before the first checkpoint, at it, at a held-out loss, and between the last checkpoint and the end; or at every step.
+@pytest.mark.parametrize(
+    "steps", [(2, 3, 4, 7), pytest.param(range(1, 8), marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_killed_at_any_step(make_run, killed_at, steps):
     whole = make_run("whole", log_every=2)
     expected = train_language(whole)[0]
     cut = make_run("cut", log_every=2)
-    for step in (1, 2, 3, 4, 5, 6, 7):
+    for step in steps:
         killed_at(step)
         with pytest.raises(Killed):
             train_language(cut)
@@ -215,7 +219,13 @@ def test_a_full_disk_costs_no_checkpoint(make_run, monkeypatch, whole_log, write
     assert names(run) == ["checkpoint-8"]
 
 
-@pytest.mark.parametrize("writer", [(trainer, "publish_folder"), (train, "save_result")], ids=["model", "result"])
+@pytest.mark.parametrize(
+    "writer",
+    [
+        pytest.param((trainer, "publish_folder"), id="model"),
+        pytest.param((train, "save_result"), id="result", marks=pytest.mark.slow),
+    ],
+)
 def test_a_full_disk_at_the_end_costs_no_step(make_run, monkeypatch, writer):
     run = make_run(checkpoint_every=8, max_steps=8, evaluate_every=0)
     owner, name = writer
@@ -256,7 +266,7 @@ def test_a_loss_that_is_not_finite(make_run, monkeypatch, whole_log, what):
     assert log(run) == whole_log
 
 
-@pytest.mark.parametrize("preset", ["gdn-340m", "palimpsa-d-170m"])
+@pytest.mark.parametrize("preset", [pytest.param("gdn-340m", marks=pytest.mark.slow), "palimpsa-d-170m"])
 def test_a_training_of_a_preset_from_before_it_named_its_first_values_continues(make_run, preset):
     model = {"preset": preset, "hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2}
     whole, cut = make_run("whole", model=model), make_run("cut", model=model)

@@ -178,7 +178,7 @@ def test_a_stage_skips_what_stages_on_the_same_text_have_read():
     assert [stage.corpus.skip_tokens for stage in resolve(run, 2)] == [1000, 0, 1000 + 3 * 2 * 2 * 32]
 
 
-@pytest.mark.parametrize("streaming", [True, False], ids=["streamed", "cached"])
+@pytest.mark.parametrize("streaming", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["streamed", "cached"])
 def test_stages_at_one_rate_are_one_training(make_run, streaming, monkeypatch):
     """The second reads on where the first has stopped, in a stream too. Each training asks once where it begins."""
     found = Mock(wraps=rows.find_start)

@@ -75,7 +75,7 @@ def draw(results: Path = RESULTS, path: Path = PICTURE) -> None:
     axes.set_ylabel("accuracy, mean over 16 to 256 pairs")
     plain_axes(axes)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-    save_figure(figure, path, source=source(entries), dpi=120)
+    save_figure(figure, path, source=source(entries), dpi=110)
 
 
 if __name__ == "__main__":
