@@ -146,6 +146,9 @@ def test_rows_of_older_files_are_named() -> None:
     assert rendering.describe_origins(rows, *told) == (
         f"{newest} Of these files are the rows palimpsa 1,1,1,1,1. 2 rows were measured 2026-01-01 at commit old, files 123."
     )
+    assert rendering.describe_origins(rows, records.measured_with_an_op) == (
+        f"{newest} 1 row was measured then. 2 rows were measured 2026-01-01 at commit old, files 123."
+    )
     assert (
         rendering.describe_origins(select(rows, column={"op": "palimpsa"}), *told) == newest
         and rendering.describe_origins([], *told) == ""

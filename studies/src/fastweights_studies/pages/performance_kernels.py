@@ -284,7 +284,11 @@ def name_combination(column: Mapping[str, Plain]) -> str:
 def fused_page(rows: Sequence[Row], device: str) -> str:
     """What surrounds the memories, by op and size; ours beside whatever else was timed."""
     lines = []
-    for op, batch, length in dict.fromkeys(tuple(row.column[n] for n in ("op", "batch", "length")) for row in rows):
+
+    def size_of(row: Row) -> tuple[Plain, ...]:
+        return tuple(row.column[name] for name in ("op", "batch", "length"))
+
+    for op, batch, length in dict.fromkeys(map(size_of, rows)):
         own = select(rows, column={"op": op, "batch": batch, "length": length})
         for stage, title in STAGES.items():
             cells = []
@@ -293,7 +297,7 @@ def fused_page(rows: Sequence[Row], device: str) -> str:
                 cells.append(", ".join(f"{row.column['peer'] or 'ours'} {number(row.value)}" for row in timed))
             if any(cells):
                 lines.append([f"{op} {batch}x{length}", title, *cells])
-    origins = describe_origins(rows, lambda row: tuple(row.column[name] for name in ("op", "batch", "length")))
+    origins = describe_origins(rows, size_of, lambda row: "{} {}x{}".format(*size_of(row)))
     text = f"## Around the memories, {device}\n\n{origins}\n"
     return "\n".join([text, table(["what", "pass", "device", "eager"], lines)])
 

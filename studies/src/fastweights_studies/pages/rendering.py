@@ -135,11 +135,14 @@ def short_commit(origin: Origin) -> str:
     return origin.commit[:7] + " with uncommitted changes" * origin.changed
 
 
-def describe_origins(rows: Iterable[Row], subject: Callable[[Row], Hashable], name: Callable[[Row], str] = str) -> str:
+def describe_origins(
+    rows: Iterable[Row], subject: Callable[[Row], Hashable], name: Callable[[Row], str] = lambda row: ""
+) -> str:
     """When, at which commit and with which versions rows were measured; of several runs first the newest.
 
     Args:
-        subject: equal for rows that count as one. name: what such rows are called, where not all are of the newest run.
+        subject: equal for rows that count as one. name: what such rows are called, where not all are of the newest run; without
+            names their number is told.
     """
     runs: dict[tuple[str, ...], dict[Hashable, Row]] = {}
     newest = None
@@ -154,7 +157,7 @@ def describe_origins(rows: Iterable[Row], subject: Callable[[Row], Hashable], na
     here = runs.pop(_run(newest))
     if runs:
         named = [title for row in here.values() if (title := name(row))]
-        said.append(f"Of these files are the rows {'; '.join(named)}.")
+        said.append(f"Of these files are the rows {'; '.join(named)}." if named else f"{_count(here)} measured then.")
     said += [f"{_count(older)} measured {_when(next(iter(older.values())).origin)}." for older in runs.values()]
     return " ".join(said)
 
