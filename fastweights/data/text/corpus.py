@@ -288,7 +288,7 @@ class TextCorpus(TextSource):
         """Number of files in the folders that are left out because they are binary or not UTF-8."""
         return sum(single._found[1] + single._found_held_out[1] for single in self.singles)
 
-    @property
+    @cached_property
     def _files(self) -> list[TextFile]:
         held_out = {file.path.resolve() for file in self._held_out_files}
         return [file for file in self._found[0] if file.path.resolve() not in held_out]

@@ -49,9 +49,12 @@ def check_training(
             raise ValueError(
                 f"report_to {tracker!r} needs the package {tracker}; pip install {tracker}, or leave report_to out"
             )
-    configs = checked_configs(singles)
+    checked = _checked_models(singles)
     memory = machine.gpu.memory if machine is not None else _own_memory()
-    singles = [_with_sharding(*pair, processes, memory) for pair in zip(singles, configs, strict=True)]
+    singles = [
+        dataclasses.replace(single, fsdp=choose_sharding(single, model, processes, memory))
+        for single, (_, model) in zip(singles, checked, strict=True)
+    ]
     parts = dict.fromkeys((run.output, *(single.output for single in singles)))
     if not is_main_process():  # which locks the folders: several at a time would be in each other's way
         return singles
@@ -68,10 +71,6 @@ def _own_memory() -> float | None:
         if torch.cuda.is_available()
         else None
     )
-
-
-def _with_sharding(run: LanguageRun, config: Any, processes: int, memory: float | None) -> LanguageRun:
-    return dataclasses.replace(run, fsdp=choose_sharding(run, model_to_plan(run, config), processes, memory))
 
 
 def plan_training(
@@ -166,9 +165,9 @@ def _check_device(run: LanguageRun, processes: int, has_gpu: bool) -> None:
         )
 
 
-def _checked_config(run: LanguageRun, tokenizer: Any, before: Any) -> Any:
-    """The configuration of the run's model, checked by building the model without memory for its weights. before: that of the
-    model which it continues, where a stage before makes it."""
+def _checked_model(run: LanguageRun, tokenizer: Any, before: Any) -> tuple[Any, Any]:
+    """The configuration of the run's model, and the model without memory for its weights, whose building checks it. before: the
+    configuration of the model which it continues, where a stage before makes it."""
     config = model_config(run, tokenizer, before)
     for name, options in config.mixers():
         check_backend(name, options, "cuda" if torch.cuda.is_available() else "cpu")
@@ -176,15 +175,19 @@ def _checked_config(run: LanguageRun, tokenizer: Any, before: Any) -> Any:
     weight_decay_groups(model, run.weight_decay, run.groups)
     if run.context_parallel > 1:
         exchanges(run, model)  # raises where the layers cannot be divided
-    return config
+    return config, model
+
+
+def _checked_models(singles: Sequence[LanguageRun], tokenizer: Any = None) -> list[tuple[Any, Any]]:
+    found: dict[str, tuple[Any, Any]] = {}
+    for single in singles:
+        before, _ = found.get(str(single.model.get("path")), (None, None))
+        found[single.output] = _checked_model(single, tokenizer, before)
+        if before is None:
+            moments_of(single)
+    return list(found.values())
 
 
 def checked_configs(singles: Sequence[LanguageRun], tokenizer: Any = None) -> list[Any]:
     """The configurations of all models and stages, checked. tokenizer: where there is one already."""
-    configs: dict[str, Any] = {}
-    for single in singles:
-        before = configs.get(str(single.model.get("path")))
-        configs[single.output] = _checked_config(single, tokenizer, before)
-        if before is None:
-            moments_of(single)
-    return list(configs.values())
+    return [config for config, _ in _checked_models(singles, tokenizer)]
