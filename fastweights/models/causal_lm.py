@@ -40,9 +40,12 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         return super().train(mode)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Other weights, as of `to()` and `half()`, need other graphs."""
-        self.release_step_graphs()
-        return super()._apply(*args, **kwargs)
+        """Weights on another device or of another dtype, as of `to()` and `half()`, leave nothing to the graphs of before."""
+        before = [(x.device, x.dtype) for x in self.parameters()]
+        applied = super()._apply(*args, **kwargs)
+        if [(x.device, x.dtype) for x in self.parameters()] != before:
+            self.release_step_graphs()
+        return applied
 
     @can_return_tuple
     def forward(

@@ -153,8 +153,12 @@ class DecodeSteps:
     def _start(self, ids: Tensor, layers: list[LayerCache], tokens: int) -> bool:
         """Make the caches fixed. False where the fixed caches do not fit into memory, or a step changes their form."""
         graphs, key = graphs_of(self.model), None if self.find_key is None else self.find_key()
-        self.kind = kind_of_step(ids, layers)
+        if self.kind is None:  # otherwise some of the layers are fixed, in a first try that ran out of memory
+            self.kind = kind_of_step(ids, layers)
         kept = None if key is None else graphs.take(key, self.kind)
+        if key is not None and graphs.refuses(self.kind):
+            self.keeps_form = False
+            return False
         spare = -self.length % SLOTS if self.replayed else 0
         try:
             kept = self._fix_caches(layers, tokens + spare, kept)
@@ -169,7 +173,8 @@ class DecodeSteps:
         else:
             self.graph, self.ids, self.logits, self.layers, self.bytes = kept[2:]
         if not self.keeps_form:
-            self.graph = self.logits = None
+            self.logits = None
+            graphs.refuse(self.kind)
             for index, mixer in enumerate(self._mixers()):
                 layers[index] = mixer.free_cache(layers[index])
             return False
@@ -202,7 +207,7 @@ class DecodeSteps:
             except RuntimeError as error:
                 warn_of_calls("a layer cannot be captured", error)
             self.bytes += max(0, torch.cuda.memory_reserved(ids.device) - before)
-        if self.graph is None:
+        if self.graph is None and self.keeps_form:
             self._step(keep=False)
 
     def _step(self, keep: bool = True) -> None:

@@ -19,7 +19,7 @@ from ..layers import LayerCache, Mixer, SoftmaxAttention
 from ..layers.attention import unread_lengths
 from ..private_torch import copy_all
 from .cache import FastWeightsCache
-from .kept_graphs import graphs_of
+from .kept_graphs import graphs_of, may_refuse_packed
 from .rows import own_columns
 
 __all__ = ["DraftReader"]
@@ -173,18 +173,21 @@ class DraftReader:
 
     @torch.no_grad()
     def _capture(self, kept: KeptDrafts) -> bool:
-        """False where the model waits for the GPU, memory does not hold the graph, or a cache does not keep its form."""
+        """False where the model waits for the GPU, may read these tokens in another form alone, memory does not hold the graph,
+        or a cache does not keep its form."""
         kept.bytes = kept.ids.nbytes + sum(x.nbytes for x in held_tensors(kept.before))
-        if self.replayed:
-            before = torch.cuda.memory_reserved(kept.device)
-            try:
+        before = torch.cuda.memory_reserved(kept.device) if self.replayed else 0
+        try:
+            if self.replayed:
                 warm_up(lambda: self._call(kept), kept.device)
                 kept.graph, _ = captured(lambda: self._call(kept), kept.device)
-            except RuntimeError:
+                kept.bytes += max(0, torch.cuda.memory_reserved(kept.device) - before)
+            else:
+                self._call(kept)
+        except Exception as error:
+            if (self.replayed and isinstance(error, RuntimeError)) or may_refuse_packed(self.model, error):
                 return False
-            kept.bytes += max(0, torch.cuda.memory_reserved(kept.device) - before)
-        else:
-            self._call(kept)
+            raise
         return all(one.describe() == other.describe() for one, other in zip(kept.before, kept.after, strict=True))
 
     @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from threading import Lock
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..layers.mixer import Mixer
 from ..private_torch import all_modules, change_count, product_precision, tensors_of
 
-__all__ = ["Kept", "KeptGraphs", "describe_model", "graphs_of"]
+__all__ = ["Kept", "KeptGraphs", "describe_model", "graphs_of", "may_refuse_packed"]
 
 MOST = 12  # graphs per model
 SHARE = 1 / 32  # of the GPU's memory that those of a model may hold
@@ -123,17 +123,15 @@ def describe_model(model: nn.Module) -> tuple[object, ...] | None:
     mixer that holds anything but tensors, plain values, and containers and dataclasses of them."""
     modules = all_modules(model)
     kinds = [*map(type, modules)]
-    strange = {kind for kind in {*kinds} if not kind.__module__.startswith(KNOWN)}
-    own = {
-        part for mixer in modules if type(mixer) in strange and isinstance(mixer, Mixer) for part in all_modules(mixer)
-    }
-    if any(type(module) in strange and module not in own for module in modules):
+    strange = _from_elsewhere(modules)
+    own = {part for mixer in strange if isinstance(mixer, Mixer) for part in all_modules(mixer)}
+    if not own.issuperset(strange):
         return None
     tensors = [x for module in modules for x in tensors_of(module)]
-    if any(type(x) not in (Tensor, nn.Parameter) or x.is_inference() or change_count(x) is None for x in tensors):
+    if not all(map(_is_versioned, tensors)):
         return None
     settings = [x for module in modules for x in vars(module).values() if type(x) in PLAIN]
-    options = [vars(module).get("options") for module in modules]
+    options = [vars(module).get("options") for module in modules if module not in own]
     try:
         held = [_describe_held(part) for part in modules if part in own]
     except Unknown:
@@ -152,6 +150,25 @@ def describe_model(model: nn.Module) -> tuple[object, ...] | None:
     )
 
 
+def may_refuse_packed(model: nn.Module, error: Exception) -> bool:
+    """Whether an error of tokens that are packed into one row, with padding behind them, need not come without that: memory does
+    not hold it, or a mixer from elsewhere may not take them so."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return any(isinstance(module, Mixer) for module in _from_elsewhere(all_modules(model)))
+
+
+def _from_elsewhere(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    kinds = {kind for kind in {*map(type, modules)} if not kind.__module__.startswith(KNOWN)}
+    return [module for module in modules if type(module) in kinds] if kinds else []
+
+
+def _is_versioned(x: Tensor) -> bool:
+    """Whether its place and version tell whether a tensor has changed."""
+    is_plain = type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided and not x.is_inference()
+    return is_plain and change_count(x) is not None
+
+
 class Unknown(Exception):
     """A value of a kind of which equality says too little."""
 
@@ -165,6 +182,8 @@ def _describe(x: Any) -> object:
     if type(x) in PLAIN or isinstance(x, WHOLE):
         return x
     if isinstance(x, Tensor):
+        if not _is_versioned(x):
+            raise Unknown
         return x.data_ptr(), change_count(x), x.dtype, x.shape, x.stride(), x.device
     if isinstance(x, Mapping):
         return type(x), [(_describe(name), _describe(value)) for name, value in x.items()]

@@ -17,7 +17,7 @@ from ..cuda_graphs import captured, padded_prompt, refusing_waits
 from ..layers import LayerCache
 from ..layers.attention import unread_lengths
 from .cache import FastWeightsCache
-from .kept_graphs import graphs_of
+from .kept_graphs import graphs_of, may_refuse_packed
 from .rows import Rows
 
 __all__ = ["PromptReader"]
@@ -140,14 +140,16 @@ class PromptReader:
         return kept
 
     def _run(self, kept: KeptPrompts, width: int) -> bool:
-        """False where memory does not hold what the model computes, which without padding is less, or a mixer from elsewhere does
-        not take prompts packed into one row. What is wrong in any form is raised again by the call that follows."""
+        """False where the model may read the prompts in another form alone. What is wrong in any form is raised again by the call
+        that follows."""
         if kept.graph is not None:
             kept.graph.replay()
             return True
         try:
             self._call(kept, width)
-        except Exception:
+        except Exception as error:
+            if not may_refuse_packed(self.model, error):
+                raise
             graphs_of(self.model).refuse(kept.serves)
             return False
         return True

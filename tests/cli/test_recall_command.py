@@ -159,7 +159,6 @@ def test_kills_at_random_moments(tmp_path, uninterrupted, group):
     assert [numbers(run) for run in runs] == uninterrupted
 
 
-@pytest.mark.slow
 def test_a_killed_command_continues_with_the_same_numbers(killed_and_continued, uninterrupted):
     output, _, _ = killed_and_continued
     runs = json.loads((output / "results.json").read_text())["runs"]

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fastweights.layers import LayerCache, MemoryLayer, MemoryOptions, Mixer, option, register_mixer, registry
-from fastweights.models import FastWeightsModel, decoding, generation, prompt_graphs
+from fastweights.models import FastWeightsModel, assisted, decoding, generation, prompt_graphs
+from fastweights.models.draft_graphs import DraftReader
 from fastweights.models.kept_graphs import describe_model, graphs_of
 from fastweights.ops import linear_attention
 
@@ -114,7 +115,7 @@ def test_a_memory_that_changes_its_form_is_called_token_by_token(by_steps: list[
     lm, ids = model([{"name": "growing", "late": late}, "gdn"], initializer_range=0.5), tokens(2, 9)
     for _ in range(2):
         assert torch.equal(lm.generate(ids, **OPTIONS), called(lm, ids))
-    assert by_steps.count("begin") == 2 and "__call__" not in by_steps
+    assert by_steps.count("begin") == 1 and "__call__" not in by_steps  # refused since
 
 
 def test_prompts_that_a_mixer_does_not_take_packed_are_read_plainly(by_steps: list[str]) -> None:
@@ -158,6 +159,21 @@ def test_a_mixer_that_holds_what_cannot_be_compared_has_no_key() -> None:
     assert describe_model(lm) is None
 
 
+def test_tensors_without_a_version_have_no_key() -> None:
+    lm = model(["own", "gdn"])
+    with torch.inference_mode():
+        lm.model.layers[0].mixer.shift = torch.zeros(1)
+    assert describe_model(lm) is None
+
+
+def test_drafts_that_a_mixer_does_not_take_packed_are_read_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, ids = model(["growing", "gdn"], initializer_range=0.5), tokens(1, 9)
+    wanted = called(lm, ids)
+    monkeypatch.setattr(assisted, "can_replay", lambda lm: True)
+    monkeypatch.setattr(assisted, "DraftReader", partial(DraftReader, replayed=False))
+    assert torch.equal(lm.generate(ids, **OPTIONS, prompt_lookup_num_tokens=3), wanted)
+
+
 def test_a_body_with_a_forward_of_its_own_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     class Scaled(FastWeightsModel):
         def forward(self, *inputs: Any, **more: Any) -> Any:
@@ -173,7 +189,9 @@ def test_a_body_with_a_forward_of_its_own_is_called(monkeypatch: pytest.MonkeyPa
 def test_weights_that_move_or_change_their_dtype_leave_no_graphs(by_steps: list[str]) -> None:
     lm = model(initializer_range=0.5)
     lm.generate(tokens(2, 9), **OPTIONS)
-    assert len(graphs_of(lm)) == 1 + len({"prompts"})
+    assert len(graphs_of(lm)) == 2  # of prompts and of a step
+    lm.to("cpu")  # where it is
+    assert len(graphs_of(lm)) == 2
     lm.to(torch.float64)
     assert not len(graphs_of(lm))
 

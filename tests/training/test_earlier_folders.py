@@ -100,7 +100,6 @@ def test_a_language_model_continues(earlier, language, output):
     assert result.losses[:4] == [point["loss"] for point in before if "loss" in point][:4]
 
 
-@pytest.mark.slow
 def test_a_damaged_checkpoint_without_checksums(earlier, language):
     """What can be seen without them is refused, before or while it is loaded."""
     run, checkpoint = language("train"), earlier / "train/checkpoints/checkpoint-4"

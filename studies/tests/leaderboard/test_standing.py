@@ -49,6 +49,8 @@ def test_mixers_with_fewer_seeds_leave_the_others_their_intervals():
     assert compare_entries(few)[0, 1] == compare_entries(full)[0, 1] and not compare_entries(full)[0, 1].tied
     assert list(compare_entries(few)) == [(0, 1), *((x, y) for x in range(5) for y in range(x + 1, 5) if y > 1)]
     assert compare_entries(few)[0, 2].confidence > compare_entries(few)[0, 1].confidence
+    more = entries(a=(0.60, 0.61, 0.62), b=(0.50, 0.53, 0.51), own=(0.1, 0.9, 0.2, 0.3), other=(0.8, 0.2, 0.6, 0.4))
+    assert compare_entries(more)[0, 1].confidence < 0.992  # five comparisons have three seeds, the sixth has four
 
 
 def test_single_seeds_have_no_paired_place():

@@ -81,6 +81,9 @@ def test_a_piece_that_is_lost_cut_or_strange_is_noticed(tmp_path, monkeypatch):
     (tmp_path / "train-03.jsonl.gz").write_bytes(whole)
     with pytest.raises(ValueError, match=r"train-03.jsonl.gz is missing"):
         check_pieces(tmp_path)
+    (tmp_path / "text.json").write_text('{"sha256": "0"}')
+    with pytest.raises(ValueError, match="delete it and write it again"):
+        check_pieces(tmp_path)
 
 
 def pack(files):

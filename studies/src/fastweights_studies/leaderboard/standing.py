@@ -63,18 +63,17 @@ def places(entries: Sequence[Entry], better: str) -> list[Standing]:
 def compare_entries(entries: Sequence[Entry]) -> dict[tuple[int, int], Difference]:
     """The differences of all mixers of a column that share two seeds, by their numbers in `entries`.
 
-    Comparisons with as many seeds as the column has are one family, those with fewer are another. A part that trains twelve
-    rules with five seeds and the others with two would else pay for 630 comparisons with the seeds of 66.
+    Comparisons that share as many seeds are a family. A part that trains twelve rules with five seeds and the others with two
+    would else pay for 630 comparisons with the seeds of 66.
     """
     values = [entry.by_seed for entry in entries]
     shared = {
         (one, other): (values[one], values[other], len({*values[one]} & {*values[other]}))
         for one, other in itertools.combinations(range(len(entries)), 2)
     }
-    most = max((count for *_, count in shared.values()), default=0)
     families = (
-        {pair: (left, right) for pair, (left, right, count) in shared.items() if count > 1 and (count == most) == full}
-        for full in (True, False)
+        {pair: (left, right) for pair, (left, right, count) in shared.items() if count == seeds}
+        for seeds in {count for *_, count in shared.values()} - {0, 1}
     )
     found = {pair: difference for family in families for pair, difference in compare_family(family).items()}
     return {pair: found[pair] for pair in shared if pair in found}

@@ -97,13 +97,14 @@ def describe_visible(part: Part, entries: Sequence[Entry]) -> str:
     unit = " in nats" * (part.measure == "perplexity")
     return (
         "Smallest difference that the seeds could have shown in four of five repetitions, the median of the comparisons of a "
-        f"column{unit}: {'; '.join(sizes)}."
+        f"column{unit}: {'; '.join(sizes)}. Where it is larger than any two mixers can differ, the seeds are too few to rank "
+        "most of them."
     )
 
 
 def _say_visible(part: Part, size: float) -> str:
-    """An accuracy of 1 and one of 0 are the two that differ most."""
-    return "none (more seeds are needed)" if part.measure == "accuracy" and size > 1 else format_number(size)
+    """Accuracies differ by 1 at most."""
+    return "more than 1" if part.measure == "accuracy" and size > 1 else format_number(size)
 
 
 def _name(entry: Entry) -> str:

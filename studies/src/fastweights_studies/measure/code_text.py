@@ -125,11 +125,15 @@ def check_pieces(folder: Path) -> None:
     """Compare the files of a folder of text with their hashes in text.json.
 
     Raises:
-        ValueError: a file is missing, was cut or changed, or is there beside them.
+        ValueError: a file is missing, was cut or changed, or is there beside them; or the folder was written before there were
+            hashes.
     """
     recorded = read_json_object(folder / ABOUT).get("pieces")
-    if recorded is None:  # written before there were hashes of pieces
-        return
+    if recorded is None:
+        raise ValueError(
+            f"the folder of the text, {folder}, must have the hashes of its files in {ABOUT}, and was written before there were "
+            "any; delete it and write it again"
+        )
     found = {path.name: _hash(path.read_bytes()) for path in sorted(folder.glob("*.jsonl.gz"))}
     different = sorted(name for name in {*recorded, *found} if recorded.get(name) != found.get(name))
     if different:

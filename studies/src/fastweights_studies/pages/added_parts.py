@@ -27,7 +27,7 @@ Queries are shuffled and heads have 32 channels. All else is as in that column o
 parameters, and a grid of rates that is widened until the best lies inside. *with-gate* adds an output gate, *with-skip* adds
 D v of the same token to an answer, *without-convolution* takes the short convolutions of q, k and v away, and *with-own-windows*
 leaves the first decays to the layer, which may draw them. Mean accuracy, and in parentheses that of every seed; ° marks a mean
-that is no better than guessing ({chance:.3f}):
+within three standard errors of guessing ({chance:.3f}) over the 512 sequences of a test:
 """
 FILE = "Rows: [recall-blocks-full.json](../studies/results/leaderboard/recall-blocks-full.json)."
 EFFECTS = """Differences from the matched block are paired by seed. Each interval is at the level at which Holm's method decides
@@ -83,7 +83,10 @@ def find_added(boards: Path, measurements: Path) -> Added:
     entries = entries_of("full", boards, measurements)
     effects = block_effects(entries)
     places = {place_of(one) for one in entries if (one.label, block_of(one)) in effects}
-    assert len(places) == len({label for label, _ in effects}), "a mixer has effects at several sizes of state"
+    if len(places) > len({label for label, _ in effects}):
+        raise ValueError(
+            f"{BLOCKS_PART} must have one layout and size of state per mixer for this page, and has several; give each a table"
+        )
     return Added(effects, {(one.label, block_of(one)): one for one in entries if place_of(one) in places})
 
 

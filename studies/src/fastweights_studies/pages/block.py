@@ -88,7 +88,7 @@ SMALL = """At width 64, with 32 sequences and one rate of .003, {seeds} seeds:
 
 SMALL_READ = """Gated DeltaNet whose heads all begin with windows of 4 tokens learns nothing in these steps. Each of the ten draws
 above had a head with a window four times as long or more, and there drawn decays and even windows are a tie. Of `mamba2` the
-seeds tell nothing: those of one side differ as much as the sides. A first single training of each side had shown 0.04 and 0.99.
+seeds tell nothing: those of one side differ as much as the sides.
 """
 
 READ = """Two changes that were expected to help were ties at width 128: even windows in place of drawn decays for `gdn`, and a

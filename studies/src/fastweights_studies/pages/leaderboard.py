@@ -78,8 +78,8 @@ FAIRNESS = """\
   layer, which may draw them at random.
   What a rule has no option for stays as it is:
 LACKING
-  In that block norms of answers have an epsilon of 1e-12, so that small answers get unit length too. Alone, this made `mamba2`
-  no better: [a tie](block.md#what-one-part-changes), with the lower mean.
+- **Norms of answers in that block** have an epsilon of 1e-12, so that small answers get unit length too. Alone, this made
+  `mamba2` no better: [a tie](block.md#what-one-part-changes), with the lower mean.
 - **Recall of mixed pairs** trains on all numbers of pairs in turn. Its number is the mean accuracy over them. Rows of the result
   file have each, and the steps to an accuracy of 90%. One seed gives all models the same data, and the same first weights in all
   modules that they share.

@@ -175,8 +175,9 @@ def best_and_next(part: str, numbers: Mapping[str, Cell], results: Path) -> list
     texts, best = {name: cell.text for name, cell in numbers.items()}, leaders(numbers)
     if PARTS[part].trained and numbers[best[0]].place is None:
         return ["no ranking: one seed", named([*numbers][:3], texts), ""]
-    if PARTS[part].trained and len(best) > MOST_TIED:
-        return [f"{len(best)} tie", named(best[:2], texts), ""]
+    tied = sum(cell.place == numbers[best[0]].place for cell in numbers.values())
+    if PARTS[part].trained and tied > MOST_TIED:
+        return [f"{tied} tie", named(best[:2], texts), ""]
     after = [name for name in numbers if name not in best][:2]
     return [named(best, texts), named(after, texts), in_tasks(best[0], results, part)]
 
