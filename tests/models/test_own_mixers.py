@@ -53,6 +53,15 @@ class Own(MemoryLayer):
         return run(linear_attention, q, k, self.gains(v**self.options.power) + self.shift)
 
 
+class Unpacked(Own):
+    """The same, for rows of one sequence each."""
+
+    def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        if cu_seqlens is not None:
+            raise ValueError("packed rows")
+        return super().forward(x_BTD, cache)
+
+
 class Growing(Mixer):
     """A mean over all past tokens, which it keeps; it takes no packed rows. With `late` also a count, from its second call on."""
 
@@ -81,6 +90,7 @@ class Growing(Mixer):
 def mixers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry._REGISTRY, "specs", dict(registry._REGISTRY.specs))
     register_mixer("own", layer=Own, **ABOUT)
+    register_mixer("unpacked", layer=Unpacked, **ABOUT)
     register_mixer("growing", layer=Growing, state="T D", **ABOUT)
 
 
@@ -167,7 +177,7 @@ def test_tensors_without_a_version_have_no_key() -> None:
 
 
 def test_drafts_that_a_mixer_does_not_take_packed_are_read_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm, ids = model(["growing", "gdn"], initializer_range=0.5), tokens(1, 9)
+    lm, ids = model(["unpacked", "gdn"], initializer_range=0.5), tokens(1, 9)
     wanted = called(lm, ids)
     monkeypatch.setattr(assisted, "can_replay", lambda lm: True)
     monkeypatch.setattr(assisted, "DraftReader", partial(DraftReader, replayed=False))
