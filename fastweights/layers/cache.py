@@ -65,18 +65,25 @@ class LayerCache:
         else:
             self.memory, self.context = memory, context
 
+    def has_form_of(self, other: LayerCache) -> bool:
+        """Whether both have the same entries, of the same shapes."""
+        return all(
+            held.keys() == others.keys() and all(x.shape == others[name].shape for name, x in held.items())
+            for held, others in ((self.memory, other.memory), (self.context, other.context))
+        )
+
     def keep(self, after: LayerCache) -> None:
         """Copy the tensors of `after` into those of this fixed cache.
 
         Raises:
             RuntimeError: `after` has other entries, or one of another shape.
         """
+        if not self.has_form_of(after):
+            raise RuntimeError(
+                f"a call must leave a fixed cache its entries and their shapes, {self.describe()}, and left "
+                f"{after.describe()}; a layer whose memory grows defines fixed_cache"
+            )
         for held, new in ((self.memory, after.memory), (self.context, after.context)):
-            if held.keys() != new.keys() or any(x.shape != new[name].shape for name, x in held.items()):
-                raise RuntimeError(
-                    f"a call must leave a fixed cache its entries and their shapes, {self.describe()}, and left "
-                    f"{after.describe()}; a layer whose memory grows defines fixed_cache"
-                )
             for name, x in held.items():
                 if new[name] is not x:
                     x.copy_(new[name])

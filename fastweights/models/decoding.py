@@ -221,9 +221,7 @@ class DecodeSteps:
                 x_N1D = block(x_N1D, past_key_values=cache, first_values=first_values)
                 if keep:
                     fixed.keep(cache)
-                elif (
-                    cache.describe() != fixed.describe()
-                ):  # of a layer whose memory grows, without a `fixed_cache` of its own
+                elif not cache.has_form_of(fixed):  # a memory that grows, without a `fixed_cache` of its own
                     self.keeps_form = False
             _, normed_N1D = normalize_sum(body.norm, x_N1D, None)
         self.logits = self.model.lm_head(normed_N1D)

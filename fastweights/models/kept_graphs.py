@@ -21,10 +21,8 @@ __all__ = ["Kept", "KeptGraphs", "describe_model", "graphs_of", "may_refuse_pack
 MOST = 12  # graphs per model
 SHARE = 1 / 32  # of the GPU's memory that those of a model may hold
 PLAIN = frozenset({int, float, str, bool, type(None)})  # settings of a module that its forward may read
-KNOWN = (
-    "fastweights.",
-    "torch.nn.",
-)  # where the modules come from whose plain settings and options are all there is to them
+# Where the modules come from whose plain settings and options are all there is to them.
+KNOWN = ("fastweights.", "torch.nn.")
 WHOLE = (Enum, torch.dtype, torch.device, torch.Size, type, FunctionType, BuiltinFunctionType)  # compared as they are
 OF_MODULES = frozenset(vars(nn.Module())) - {"training"}  # what torch keeps in every module
 
