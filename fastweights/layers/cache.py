@@ -66,11 +66,8 @@ class LayerCache:
             self.memory, self.context = memory, context
 
     def has_form_of(self, other: LayerCache) -> bool:
-        """Whether both have the same entries, of the same shapes."""
-        return all(
-            held.keys() == others.keys() and all(x.shape == others[name].shape for name, x in held.items())
-            for held, others in ((self.memory, other.memory), (self.context, other.context))
-        )
+        """Whether both have the same entries, of the same shapes and any dtypes."""
+        return [one[:2] for one in self.describe()] == [one[:2] for one in other.describe()]
 
     def keep(self, after: LayerCache) -> None:
         """Copy the tensors of `after` into those of this fixed cache.

@@ -18,7 +18,7 @@ from ..layers.norms import normalize_sum
 from ..layers.wrapped import is_unhooked
 from ..ops.framework.few_tokens import overwriting_states
 from ..private_torch import all_modules
-from .kept_graphs import graphs_of
+from .kept_graphs import graphs_of, kind_of_call
 
 __all__ = ["DecodeSteps", "can_replay"]
 
@@ -68,10 +68,10 @@ class KeptStep(NamedTuple):
 
 
 def kind_of_step(ids: Tensor, layers: list[LayerCache]) -> Hashable:
-    """What a step reads: token ids of so many sequences, and ordinary caches with these entries (of padded prompts there are
-    others). Tensors of inference mode cannot be written into outside."""
+    """What a step reads: token ids of so many sequences, and ordinary caches with these entries. Those of padded prompts have
+    others."""
     entries = tuple((*sorted(layer.memory), *sorted(layer.context)) for layer in layers)
-    return "step", len(ids), ids.device, entries, torch.is_inference_mode_enabled()
+    return kind_of_call("step", len(ids), ids.device, entries)
 
 
 class DecodeSteps:
@@ -94,7 +94,7 @@ class DecodeSteps:
         self.layers: list[LayerCache] = []  # the fixed caches
         self.bytes = 0  # of these and the graph
         self.key: Hashable = None  # of a step that may be kept
-        self.kind: Hashable = None
+        self.kind: Hashable = None  # `kind_of_step`
         self.keeps_form = True  # whether a step leaves the caches the form that they had
 
     def serve(self, ids: Tensor | None, layers: list[LayerCache], columns: int) -> bool:

@@ -19,7 +19,7 @@ from ..layers import LayerCache, Mixer, SoftmaxAttention
 from ..layers.attention import unread_lengths
 from ..private_torch import copy_all
 from .cache import FastWeightsCache
-from .kept_graphs import graphs_of, may_refuse_packed
+from .kept_graphs import graphs_of, kind_of_call, may_refuse_packed
 from .rows import own_columns
 
 __all__ = ["DraftReader"]
@@ -154,9 +154,8 @@ class DraftReader:
             return None
         if (width, self.slots) not in self.serves:
             forms = tuple((name, shape[1:], dtype) for layer in layers for name, shape, dtype, _ in layer.describe())
-            inference = torch.is_inference_mode_enabled()  # whose tensors cannot be written into outside
             device = held_tensors(layers)[0].device
-            self.serves[width, self.slots] = ("drafts", width, len(layers), device, forms, inference)
+            self.serves[width, self.slots] = kind_of_call("drafts", width, len(layers), device, forms)
         serves = self.serves[width, self.slots]
         kept = graphs.take(key, serves)
         if kept is not None or graphs.refuses(serves):

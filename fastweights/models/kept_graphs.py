@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..layers.mixer import Mixer
 from ..private_torch import all_modules, change_count, product_precision, tensors_of
 
-__all__ = ["Kept", "KeptGraphs", "describe_model", "graphs_of", "may_refuse_packed"]
+__all__ = ["Kept", "KeptGraphs", "describe_model", "graphs_of", "kind_of_call", "may_refuse_packed"]
 
 MOST = 12  # graphs per model
 SHARE = 1 / 32  # of the GPU's memory that those of a model may hold
@@ -108,6 +108,12 @@ def graphs_of(model: nn.Module) -> KeptGraphs:
     return _graphs.setdefault(model, KeptGraphs())
 
 
+def kind_of_call(kind: str, *sizes: Hashable) -> Hashable:
+    """What a captured call serves: the kind of call, what it reads, and whether it is made in inference mode, whose tensors
+    cannot be written into outside."""
+    return kind, *sizes, torch.is_inference_mode_enabled()
+
+
 def most_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return 1 << 30
@@ -132,7 +138,7 @@ def describe_model(model: nn.Module) -> tuple[object, ...] | None:
     options = [vars(module).get("options") for module in modules if module not in own]
     try:
         held = [_describe_held(part) for part in modules if part in own]
-    except Unknown:
+    except Incomparable:
         return None
     products = torch.backends.cuda.matmul
     return (
@@ -167,7 +173,7 @@ def _is_versioned(x: Tensor) -> bool:
     return is_plain and change_count(x) is not None
 
 
-class Unknown(Exception):
+class Incomparable(Exception):
     """A value of a kind of which equality says too little."""
 
 
@@ -181,7 +187,7 @@ def _describe(x: Any) -> object:
         return x
     if isinstance(x, Tensor):
         if not _is_versioned(x):
-            raise Unknown
+            raise Incomparable
         return x.data_ptr(), change_count(x), x.dtype, x.shape, x.stride(), x.device
     if isinstance(x, Mapping):
         return type(x), [(_describe(name), _describe(value)) for name, value in x.items()]
@@ -189,4 +195,4 @@ def _describe(x: Any) -> object:
         return type(x), [_describe(one) for one in x]
     if is_dataclass(x):
         return type(x), [(each.name, _describe(getattr(x, each.name))) for each in fields(x)]
-    raise Unknown
+    raise Incomparable

@@ -17,7 +17,7 @@ from ..cuda_graphs import captured, padded_prompt, refusing_waits
 from ..layers import LayerCache
 from ..layers.attention import unread_lengths
 from .cache import FastWeightsCache
-from .kept_graphs import graphs_of, may_refuse_packed
+from .kept_graphs import graphs_of, kind_of_call, may_refuse_packed
 from .rows import Rows
 
 __all__ = ["PromptReader"]
@@ -124,8 +124,7 @@ class PromptReader:
         key, graphs = self.find_key(), graphs_of(self.model)
         if key is None:
             return None
-        inference = torch.is_inference_mode_enabled()  # whose tensors cannot be written into outside
-        serves = ("prompts", rows.count, width, self.model.config.num_hidden_layers, ids.device, inference)
+        serves = kind_of_call("prompts", rows.count, width, self.model.config.num_hidden_layers, ids.device)
         kept = graphs.take(key, serves)
         if kept is not None:
             kept.fill(ids, rows)

@@ -403,7 +403,7 @@ def test_the_page_to_choose_by_is_short_and_its_gain_is_clear() -> None:
     gains = choosing.regression_gains(evidence.RESULTS)
     assert gains["linear"].sign == 1 and len(gains) > 25 and gains["linear"].confidence > 0.99
     assert gains["gdn"].tied and gains["deltanet"].tied and "In regression it ties with `deltanet` and `gdn`" in text
-    column = [one for one in choosing.entries_of("recall", evidence.RESULTS) if one.column == choosing.PAIRS]
+    column = [one for one in evidence.full_entries("recall") if one.column == choosing.PAIRS]
     beside = compare_with_reference(column)
     worse = [name for name, one in beside.items() if one.sign < 0]
     assert f"Of {len(beside)} memories, each compared with it alone, {len(worse)} are worse and none better" in text

@@ -6,9 +6,9 @@ __all__ = ["LEARNING", "MARKS", "READ", "TIES", "UNMARKED", "format_number"]
 
 TIES = (
     "The place in parentheses is 1 and the number of mixers that are better and not tied. = marks a tie: the 95% interval of the "
-    "differences seed by seed holds zero, by Student's t with Holm's correction over all comparisons of the column that share as "
-    "many seeds. A mixer with one seed has no place, nor has one that shares two seeds with fewer than half of the others: there "
-    "is no ranking of these."
+    "differences seed by seed holds zero, by Student's t with Holm's correction over all comparisons of the column with the "
+    "same number of shared seeds. A mixer with one seed has no place, nor has one that shares two seeds with fewer than half of "
+    "the others: there is no ranking of these."
 )
 LEARNING = "* marks a run whose loss was still falling at the end, or that is too short to tell."
 UNMARKED = (

@@ -17,7 +17,12 @@ from fastweights.training import Stage
 
 from ..record import Plain
 
-__all__ = ["SIZES", "Budget", "LanguageSize", "MatchedLanguageSize", "Size", "TaskSize"]
+__all__ = ["SIZES", "Budget", "LanguageSize", "MatchedLanguageSize", "Size", "TaskSize", "own_mixers"]
+
+
+def own_mixers() -> list[str]:
+    """The mixers of the library, without those that a user registers."""
+    return [name for name, spec in MIXERS.items() if spec.layer.__module__.startswith("fastweights.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +59,7 @@ class TaskSize:
         """The declared seeds of a mixer."""
         if self.main is None or mixer in self.main:
             return self.seeds
-        is_own = mixer in MIXERS and MIXERS[mixer].layer.__module__.startswith("fastweights.")
-        return self.seeds[: self.few] if is_own else self.seeds
+        return self.seeds[: self.few] if mixer in own_mixers() else self.seeds
 
     def trainings(self, seeds: Sequence[int]) -> int:
         """How many models a mixer trains in a column with these seeds, before its grid is widened."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fastweights.checks import check_choice
 from fastweights.kinds import checked
 
-from ..paired import Difference, compare_family
+from ..paired import Difference, Values, compare_family
 from .entries import Entry
 
 __all__ = ["Standing", "compare_entries", "places", "visible_difference"]
@@ -37,7 +37,7 @@ class Standing:
 @checked
 def places(entries: Sequence[Entry], better: str) -> list[Standing]:
     """The mixers of one column, the best first. Two are tied where the interval of their paired difference holds zero, with
-    Holm's correction over the comparisons of the column that have as many seeds (`compare_entries`). One that shares two seeds
+    Holm's correction over the comparisons of the column with as many shared seeds (`compare_entries`). One that shares two seeds
     with fewer than half of the others has no place, and is tied with those that it cannot be compared with.
 
     Args:
@@ -63,20 +63,17 @@ def places(entries: Sequence[Entry], better: str) -> list[Standing]:
 def compare_entries(entries: Sequence[Entry]) -> dict[tuple[int, int], Difference]:
     """The differences of all mixers of a column that share two seeds, by their numbers in `entries`.
 
-    Comparisons that share as many seeds are a family. A part that trains twelve rules with five seeds and the others with two
-    would else pay for 630 comparisons with the seeds of 66.
+    Comparisons with the same number of shared seeds are one family. Otherwise a part that trains twelve rules with five seeds and
+    the others with two would correct the 66 comparisons of the twelve for all 630.
     """
     values = [entry.by_seed for entry in entries]
-    shared = {
-        (one, other): (values[one], values[other], len({*values[one]} & {*values[other]}))
-        for one, other in itertools.combinations(range(len(entries)), 2)
-    }
-    families = (
-        {pair: (left, right) for pair, (left, right, count) in shared.items() if count == seeds}
-        for seeds in {count for *_, count in shared.values()} - {0, 1}
-    )
-    found = {pair: difference for family in families for pair, difference in compare_family(family).items()}
-    return {pair: found[pair] for pair in shared if pair in found}
+    families: dict[int, dict[tuple[int, int], tuple[Values, Values]]] = {}  # by the number of shared seeds
+    for one, other in itertools.combinations(range(len(entries)), 2):
+        shared = len(values[one].keys() & values[other].keys())
+        if shared > 1:
+            families.setdefault(shared, {})[one, other] = (values[one], values[other])
+    found = [one for family in families.values() for one in compare_family(family).items()]
+    return dict(sorted(found, key=lambda one: one[0]))
 
 
 def visible_difference(entries: Sequence[Entry]) -> float | None:

@@ -134,13 +134,17 @@ def check_pieces(folder: Path) -> None:
             f"the folder of the text, {folder}, must have the hashes of its files in {ABOUT}, and was written before there were "
             "any; delete it and write it again"
         )
-    found = {path.name: _hash(path.read_bytes()) for path in sorted(folder.glob("*.jsonl.gz"))}
+    found = _hash_pieces(folder)
     different = sorted(name for name in {*recorded, *found} if recorded.get(name) != found.get(name))
     if different:
         raise ValueError(
             f"the folder of the text, {folder}, must hold the files that its {ABOUT} records, and {', '.join(different)} "
             f"{'is' if len(different) == 1 else 'are'} missing, cut or of another text; copy the folder again"
         )
+
+
+def _hash_pieces(folder: Path) -> dict[str, str]:
+    return {path.name: _hash(path.read_bytes()) for path in sorted(folder.glob("*.jsonl.gz"))}
 
 
 def known_hash(folder: Path | None = None) -> str:
@@ -165,8 +169,7 @@ def write_text(folder: Path, documents: Iterable[tuple[str, str, str]]) -> dict[
         writers[split].add(name, text)
     splits = {split: writer.close() for split, writer in writers.items()}
     whole = _hash("".join(one["sha256"] for one in splits.values()).encode())
-    pieces = {path.name: _hash(path.read_bytes()) for path in sorted(folder.glob("*.jsonl.gz"))}
-    record: dict[str, Any] = {"format": FORMAT, "sha256": whole, "splits": splits, "pieces": pieces}
+    record: dict[str, Any] = {"format": FORMAT, "sha256": whole, "splits": splits, "pieces": _hash_pieces(folder)}
     write_json(folder / ABOUT, record)
     return record
 
@@ -318,10 +321,8 @@ def write_packages(folder: Path, downloads: Path, versions: Mapping[str, str]) -
     files = {package: download(package.name, downloads, versions.get(package.name)) for package in PACKAGES}
     licences = folder / "licences"
     licences.mkdir(parents=True, exist_ok=True)
-    for (
-        package,
-        file,
-    ) in files.items():  # the package with the copyright file is of the same source, and so of the same version
+    for package, file in files.items():
+        # The package with the copyright file is built from the same source, and so has the same version.
         other = package.copyright_in
         copy_licence(package, download(other, downloads, versions.get(package.name)) if other else file, licences)
     characters: Counter[str] = Counter()

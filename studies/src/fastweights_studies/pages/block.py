@@ -8,12 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
-from fastweights_studies.leaderboard import PARTS, part_rows
 from fastweights_studies.leaderboard.confound import BASELINES, at_upper_edge, explain_columns
 from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.pages import block_effects
 from fastweights_studies.pages.added_parts import describe_clearest, find_added, render_added
-from fastweights_studies.pages.evidence import RESULTS, records_of
+from fastweights_studies.pages.evidence import RESULTS, full_entries, records_of
 from fastweights_studies.pages.matched_rules import list_missing, render_rules
 from fastweights_studies.pages.rendering import Page, joined, least_to_most, list_item, table
 from fastweights_studies.paired import Difference, compare_family
@@ -148,9 +147,7 @@ def render(results: Path = RESULTS) -> str:
 
 
 def _entries(name: str, results: Path) -> list[Entry]:
-    part = PARTS[name]
-    entries: list[Entry] = part.entries(part_rows(part, "full", results / "leaderboard", results))
-    return [entry for entry in entries if name != "language" or entry.column == TEXTS]
+    return [entry for entry in full_entries(name, results) if name != "language" or entry.column == TEXTS]
 
 
 def _shares(results: Path) -> list[str]:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastweights_studies.leaderboard import PARTS, part_rows
-from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.pages import evidence
 from fastweights_studies.pages.evidence import RESULTS
 from fastweights_studies.pages.matched_rules import compare_with_reference
@@ -58,7 +56,7 @@ def lines(results: Path) -> list[str]:
     grows, constant = (state[STATE][name].text for name in ("softmax", "gdn"))
     faster = needed(training[TRAINING]["linear"].mean) / needed(training[TRAINING]["gdn"].mean) - 1
     recalled = [f"{needed(recall[PAIRS][name].mean):.2f}" for name in ("linear", "gdn")]
-    beside = compare_with_reference([one for one in entries_of("recall", results) if one.column == PAIRS])
+    beside = compare_with_reference([one for one in evidence.full_entries("recall", results) if one.column == PAIRS])
     worse, better = (sum(one.sign == sign for one in beside.values()) for sign in (-1, 1))
     of_gdn = ", with which it ties" * beside["gdn"].tied
     tied = [name for name, one in regression_gains(results).items() if name in ("gdn", "deltanet") and one.tied]
@@ -86,15 +84,13 @@ def lines(results: Path) -> list[str]:
     ]
 
 
-def entries_of(name: str, results: Path) -> list[Entry]:
-    part = PARTS[name]
-    entries: list[Entry] = part.entries(part_rows(part, "full", results / "leaderboard", results))
-    return entries
-
-
 def regression_gains(results: Path) -> dict[str, Difference]:
     """How far the squared errors of all others are above that of `rls`, as one family."""
-    errors = {entry.label: entry.by_seed for entry in entries_of("regression", results) if entry.column == REGRESSION}
+    errors = {
+        entry.label: entry.by_seed
+        for entry in evidence.full_entries("regression", results)
+        if entry.column == REGRESSION
+    }
     ours = errors.pop("rls")
     return compare_family({name: (own, ours) for name, own in errors.items() if len(own.keys() & ours.keys()) > 1})
 

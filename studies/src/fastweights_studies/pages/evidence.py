@@ -14,6 +14,7 @@ from fastweights.layers import MIXERS, Mixer, build_mixer
 from fastweights.training import RecallExperiment
 from fastweights_studies.claims import Claim, ClaimRecord, claims_of, find_claim, load_records
 from fastweights_studies.leaderboard import PARTS, part_rows
+from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.leaderboard.run import cells_of
 from fastweights_studies.leaderboard.tables import Cell
 from fastweights_studies.measure.judge.records import sizes_in
@@ -135,6 +136,12 @@ def first_recall(name: str, results: Path = RESULTS) -> float | None:
     rows = read_measured("first_values", "first_values", results)
     found = select(rows, mixer=name, options={}, seed=0, column=recall_defaults())
     return max((row.value for row in found if row.value is not None), default=None)
+
+
+def full_entries(part: str, results: Path = RESULTS) -> list[Entry]:
+    """What the leaderboard has of a part at full size, by column and mixer."""
+    entries: list[Entry] = PARTS[part].entries(part_rows(PARTS[part], "full", results / "leaderboard", results))
+    return entries
 
 
 @cache

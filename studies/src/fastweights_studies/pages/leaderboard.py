@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fastweights.analysis.plot_style import save_figure
-from fastweights.layers import MIXERS
 from fastweights_studies.leaderboard import PARTS, SIZES, Part, part_rows, places, table_of
 from fastweights_studies.leaderboard.blocks import LACKS
 from fastweights_studies.leaderboard.cells import LEARNING, MARKS, READ, UNMARKED
@@ -22,7 +21,7 @@ from fastweights_studies.leaderboard.matched_language import MatchedLanguagePart
 from fastweights_studies.leaderboard.measured import ReadPart
 from fastweights_studies.leaderboard.part import BoardPart
 from fastweights_studies.leaderboard.rules import GRID, LEFT_OUT, SAME_RULE
-from fastweights_studies.leaderboard.sizes import MatchedLanguageSize
+from fastweights_studies.leaderboard.sizes import MatchedLanguageSize, own_mixers
 from fastweights_studies.leaderboard.streams import STREAMS
 from fastweights_studies.leaderboard.tables import NOT_RUN, describe_visible
 from fastweights_studies.leaderboard.trainings import TaskPart
@@ -40,7 +39,7 @@ FOLDER = RESULTS / "leaderboard"
 DOCS = ROOT / "docs"
 PAGES = {name: DOCS / f"{name}.md" for name in ("leaderboard", "untrained")}
 FIGURES = {name: DOCS / "images" / f"{name}.png" for name in ("leaderboard", "untrained")}
-OWN = tuple(name for name, spec in MIXERS.items() if spec.layer.__module__.startswith("fastweights."))
+OWN = tuple(own_mixers())
 DPI = 90  # a page loads both figures
 DRAWN = ("mqar", "regression", "tracking")  # at the small size, or the full one where it was run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fastweights.layers import MIXERS
 from fastweights_studies.claims import PAPERS, STATUSES, ClaimRecord, find_claim
-from fastweights_studies.leaderboard import PARTS, Part, part_rows
+from fastweights_studies.leaderboard import PARTS, Part
 from fastweights_studies.leaderboard.cells import format_number
 from fastweights_studies.leaderboard.entries import EXACT
 from fastweights_studies.leaderboard.measured import ReadPart
@@ -134,7 +134,7 @@ def seeds(part: str, column: str, results: Path) -> str:
     """How many seeds the rows of a column have, or that a measurement was run once."""
     if isinstance(PARTS[part], ReadPart):
         return "one run"
-    entries = PARTS[part].entries(part_rows(PARTS[part], "full", results / "leaderboard", results))
+    entries = evidence.full_entries(part, results)
     counts = sorted({len(entry.values) for entry in entries if entry.column == column and entry.values})
     return "one seed" if counts == [1] else f"{least_to_most(counts)} seeds"
 
@@ -277,7 +277,7 @@ def boards(results: Path) -> str:
     """One column of each trained part of the leaderboard at full size."""
     columns = [evidence.board(part, results).get(column, {}) for part, column in COLUMNS.items()]
     lines = [[f"`{name}`", *(text_of(found, name) for found in columns)] for name in MIXERS]
-    regression = PARTS["regression"].entries(part_rows(PARTS["regression"], "full", results / "leaderboard", results))
+    regression = evidence.full_entries("regression", results)
     exact = next((f"{entry.of(EXACT)[0]:.3f}" for entry in regression if entry.column == COLUMNS["regression"]), "–")
     text = f"""Equal state and equal parameters, the same data and grid of learning rates; numbers without ± are of one seed, so
 small differences mean nothing. Recall has every rule in one block; the other columns have the layers as published. Recall and
@@ -329,7 +329,7 @@ def gaps(results: Path) -> str:
 
 def missing_of(part: Part, results: Path) -> str:
     """A trained part of the leaderboard and how much of its full size is missing; empty where nothing is."""
-    found = len(part.entries(part_rows(part, "full", results / "leaderboard", results)))
+    found = len(evidence.full_entries(part.name, results))
     if not found:
         return part.name
     wanted = len(part.setting("full")) * len(MIXERS)

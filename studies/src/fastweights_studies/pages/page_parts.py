@@ -18,6 +18,7 @@ import torch
 from fastweights.data import TASKS
 from fastweights.layers import MIXERS, build_mixer, probe
 from fastweights.results import RecallSummary, load_results, summarize
+from fastweights_studies.leaderboard.sizes import own_mixers
 from fastweights_studies.measure import ops_cpu
 from fastweights_studies.measure.models import FLA, Model, Step, read_steps
 from fastweights_studies.pages import block_effects, linearization, scaling
@@ -82,11 +83,6 @@ FAMILIES = {
     ),
     "recursive least squares": ("rls", "is the exact regression of all values on all keys"),
 }  # fmt: skip
-
-
-def own_mixers() -> list[str]:
-    """The names of the library's own mixers; one of a plug-in is none of them."""
-    return [name for name, spec in MIXERS.items() if spec.layer.__module__.startswith("fastweights.")]
 
 
 def families(results: Path) -> str:

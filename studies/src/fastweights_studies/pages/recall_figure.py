@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastweights.analysis.plot_style import mixer_styles, plain_axes, save_figure
-from fastweights_studies.leaderboard import PARTS, part_rows
 from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.measure.environment import digest
+from fastweights_studies.pages.evidence import full_entries
 from fastweights_studies.places import RESULTS, ROOT
 
 PICTURE = ROOT / "docs" / "images" / "recall.png"
@@ -22,8 +22,7 @@ TASK = "mqar-shuffled"
 
 def read(results: Path = RESULTS) -> list[Entry]:
     """The cells of the columns with shuffled queries, one per rule and size of state."""
-    part = PARTS["recall"]
-    entries: list[Entry] = part.entries(part_rows(part, "full", results / "leaderboard", results))
+    entries = full_entries("recall", results)
     return [entry for entry in entries if entry.values and entry.rows[0].column["task"] == TASK]
 
 
