@@ -30,6 +30,7 @@ __all__ = [
     "adapt_trainer",
     "add_adapter_targets",
     "dataset_fingerprint",
+    "defer_ends",
     "execution_device",
     "is_placed",
     "keep_after_generation",
@@ -89,6 +90,19 @@ class GenerationHooks(Hooks):
         """What generate() returns with an assistant. mode: arguments of this way of decoding; model_kwargs: of the model."""
         return super()._assisted_decoding(input_ids, **mode, **model_kwargs)  # type: ignore[misc]
 
+    def decode_one_by_one(self, input_ids: Any, mode: dict[str, Any], model_kwargs: dict[str, Any]) -> Any:
+        """What generate() returns by greedy search or sampling. mode, model_kwargs: as above."""
+        return super()._sample(input_ids, **mode, **model_kwargs)  # type: ignore[misc]
+
+    def goes_on(self, ended: Any, wait: Callable[[], bool]) -> bool:
+        """Whether generate() decodes another token.
+
+        Args:
+            ended: whether all sequences have: a tensor in versions whose loop does not look at it.
+            wait: the answer of transformers.
+        """
+        return wait()
+
     def prepare_cache(self, generation_config: Any, model_kwargs: dict[str, Any], batch_size: int) -> None:
         """Put the cache of the model into model_kwargs, in place of one of transformers' own. batch_size: number of prompts."""
         raise NotImplementedError
@@ -111,9 +125,38 @@ class GenerationHooks(Hooks):
         return None if self.counts_positions else super()._prepare_position_ids_for_generation(*args, **kwargs)  # type: ignore[misc]
 
     def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
-        named = inspect.signature(super()._assisted_decoding).parameters  # type: ignore[misc]
-        mode = {name: kwargs.pop(name) for name in list(kwargs) if name in named}
+        mode = _take_named(kwargs, super()._assisted_decoding)  # type: ignore[misc]
         return self.decode_assisted(args[0], mode, kwargs)
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        mode = _take_named(kwargs, super()._sample)  # type: ignore[misc]
+        return self.decode_one_by_one(args[0], mode, kwargs)
+
+    def _has_unfinished_sequences(self, this_peer_finished: Any, *args: Any, **kwargs: Any) -> bool:
+        wait = super()._has_unfinished_sequences  # type: ignore[misc]
+        return self.goes_on(this_peer_finished, lambda: wait(this_peer_finished, *args, **kwargs))
+
+
+def _take_named(kwargs: dict[str, Any], of: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of a function, taken out of kwargs."""
+    named = inspect.signature(of).parameters
+    return {name: kwargs.pop(name) for name in list(kwargs) if name in named}
+
+
+def defer_ends(allows: Callable[[Any], bool]) -> None:
+    """Let transformers from 5.24 on look for the end of an answer one token late for caches that are allowed. It does so on
+    Apple's GPUs alone, and has no place to ask for it, so that its class is changed. Other caches go as before. For earlier
+    versions there is `goes_on`."""
+    check = getattr(sys.modules.get("transformers.generation.utils"), "DeferredStopCheck", None)
+    if check is None:
+        return
+    is_supported = check.is_supported
+
+    @wraps(is_supported)
+    def is_deferred(device: Any, cache: Any, *args: Any, **kwargs: Any) -> bool:
+        return allows(cache) or is_supported(device, cache, *args, **kwargs)
+
+    check.is_supported = staticmethod(is_deferred)
 
 
 def mask_length(settings: Any, mask: Any) -> int | None:

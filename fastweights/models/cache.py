@@ -80,6 +80,10 @@ class FastWeightsCache(RecordingCache):
             self.position = self.position + 1
         return logits
 
+    def replays_steps(self) -> bool:
+        """Whether a running `generate()` decodes by a captured step."""
+        return self.steps is not None and self.steps.logits is not None
+
     def end_steps(self, kept: bool = True) -> None:
         """Make the layers' caches ordinary ones again, after `generate()`; leave them where the cache is not kept."""
         if self.steps is not None:

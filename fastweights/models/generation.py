@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache as once
 from functools import partial
@@ -11,12 +12,13 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 
 from ..checks import check_dense, check_size
-from ..private_huggingface import keep_after_generation
+from ..private_huggingface import defer_ends, keep_after_generation
 from .assisted import AssistedGeneration
 from .cache import CACHE_NAME, FastWeightsCache, check_cache, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token, is_batch
 from .kept_graphs import describe_model, graphs_of
+from .late_end import LateEnd, can_end_late
 from .prompt_graphs import PromptReader
 from .prompts import move_padding_to_front, prefill_block
 from .rows import check_mask, check_prompts
@@ -26,6 +28,7 @@ __all__ = ["CachedGenerationMixin", "check_cache_settings"]
 # Of the running generate(): its caches and the readers of its prompts.
 _decoding: ContextVar[list[FastWeightsCache] | None] = ContextVar("decoding", default=None)
 _reading: ContextVar[list[PromptReader] | None] = ContextVar("reading", default=None)
+_ending: ContextVar[LateEnd | None] = ContextVar("ending", default=None)
 
 
 class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
@@ -140,6 +143,22 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
                 begun.append(cache)
         return outputs
 
+    def decode_one_by_one(self, input_ids: Tensor, mode: dict[str, Any], model_kwargs: dict[str, Any]) -> Any:
+        """As in transformers. On a GPU the host looks for the end one token late where nobody sees that."""
+        if not can_end_late(input_ids.device, mode, model_kwargs):
+            return super().decode_one_by_one(input_ids, mode, model_kwargs)
+        longest, sampled = mode["stopping_criteria"].max_length, mode["generation_config"].do_sample
+        end = LateEnd(input_ids, model_kwargs[CACHE_NAME], longest, sampled)
+        ending = _ending.set(end)
+        try:
+            return end.finish(super().decode_one_by_one(input_ids, mode, model_kwargs))
+        finally:
+            _ending.reset(ending)
+
+    def goes_on(self, ended: bool | Tensor, wait: Callable[[], bool]) -> bool:
+        end = _ending.get()
+        return wait() if end is None else end.goes_on(ended, wait)
+
     def _check_call(self, prompt: object, settings: GenerationConfig, kwargs: dict[str, Any]) -> None:
         """Check what transformers would pass on unchecked: the prompt, the mask, sizes, and special tokens that the vocabulary
         lacks."""
@@ -188,6 +207,15 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
             keep_after_generation(cache)
         elif cache is None and generation_config.use_cache is not False:
             model_kwargs[CACHE_NAME] = FastWeightsCache.empty(self.config.num_hidden_layers)
+
+
+def _may_end_late(cache: object) -> bool:
+    """Whether the cache is that of a call whose end may be seen late, and its tokens come from steps."""
+    end = _ending.get()
+    return end is not None and cache is end.cache and end.cache.steps is not None
+
+
+defer_ends(_may_end_late)
 
 
 def check_cache_settings(settings: GenerationConfig) -> None:

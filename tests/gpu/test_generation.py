@@ -12,6 +12,7 @@ from fastweights.models import (
     FastWeightsForCausalLM,
     decoding,
     draft_graphs,
+    late_end,
     prompt_graphs,
     prompts,
 )
@@ -104,6 +105,29 @@ def test_a_second_call_replays_the_graph_of_the_first(captured: list[object], mi
         lm.lm_head.weight.neg_()
     lm.generate(ids[0], max_new_tokens=24, do_sample=False)
     assert captured[3] is not captured[0]
+
+
+@pytest.mark.parametrize("mixer", ["gdn", "softmax"])
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+def test_an_end_that_is_seen_late_changes_neither_tokens_nor_random_numbers(
+    monkeypatch: pytest.MonkeyPatch, mixer: str, sampled: bool
+) -> None:
+    late, finish = [], late_end.LateEnd.finish
+
+    def noted(self: late_end.LateEnd, sequences: torch.Tensor) -> torch.Tensor:
+        late.append(self.columns > sequences.shape[1] or self._has_extra)
+        return finish(self, sequences)
+
+    monkeypatch.setattr(late_end.LateEnd, "finish", noted)
+    lm, ids = language_model(mixer, torch.float32), torch.randint(64, (2, 40), device="cuda")
+    drawn = []
+    for disabled in (True, False):
+        torch.manual_seed(0)
+        options = {"max_new_tokens": 40, "do_sample": sampled, "eos_token_id": [*range(12)], "pad_token_id": 63}
+        calls = [lm.generate(ids, disable_compile=disabled, **options).tolist() for _ in range(6)]
+        drawn.append([*calls, torch.rand(1, device="cuda").item()])
+    assert drawn[0] == drawn[1]
+    assert any(late[6:]) or not sampled
 
 
 @pytest.mark.parametrize("mixer", [*MIXERS, WINDOW, ["gdn", "softmax"]], ids=str)

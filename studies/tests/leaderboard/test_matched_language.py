@@ -11,6 +11,7 @@ from fastweights_studies.leaderboard import PARTS, SIZES, Request, load_board, r
 from fastweights_studies.leaderboard.matched_language import Training, Variant
 from fastweights_studies.leaderboard.matched_measures import GAP, find_identifiers, token_losses
 from fastweights_studies.leaderboard.sizes import MatchedLanguageSize
+from fastweights_studies.measure import code_text
 from fastweights_studies.record import read_rows, select
 
 from fastweights.data.text import TextCorpus
@@ -21,7 +22,7 @@ from fastweights.training import WorkerError
 from .toy import LANGUAGE, TOY
 
 pytest.importorskip("accelerate")
-PART, HYBRIDS = PARTS["language-matched"], PARTS["hybrids"]
+PART, PROXIES, HYBRIDS = PARTS["language-matched"], PARTS["language-proxies"], PARTS["hybrids"]
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,12 @@ def request(folder, *mixers, **more):
 
 
 def names(runs):
-    return [Path(run.output).name for run in runs]
+    """Of the folders of runs, without their rates."""
+    return [Path(run.output).name.partition("-lr")[0] for run in runs]
+
+
+def of_proxies(runs):
+    return [run for run in runs if "language-proxies" in run.output]
 
 
 def test_rates_come_from_proxies_and_numbers_from_test_text(tmp_path, trained):
@@ -60,12 +66,12 @@ def test_rates_come_from_proxies_and_numbers_from_test_text(tmp_path, trained):
     rows = PART.rows("small", tmp_path, tmp_path)
     budgets = {(row.mixer, row.column["tokens"], row.seed) for row in rows}
     assert budgets == {(m, 1000, s) for m in ("linear", "gdn") for s in (0, 1)} | {("linear", 2000, 0)}
-    assert sum("proxy" in name for name in names(trained)) == 4 and len(trained) == 4 + 5
+    assert len(of_proxies(trained)) == 4 and len(trained) == 4 + 5
     for mixer in ("linear", "gdn"):
         losses = {
             run.learning_rate: json.loads((Path(run.output) / "result.json").read_bytes())["held_out_losses"][-1]
-            for run in trained
-            if "proxy" in Path(run.output).name and f"/{mixer}/" in run.output
+            for run in of_proxies(trained)
+            if f"/{mixer}/" in run.output
         }
         assert {row.run["learning_rate"] for row in select(rows, mixer=mixer)} == {min(losses, key=losses.get)}
     assert {run.model["mixer"]["output_gate"] for run in trained if "/gdn/" in run.output} == {
@@ -94,7 +100,7 @@ def test_a_mean_over_positions_is_the_loss_of_the_row(tmp_path, trained):
     assert at["None"] == pytest.approx((16 * at["[0, 16]"] + 239 * at["[16, 256]"]) / 255)
     curve = read_rows(tmp_path / "language-matched-curves-small.json")
     losses = {row.column["read"]: row.value for row in select(curve, measure="training_loss", column={"tokens": 1000})}
-    result = json.loads(next(tmp_path.glob("trained/*/linear/softmax0-tokens1000-seed0/result.json")).read_bytes())
+    result = json.loads(next(tmp_path.glob("trained/*/linear/softmax0-tokens1000-seed0-lr*/result.json")).read_bytes())
     assert losses == dict(zip(result["loss_tokens"], result["losses"])) and len(losses) == 2
     assert len(select(curve, measure="validation_loss", column={"tokens": 2000})) >= 4
 
@@ -117,7 +123,7 @@ def test_columns_choose_the_models_that_are_trained(tmp_path, trained):
     with pytest.raises(ValueError, match="columns must be texts in titles of language-matched, got '3K'"):
         PART.check_columns(request(tmp_path, "linear", columns=("3K",)))
     run_part(PART, request(tmp_path, "linear", columns=("2K: test",)))
-    assert [name for name in names(trained) if "proxy" not in name] == ["softmax0-tokens2000-seed0"]
+    assert "softmax0-tokens2000-seed0" in names(trained) and len(trained) == len(of_proxies(trained)) + 1
     found = {entry.column for entry in PART.entries(PART.rows("small", tmp_path, tmp_path))}
     assert len(found) == len(PART.setting("small")) / 2 and all(column.startswith("2K: ") for column in found)
 
@@ -137,7 +143,7 @@ def test_an_interrupted_part_continues(tmp_path, trained, monkeypatch):
         run_part(PART, request(tmp_path, "linear"))
     monkeypatch.setattr(together, "train_language", train)
     run_part(PART, request(tmp_path, "linear"))
-    assert len(trained) == len(set(names(trained))) == 2 + 3
+    assert len(trained) == len({run.output for run in trained}) == 2 + 3
 
 
 def test_a_model_that_diverges_has_rows_without_values(tmp_path, monkeypatch):
@@ -146,7 +152,7 @@ def test_a_model_that_diverges_has_rows_without_values(tmp_path, monkeypatch):
     train = together.train_language
 
     def diverging(run, **options):
-        if "seed1" in run.output:
+        if "tokens1000-seed1" in run.output:
             raise together.NonFiniteLoss("the loss is nan at step 1")
         return train(run, **options)
 
@@ -157,13 +163,47 @@ def test_a_model_that_diverges_has_rows_without_values(tmp_path, monkeypatch):
     assert entries["2K: test text"].diverged == 0
 
 
+def test_proxies_are_a_part_whose_rates_the_larger_models_take(tmp_path, trained):
+    """The first seed trains at every rate, and its best is the one that counts."""
+    run_part(PROXIES, request(tmp_path, "linear"))
+    rows = PROXIES.rows("small", tmp_path, tmp_path)
+    assert names(trained) == ["softmax0-tokens500-seed0"] * 2 + ["softmax0-tokens500-seed1"]
+    (rate,) = {row.run["learning_rate"] for row in rows}
+    losses = {
+        run.learning_rate: json.loads((Path(run.output) / "result.json").read_bytes())["held_out_losses"][-1]
+        for run in trained[:2]
+    }
+    assert rate == trained[2].learning_rate == min(losses, key=losses.get)
+    assert {row.seed for row in rows} == {0, 1} and {row.measure for row in rows} == {"loss", "found"}
+    assert PROXIES.trainings(request(tmp_path, "linear")) == 3
+    shutil.rmtree(tmp_path / "trained")
+    trained.clear()
+    run_part(PART, request(tmp_path, "linear", seeds=(0,)))
+    assert {run.learning_rate for run in trained} == {rate} and not of_proxies(trained)
+
+
+@pytest.mark.slow
+def test_text_that_a_part_does_not_read_may_be_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(code_text, "PIECE", 5000)
+    run_part(PROXIES, request(tmp_path, "linear"))
+    first, *others = sorted((tmp_path / "code-text").glob("train-*"))
+    others[-1].unlink()
+    run_part(PROXIES, request(tmp_path, "linear", "gdn"))
+    with pytest.raises(ValueError, match=f"{others[-1].name} is missing"):
+        run_part(PART, request(tmp_path, "linear"))
+    first.unlink()
+    with pytest.raises(ValueError, match=f"{first.name} is missing"):
+        run_part(PROXIES, request(tmp_path, "gla"))
+
+
 @pytest.mark.slow
 def test_a_model_that_cannot_be_measured_loses_no_other_one(tmp_path, trained):
     """And the numbers of two processes are those of one."""
     board = run_part(PART, request(tmp_path, "linear", seeds=(0,)))
     alone = PART.entries(PART.rows("small", tmp_path, tmp_path))
     board.unlink()
-    (tmp_path / "trained/language-matched-small/linear/softmax0-tokens2000-seed0/model/config.json").write_text("{")
+    (broken,) = tmp_path.glob("trained/language-matched-small/linear/softmax0-tokens2000-seed0-lr*/model/config.json")
+    broken.write_text("{")
     trained.clear()
     with pytest.raises(WorkerError, match="linear/softmax0-tokens2000-seed0 failed: ValueError"):
         run_part(PART, request(tmp_path, "linear", seeds=(0,), workers=2))
@@ -186,9 +226,9 @@ def test_the_whole_registry_stands_for_the_declared_mixers(tmp_path):
 def test_hybrids_have_softmax_attention_in_every_nth_layer(name, monkeypatch):
     monkeypatch.undo()
     size = SIZES[name].matched_language["hybrids"]
-    alone, _ = Variant(choice=MixerChoice("kda"), every=0).match(size, size.model)
+    alone, _ = Variant(choice=MixerChoice("kda"), every=0).match(size)
     for every in size.softmax_every:
-        matched, fields = Variant(choice=MixerChoice("kda"), every=every).match(size, size.model)
+        matched, fields = Variant(choice=MixerChoice("kda"), every=every).match(size)
         config = FastWeightsConfig(**fields, mixer=matched.choice.entry, intermediate_size=matched.intermediate_size)
         layers = [mixer for mixer, _ in config.mixers()]
         assert [n for n, mixer in enumerate(layers, 1) if mixer == "softmax"] == list(
@@ -204,7 +244,7 @@ def test_full_models_have_about_100_million_parameters(monkeypatch):
     monkeypatch.undo()
     size = SIZES["full"].matched_language["language-matched"]
     for choice in PART._declared():
-        matched, _ = Variant(choice=choice, every=0).match(size, size.model)
+        matched, _ = Variant(choice=choice, every=0).match(size)
         assert abs(matched.parameters / 98e6 - 1) < 0.01, choice.label
     assert Training(Variant(choice=choice, every=0), 10, 1).name == "rls-decay/softmax0-tokens10-seed1"
 
@@ -219,7 +259,7 @@ def test_hybrids_train_and_are_measured(tmp_path, trained):
 
 
 def test_another_text_or_none_is_refused(tmp_path, monkeypatch):
-    debian = {"language-matched": replace(LANGUAGE, source="debian")}
+    debian = {**TOY.matched_language, "language-matched": replace(LANGUAGE, source="debian")}
     monkeypatch.setitem(SIZES, "small", replace(TOY, matched_language=debian))
     with pytest.raises(ValueError, match=r"code_text --output .*code-text` writes it"):
         run_part(PART, request(tmp_path, "linear"))

@@ -28,16 +28,18 @@ def task(*columns, rates=(1e-3, 1e-2), seeds=(0, 1), **shared):
     return TaskSize(shared={**SHARED, **shared}, columns=columns, rates=rates, seeds=seeds)
 
 
-LANGUAGE = MatchedLanguageSize(
+PROXIES = MatchedLanguageSize(
     model={"hidden_size": 8, "num_hidden_layers": 4, "num_heads": 2, "tie_word_embeddings": True},
-    proxy={"hidden_size": 8, "num_hidden_layers": 4, "num_heads": 2, "tie_word_embeddings": True},
     training={
         "length": 256, "batch_size": 2, "evaluation_rows": 2, "checkpoint_every": 2, "log_every": 1, "evaluate_every": 1,
     },
-    rates=(1e-3, 1e-2), proxy_tokens=1000,
-    budgets={1000: Budget(seeds=(0, 1)), 2000: Budget(seeds=(0,), mixers=("linear",))}, vocabulary=300, head_dim=4,
+    rates=(1e-3, 1e-2), budgets={500: Budget(seeds=(0, 1))}, vocabulary=300, head_dim=4,
     source="python", recall_documents=40, rows=3, positions=(0, 16, 256), contexts=(16, 64), context_texts=2, needles=(400,),
-    examples=1, depths=(0.5,), decoded=2, decodings=1,
+    examples=1, depths=(0.5,), decoded=0, decodings=1, train_pieces=1,
+)  # fmt: skip
+LANGUAGE = replace(
+    PROXIES, budgets={1000: Budget(seeds=(0, 1)), 2000: Budget(seeds=(0,), mixers=("linear",))}, decoded=2, train_pieces=None,
+    proxies=PROXIES,
 )  # fmt: skip
 TOY = Size(
     device="cpu",
@@ -67,13 +69,14 @@ TOY = Size(
         vocabulary=300, head_dim=4, rates=(1e-3, 1e-2), seeds=(0, 1), close=100.0,
     ),
     matched_language={
+        "language-proxies": PROXIES,
         "language-matched": LANGUAGE,
         "hybrids": replace(LANGUAGE, softmax_every=(4, 2), budgets={1000: Budget(seeds=(0,))}),
     },
     cost=dict.fromkeys(
         (
             "recall", "recall-published", "recall-blocks", "tasks", "regression-matched", "mqar", "regression", "tracking",
-            "language", "language-matched", "hybrids",
+            "language", "language-proxies", "language-matched", "hybrids",
         ),
         "seconds",
     ),

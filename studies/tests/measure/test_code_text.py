@@ -60,6 +60,7 @@ def test_what_is_written_is_read_as_a_corpus(tmp_path, monkeypatch):
     before = [path.read_bytes() for path in sorted(tmp_path.glob("*.gz"))]
     assert write_text(tmp_path, [*documents, *others]) == record
     assert [path.read_bytes() for path in sorted(tmp_path.glob("*.gz"))] == before
+    assert text_in(tmp_path, "test", 2).paths == text_in(tmp_path, "test").paths[:2]
     (tmp_path / "text.json").unlink()
     with pytest.raises(ValueError, match="code_text --output"):
         text_in(tmp_path, "test")
@@ -81,6 +82,10 @@ def test_a_piece_that_is_lost_cut_or_strange_is_noticed(tmp_path, monkeypatch):
     (tmp_path / "train-03.jsonl.gz").write_bytes(whole)
     with pytest.raises(ValueError, match=r"train-03.jsonl.gz is missing"):
         check_pieces(tmp_path)
+    check_pieces(tmp_path, train_pieces=3)
+    (tmp_path / "train-00.jsonl.gz").rename(tmp_path / "train.gz")
+    with pytest.raises(ValueError, match=r"train-00.jsonl.gz is missing"):
+        check_pieces(tmp_path, train_pieces=1)
     (tmp_path / "text.json").write_text('{"sha256": "0"}')
     with pytest.raises(ValueError, match="delete it and write it again"):
         check_pieces(tmp_path)

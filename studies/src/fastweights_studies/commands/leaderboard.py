@@ -25,8 +25,8 @@ from ._options import FEWER, Minutes, Workers, check_trainings, stopping_after
 
 # Those of fastweights_studies.leaderboard (a test compares them), written out because help must not import torch.
 PARTS = (
-    "recall, recall-published, recall-blocks, tasks, regression-matched, mqar, regression, tracking, language-matched, hybrids, "
-    "language, training-speed, decoding-speed, memory, rules"
+    "recall, recall-published, recall-blocks, tasks, regression-matched, mqar, regression, tracking, language-proxies, "
+    "language-matched, hybrids, language, training-speed, decoding-speed, memory, rules"
 )
 CONTINUES = "the same command continues where it stopped"
 

@@ -2,7 +2,7 @@
 
 A model reads source code, and synthetic documents that ask for what stands in them: language models of the leaderboard that were
 trained without these found no needle, so that their answers said nothing about memories. The learning rate of a mixer is that of
-the best of smaller models, by validation text. Numbers are of test text.
+the best of smaller models, the proxies, by validation text. These are a part of their own. Numbers are of test text.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class Variant:
     choice: MixerChoice
     every: int
 
-    def match(self, size: MatchedLanguageSize, model: Mapping[str, Any]) -> tuple[Matched, dict[str, Any]]:
+    def match(self, size: MatchedLanguageSize) -> tuple[Matched, dict[str, Any]]:
         """The mixer in its block and size, and the fields of its model but mixer and intermediate_size."""
-        heads = model["num_heads"]
-        fields = {**model, "vocab_size": size.vocabulary}
+        heads = size.model["num_heads"]
+        fields: dict[str, Any] = {**size.model, "vocab_size": size.vocabulary}
         choice = in_block(self.choice, BLOCK, heads)
         matched = Matching(fields, size.head_dim, FastWeightsForCausalLM).of(choice)
         if self.every:
             softmax = in_block(MixerChoice("softmax"), BLOCK, heads)
-            layers = list(range(self.every - 1, model["num_hidden_layers"], self.every))
+            layers = list(range(self.every - 1, size.model["num_hidden_layers"], self.every))
             fields |= {"softmax_layers": layers, "softmax_options": dict(softmax.options)}
             # With the head size that the mixer has in all layers: the states of layers are what is equal.
             matched = Matching(fields, size.head_dim, FastWeightsForCausalLM).of(matched.choice)
@@ -81,7 +81,7 @@ class Training:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """What notes and failures call it."""
         return f"{file_name(self.variant.choice.label)}/softmax{self.variant.every}-tokens{self.tokens}-seed{self.seed}"
 
     def column(self, parameters: Mapping[str, Plain]) -> bool:
@@ -96,9 +96,11 @@ class MatchedLanguagePart(BoardPart):
 
     Attributes:
         mixers: as `parse_mixers` reads them, those that take part where all of the registry are asked for.
+        proxies: the part of the models that find the learning rates, at `MatchedLanguageSize.proxies`; None in that part.
     """
 
     mixers: tuple[str, ...]
+    proxies: MatchedLanguagePart | None = None
 
     trained = True
     beside = {SPEED: "decoded tokens per second", STATE: "bytes of state", FOUND: "numbers found"}
@@ -173,7 +175,8 @@ class MatchedLanguagePart(BoardPart):
     def trainings(self, request: Request) -> int:
         size = self.size(request.size)
         seeds = sum(len(request.seeds or budget.seeds) for budget in size.budgets.values())
-        return len(size.softmax_every) * (len(size.rates) + seeds)
+        repeated = 0 if self.proxies else 1  # a training that finds the rate is the one that counts
+        return len(size.softmax_every) * (len(size.rates) + seeds - repeated)
 
     def files(self, request: Request) -> list[Path]:
         return [*super().files(request), self._curves_path(request)]
@@ -210,7 +213,7 @@ class MatchedLanguagePart(BoardPart):
         rates = self._rates({one.variant: None for one in wanted}, entries, text, request)
         failure = None
         runs = {
-            one: self._plan(one.variant, size.model, rate, one.name, one.seed, one.tokens, text, request)
+            one: self._plan(one, size, rate, text, request)
             for one in wanted
             if (rate := rates.get(one.variant)) is not None
         }
@@ -236,7 +239,7 @@ class MatchedLanguagePart(BoardPart):
                 )
         elif not (folder / "text.json").exists():
             write_text(folder, _own_documents(size))
-        check_pieces(folder)
+        check_pieces(folder, size.train_pieces)
         write_recall(folder / "recall.jsonl", size.recall_documents)
         return folder
 
@@ -264,11 +267,14 @@ class MatchedLanguagePart(BoardPart):
     def _rates(
         self, variants: Iterable[Variant], entries: Sequence[Entry], text: Path, request: Request
     ) -> dict[Variant, float]:
-        """The rate of each variant: that of its rows on the board, or that of the proxy with the lowest loss of validation text.
-        One whose proxies all diverge has none."""
-        size = self.size(request.size)
+        """The rate of each variant: that of its rows on the board of the part or of its proxies, or that of the proxy with the
+        lowest loss of validation text. One whose proxies all diverge has none."""
+        size, part = self.size(request.size), self.proxies or self
+        searching = size.proxies or size
+        entries = [*entries, *(self.proxies.entries(self.proxies.found(request)) if self.proxies else ())]
+        tokens, seed = searching.searching
         known: dict[Variant, float] = {}
-        proxies: dict[Variant, dict[float, Any]] = {}
+        searches: dict[Variant, dict[float, Any]] = {}
         for variant in variants:
             label = variant.choice.label
             rows = [row for entry in entries if entry.label == label for row in entry.rows]
@@ -278,15 +284,10 @@ class MatchedLanguagePart(BoardPart):
             if isinstance(rate, float):
                 known[variant] = rate
             else:
-                name = f"{file_name(label)}/softmax{variant.every}-proxy"
-                proxies[variant] = {
-                    rate: self._plan(
-                        variant, size.proxy, rate, f"{name}-lr{rate!r}", 0, size.proxy_tokens, text, request
-                    )
-                    for rate in size.rates
-                }
-        train_models([run for runs in proxies.values() for run in runs.values()], request)
-        for variant, runs in proxies.items():
+                one = Training(variant, tokens, seed)
+                searches[variant] = {rate: part._plan(one, searching, rate, text, request) for rate in searching.rates}
+        train_models([run for runs in searches.values() for run in runs.values()], request)
+        for variant, runs in searches.items():
             results = {rate: load_model_result(run) for rate, run in runs.items()}
             losses = {rate: found.held_out_loss for rate, found in results.items() if found is not None}
             if losses:
@@ -295,20 +296,21 @@ class MatchedLanguagePart(BoardPart):
                 request.reporter.note(f"{variant.choice.label}: diverged at every rate")
         return known
 
-    def _plan(
-        self, variant: Variant, model: Mapping[str, Any], rate: float, name: str, seed: int, tokens: int, text: Path,
-        request: Request,
-    ) -> Any:  # fmt: skip
+    def found(self, request: Request) -> list[Row]:
+        """The rows in the output folder of a request, and the library's own of mixers without any."""
+        rows = self.rows(request.size, request.output, request.output)
+        return [*rows, *self.library(request.size, rows)]
+
+    def _plan(self, training: Training, size: MatchedLanguageSize, rate: float, text: Path, request: Request) -> Any:
         """The `LanguageRun` of a model of the part, in its folder."""
         from fastweights.training.language import LanguageRun
 
-        size = self.size(request.size)
-        matched, fields = variant.match(size, model)
-        code = text_in(text, "validation")
+        matched, fields = training.variant.match(size)
+        code = text_in(text, "validation", size.train_pieces)
         recall = TextSource(paths=(str(text / "recall.jsonl"),), held_out_fraction=RARELY, weight=size.recall_part)
         return LanguageRun(
             **size.training,
-            max_tokens=tokens,
+            max_tokens=training.tokens,
             context_lengths=(),
             model={**fields, "mixer": matched.choice.entry, "intermediate_size": matched.intermediate_size},
             tokenizer=TextTokenizer(vocab_size=size.vocabulary),
@@ -319,9 +321,9 @@ class MatchedLanguagePart(BoardPart):
                 )
             ),
             learning_rate=rate,
-            seed=seed,
+            seed=training.seed,
             seed_by_name=True,
-            output=str(request.trainings / f"{self.name}-{request.size}" / name),
+            output=str(request.trainings / f"{self.name}-{request.size}" / f"{training.name}-lr{rate!r}"),
             cache=str(request.trainings / "tokens"),
         )
 
@@ -347,7 +349,7 @@ class MatchedLanguagePart(BoardPart):
                 jobs[one.name] = (size, run.output, text, request.device)
         # Speed is that of a model alone on the machine, and of one seed: it does not depend on the weights. It goes first,
         # because a model with a loss in every column is not measured again.
-        first = {(one.variant, one.tokens): one for one in reversed([*runs]) if one.name in jobs}
+        first = {(one.variant, one.tokens): one for one in reversed([*runs]) if one.name in jobs and size.decoded}
         timed = {one.name: (size, runs[one].output, request.device) for one in first.values()}
         failures = []
         for work, arguments, asked in (
@@ -364,7 +366,7 @@ class MatchedLanguagePart(BoardPart):
     def _facts(self, training: Training, run: Any, request: Request) -> dict[str, Any]:
         """The fields that all rows of a training have in common; `run` without the setting of a column."""
         size = self.size(request.size)
-        matched, _ = training.variant.match(size, size.model)
+        matched, _ = training.variant.match(size)
         facts = {
             **matched.facts(),
             "learning_rate": run.learning_rate,

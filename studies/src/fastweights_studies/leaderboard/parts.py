@@ -20,6 +20,16 @@ __all__ = ["PARTS", "find_part", "known_parts"]
 
 RECALL: dict[str, Any] = {"measure": "accuracy", "better": "higher", "value": "accuracy"}
 LOSS: dict[str, Any] = {"measure": "nats per token", "better": "lower", "value": "loss"}
+PROXIES = MatchedLanguagePart(
+    name="language-proxies",
+    says="smaller models of code in one block, which find the learning rates: test text, identifiers, long contexts, needles",
+    mixers=(
+        *("softmax", "linear", "mamba2", "gla", "deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "gka", "mesa"),
+        *("palimpsa-d", "lattice:objective=similarity@lattice-similarity", "vla-conv", "rls"),
+        "rls:decay=head@rls-decay",
+    ),
+    **LOSS,
+)  # fmt: skip
 # The library's own, in the order of lists and pages.
 PARTS: Mapping[str, Part] = {
     part.name: part
@@ -80,14 +90,12 @@ PARTS: Mapping[str, Part] = {
             value="accuracy",
             columns="{task}, {pairs} tokens",
         ),
+        PROXIES,
         MatchedLanguagePart(
             name="language-matched",
             says="language models of code in one block, by tokens of training: test text, identifiers, long contexts, needles",
-            mixers=(
-                *("softmax", "linear", "mamba2", "gla", "deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "gka", "mesa"),
-                *("palimpsa-d", "lattice:objective=similarity@lattice-similarity", "vla-conv", "rls"),
-                "rls:decay=head@rls-decay",
-            ),
+            mixers=PROXIES.mixers,
+            proxies=PROXIES,
             **LOSS,
         ),
         MatchedLanguagePart(
@@ -95,6 +103,7 @@ PARTS: Mapping[str, Part] = {
             says="memories with softmax attention in some of the layers: the same models of code in one block",
             # Those that are in published hybrids; others by their names.
             mixers=("mamba2", "gdn", "kda"),
+            proxies=PROXIES,
             **LOSS,
         ),
         LanguagePart(

@@ -142,10 +142,12 @@ class MatchedLanguageSize:
     """Language models in one block.
 
     Attributes:
-        model, proxy: fields of `FastWeightsConfig`, of the models and of the smaller ones that find their learning rate.
-        training: fields of `LanguageRun`.
-        rates: the grid of the proxies. proxy_tokens: that each of them reads.
+        model: fields of `FastWeightsConfig`. training: fields of `LanguageRun`.
+        rates: the grid of learning rates.
+        proxies: of the smaller models that find the rate, by validation text. None for models that find it themselves: in the
+            first budget the first seed takes every rate, the others its best.
         budgets: by the tokens that a model reads.
+        train_pieces: how many files of train text are read, from the first on; None for all.
         vocabulary: of the tokenizer, trained on the text. head_dim: of the reference.
         source: "debian" for the text of `code_text`; "python" for the default corpus, with the fields `corpus`.
         recall_part: of the rows of training, those of the documents that ask for recall. recall_documents: how many there are.
@@ -153,14 +155,12 @@ class MatchedLanguageSize:
         rows: of test text, each as long as in training. positions: ends of the ranges whose loss is a column.
         contexts: lengths in tokens. context_texts: how many texts are read up to the longest.
         needles: lengths in tokens. examples: needles at each length and depth. depths: their places, 0 the beginning of the text.
-        decoded: tokens of a timed generation. decodings: how many are timed.
+        decoded: tokens of a timed generation, 0 for none. decodings: how many are timed.
     """
 
     model: Mapping[str, Any]
-    proxy: Mapping[str, Any]
     training: Mapping[str, Any]
     rates: tuple[float, ...]
-    proxy_tokens: int
     budgets: Mapping[int, Budget]
     vocabulary: int
     head_dim: int
@@ -178,19 +178,29 @@ class MatchedLanguageSize:
     softmax_every: tuple[int, ...] = (0,)
     decoded: int = 256
     decodings: int = 3
+    train_pieces: int | None = None
+    proxies: MatchedLanguageSize | None = None
 
     def own_text(self) -> TextCorpus:
         """The default corpus, where that is the text."""
         return TextCorpus(**self.corpus)
 
+    @property
+    def searching(self) -> tuple[int, int]:
+        """Tokens and seed of the trainings that take every rate, where these models find it themselves."""
+        tokens, budget = next(iter(self.budgets.items()))
+        return tokens, budget.seeds[0]
+
     def setting(self) -> dict[str, Any]:
         """What the numbers of every column depend on, beside the text."""
+        proxies = self.proxies
         return {
             **self.model,
             **self.training,
-            **{f"proxy_{name}": value for name, value in self.proxy.items()},
+            **({} if proxies is None else {f"proxy_{name}": value for name, value in proxies.model.items()}),
+            **({} if proxies is None else {"proxy_tokens": proxies.searching[0]}),
+            **({} if self.train_pieces is None else {"train_pieces": self.train_pieces}),
             **self.corpus,
-            "proxy_tokens": self.proxy_tokens,
             "vocabulary": self.vocabulary,
             "reference_head_dim": self.head_dim,
             "learning_rates": self.rates,
@@ -310,23 +320,21 @@ _FULL: dict[str, Plain] = {
 MAIN_LANGUAGE = ("softmax", "linear", "mamba2", "deltanet", "gdn", "kda", "gka", "palimpsa-d")
 _LANGUAGE_SMALL = MatchedLanguageSize(
     model={"hidden_size": 64, "num_hidden_layers": 4, "num_heads": 2, "tie_word_embeddings": True},
-    proxy={"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 1, "tie_word_embeddings": True},
     training={
         "length": 256, "batch_size": 8, "evaluation_rows": 32, "evaluate_every": 50, "checkpoint_every": 50, "log_every": 10,
     },
-    rates=(1e-3, 3e-3, 1e-2), proxy_tokens=200_000, budgets={400_000: Budget(seeds=(0, 1, 2))}, vocabulary=2048, head_dim=32,
+    rates=(1e-3, 3e-3, 1e-2), budgets={400_000: Budget(seeds=(0, 1, 2))}, vocabulary=2048, head_dim=32,
     source="python", corpus={"max_megabytes": 8}, recall_documents=500, rows=64, positions=(0, 64, 256), contexts=(256, 1024),
     context_texts=8, needles=(256, 512), examples=4, decoded=32,
 )  # fmt: skip
 _LANGUAGE_FULL = MatchedLanguageSize(
-    # 98M parameters and 34M.
+    # 98M parameters.
     model={"hidden_size": 768, "num_hidden_layers": 12, "num_heads": 12, "tie_word_embeddings": True},
-    proxy={"hidden_size": 512, "num_hidden_layers": 8, "num_heads": 8, "tie_word_embeddings": True},
     training={
         "length": 2048, "batch_size": 32, "accumulation": 2, "precision": "bf16", "evaluate_every": 100, "checkpoint_every": 200,
         "log_every": 20,
     },
-    rates=(3e-4, 1e-3, 3e-3, 1e-2), proxy_tokens=30_000_000,
+    rates=(3e-4, 1e-3, 3e-3, 1e-2),
     budgets={
         100_000_000: Budget(seeds=(0, 1, 2)),
         300_000_000: Budget(seeds=(0, 1, 2, 3, 4), mixers=MAIN_LANGUAGE),
@@ -338,13 +346,28 @@ _LANGUAGE_FULL = MatchedLanguageSize(
 )  # fmt: skip
 
 
-def _language_parts(size: MatchedLanguageSize, every: tuple[int, ...], tokens: int) -> dict[str, MatchedLanguageSize]:
-    """The part of memories alone, and that of hybrids, which read one budget with the seeds that all memories have."""
+def _language_parts(
+    size: MatchedLanguageSize, proxy: Mapping[str, Any], proxy_tokens: int, every: tuple[int, ...], tokens: int
+) -> dict[str, MatchedLanguageSize]:
+    """The parts of the smaller models, of memories alone, and of hybrids, which read one budget. All have as many seeds."""
     seeds = next(iter(size.budgets.values())).seeds
+    proxies = replace(
+        size,
+        model=proxy,
+        # Many of them share a GPU, and compiling takes longer than it saves in so short a training.
+        training={**size.training, "compile": False},
+        budgets={proxy_tokens: Budget(seeds=seeds)},
+        train_pieces=1,
+        decoded=0,
+    )
+    size = replace(size, proxies=proxies)
     hybrids = replace(size, softmax_every=every, budgets={tokens: Budget(seeds=seeds)})
-    return {"language-matched": size, "hybrids": hybrids}
+    return {"language-proxies": proxies, "language-matched": size, "hybrids": hybrids}
 
 
+# 34M parameters, and in the small size 0.1M.
+_PROXY_FULL = {"hidden_size": 512, "num_hidden_layers": 8, "num_heads": 8, "tie_word_embeddings": True}
+_PROXY_SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 1, "tie_word_embeddings": True}
 SIZES = {
     "small": Size(
         device="cpu",
@@ -373,12 +396,12 @@ SIZES = {
             vocabulary=2048, head_dim=32, rates=(3e-3, 1e-2), seeds=(0, 1, 2),
             corpus={"max_megabytes": 8},
         ),
-        matched_language=_language_parts(_LANGUAGE_SMALL, (4,), 400_000),
+        matched_language=_language_parts(_LANGUAGE_SMALL, _PROXY_SMALL, 200_000, (4,), 400_000),
         cost={
             "recall": "3 hours of one core", "recall-published": "3 hours of one core", "recall-blocks": "6 hours of one core",
             "mqar": "25 minutes of one core", "regression": "13 minutes of one core", "tracking": "10 minutes of one core",
             "language": "40 minutes of one core",
-            "language-matched": "not estimated", "hybrids": "not estimated",
+            **dict.fromkeys(("language-proxies", "language-matched", "hybrids"), "not estimated"),
         },
     ),
     "full": Size(
@@ -423,14 +446,14 @@ SIZES = {
             vocabulary=8192, head_dim=64, rates=(1e-3, 3e-3), seeds=(0, 1, 2),
             source="pytorch", corpus={"max_megabytes": 60},
         ),
-        matched_language=_language_parts(_LANGUAGE_FULL, (4, 8), 300_000_000),
+        matched_language=_language_parts(_LANGUAGE_FULL, _PROXY_FULL, 30_000_000, (4, 8), 300_000_000),
         cost={
             **dict.fromkeys(
                 ("recall", "recall-published", "recall-blocks", "tasks", "regression-matched"), "see --dry-run"
             ),
             "mqar": "90 minutes of one GPU", "regression": "30 minutes of one GPU", "tracking": "45 minutes of one GPU",
             "language": "150 minutes of one GPU",
-            "language-matched": "not estimated", "hybrids": "not estimated",
+            **dict.fromkeys(("language-proxies", "language-matched", "hybrids"), "not estimated"),
         },
     ),
 }  # fmt: skip

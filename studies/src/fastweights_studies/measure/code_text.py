@@ -97,8 +97,11 @@ PACKAGES = (
 Member = tuple[str, bytes]
 
 
-def text_paths(folder: Path) -> dict[str, tuple[str, ...]]:
+def text_paths(folder: Path, train_pieces: int | None = None) -> dict[str, tuple[str, ...]]:
     """The files of a folder of text by their split.
+
+    Args:
+        train_pieces: how many files of train text, from the first on; None for all.
 
     Raises:
         ValueError: the folder has no text, or not all of it.
@@ -108,21 +111,18 @@ def text_paths(folder: Path) -> dict[str, tuple[str, ...]]:
             f"output must hold the folder {folder.name} with the text of these models, and {folder / ABOUT} is not there; "
             f"`python -m fastweights_studies.measure.code_text --output {folder}` writes it"
         )
-    return {split: tuple(map(str, sorted(folder.glob(f"{split}*.jsonl.gz")))) for split in SPLITS}
+    paths = {split: tuple(map(str, sorted(folder.glob(f"{split}*.jsonl.gz")))) for split in SPLITS}
+    return {**paths, "train": paths["train"][:train_pieces]}
 
 
-def text_in(folder: Path, split: str) -> TextCorpus:
-    """The train text of a folder, with one of the other splits as held-out text.
-
-    Raises:
-        ValueError: as `text_paths`.
-    """
-    paths = text_paths(folder)
+def text_in(folder: Path, split: str, train_pieces: int | None = None) -> TextCorpus:
+    """The train text of a folder, with one of the other splits as held-out text. Arguments and errors as `text_paths`."""
+    paths = text_paths(folder, train_pieces)
     return TextCorpus(paths=paths["train"], held_out=paths[split])
 
 
-def check_pieces(folder: Path) -> None:
-    """Compare the files of a folder of text with their hashes in text.json.
+def check_pieces(folder: Path, train_pieces: int | None = None) -> None:
+    """Compare the files of a folder of text with their hashes in text.json: those that are read, where these are fewer.
 
     Raises:
         ValueError: a file is missing, was cut or changed, or is there beside them; or the folder was written before there were
@@ -135,7 +135,10 @@ def check_pieces(folder: Path) -> None:
             "any; delete it and write it again"
         )
     found = _hash_pieces(folder)
-    different = sorted(name for name in {*recorded, *found} if recorded.get(name) != found.get(name))
+    names = sorted({*recorded, *found})
+    train = [name for name in names if name.startswith("train")]
+    unread = set() if train_pieces is None else set(train[train_pieces:])
+    different = [name for name in names if name not in unread and recorded.get(name) != found.get(name)]
     if different:
         raise ValueError(
             f"the folder of the text, {folder}, must hold the files that its {ABOUT} records, and {', '.join(different)} "

@@ -45,7 +45,7 @@ from fastweights_studies.measure.judge import measuring, records, tuning
 from fastweights_studies.measure.judge.against import compare, warm_checkouts
 from fastweights_studies.measure.judge.cases import CASES, Sizes
 from fastweights_studies.measure.judge.checks import check_all, combinations
-from fastweights_studies.measure.judge.cold import cold_start
+from fastweights_studies.measure.judge.cold import cold_starts
 from fastweights_studies.measure.judge.decoding import SIZES as DECODING
 from fastweights_studies.measure.judge.decoding import judge_decoding
 from fastweights_studies.measure.judge.peers import is_installed
@@ -64,11 +64,12 @@ def check(names: list[str], arguments: argparse.Namespace, device: str) -> bool:
     """Prints a line for every combination that fails, and the worst errors by op."""
     started, seed = time.time(), arguments.seed if arguments.seed is not None else int(time.time()) % 2**31
     path, origin = name_file(arguments.results, "kernel-checks", device), describe(device)
+    jobs = arguments.jobs or min(os.cpu_count() or 1, 16)
     chosen = [what for what in combinations() if arguments.combination in str(what)]
     print(f"{len(chosen)} combinations of {len(names)} ops, seed {seed}", flush=True)
     rows: list[Row] = []
     passed = []
-    for op, what, found in check_all(names, arguments.device, arguments.backend, seed, arguments.jobs, chosen):
+    for op, what, found in check_all(names, arguments.device, arguments.backend, seed, jobs, chosen):
         new = records.make_check_rows(op, what, arguments.backend, seed, found, origin)
         replace_rows(path, new, records.measured_with_an_op)
         rows += new
@@ -143,16 +144,16 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str) -> Non
         for name, shape, row in measuring.check_several(asked, dtype, arguments.backend, arguments.checks):
             checked[name, shape] = row
         print(f"{len(checked)} checked after {time.time() - started:.0f} s", flush=True)
+    if arguments.cold:
+        asked = [(name, shape) for name in names for shape in sizes]
+        for (name, shape), cold in zip(asked, cold_starts(asked, *given, arguments.jobs or 1)):
+            rows = records.make_cold_rows(name, shape, *given, cold, origin)
+            replace_rows(file, rows, records.measured_with_an_op)
+            for cache in ("empty_cache", "warm_cache"):
+                stages = ", ".join(f"{stage} {s:.2f}" for stage, s in cold[f"{cache}_stages_s"].items())
+                print(f"{name} first call {shape}: {cache} {cold[f'{cache}_s']:.1f} s: {stages}", flush=True)
+        names = []
     for name in names:
-        if arguments.cold:
-            for shape in sizes:
-                cold = cold_start(name, shape, *given)
-                rows = records.make_cold_rows(name, shape, *given, cold, origin)
-                replace_rows(file, rows, records.measured_with_an_op)
-                for cache in ("empty_cache", "warm_cache"):
-                    stages = ", ".join(f"{stage} {s:.2f}" for stage, s in cold[f"{cache}_stages_s"].items())
-                    print(f"{name} first call {shape}: {cache} {cold[f'{cache}_s']:.1f} s: {stages}", flush=True)
-            continue
         for shape in [] if arguments.decode else sizes:
             work = partial(measuring.measure, name, shape, *shared, checked.get((name, shape)))
             add(f"{name} {shape}", name, shape, work)
@@ -204,7 +205,7 @@ def main() -> None:
     parser.add_argument("--only", help=f"ops, of {', '.join(CASES)}")
     parser.add_argument("--check", action="store_true", help="correctness alone, without times and peers")
     parser.add_argument("--combination", default="", help="with --check: only those whose printed name holds this text")
-    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 16), help="processes of --check")
+    parser.add_argument("--jobs", type=int, help="processes: of --check 16 or one per core, of --cold one if not given")
     parser.add_argument("--seed", type=int, help="of --check; another one each time if not given")
     parser.add_argument(
         "--sizes", action="append", help=f"B,T,H,K,V; may be repeated; {' and '.join(SIZES)} if not given; also of interest: "

@@ -27,6 +27,7 @@ from fastweights_studies.leaderboard.tables import NOT_RUN, describe_visible
 from fastweights_studies.leaderboard.trainings import TaskPart
 from fastweights_studies.leaderboard.untrained import ERROR, EXPECTATIONS, INFINITE, SEEDS, Found, gates_of
 from fastweights_studies.leaderboard.untrained import SIZES as CHANNELS
+from fastweights_studies.measure.code_text import PIECE
 from fastweights_studies.measure.environment import digest
 from fastweights_studies.pages import memories
 from fastweights_studies.pages.added_parts import BLOCKS_PART, entries_of, table_of_effects
@@ -82,13 +83,13 @@ LACKING
 - **Recall of mixed pairs** trains on all numbers of pairs in turn. Its number is the mean accuracy over them. Rows of the result
   file have each, and the steps to an accuracy of 90%. One seed gives all models the same data, and the same first weights in all
   modules that they share.
-- **Models of code in one block** (`language-matched`, `hybrids`) read source code and its documentation as Debian ships it
-  ([text](commands.md#compare-every-memory)); they are models of code, and say nothing about other text. One seed gives all models
-  the same rows in the same order, and the same first weights in all modules that they share. Smaller models find the learning
-  rate by validation text. The numbers are of test text, which lies in folders of its own. A twentieth of the rows are generated
-  documents that ask for numbers which stand in them: language models that were trained without them found no needle, which said
-  nothing about their memories. `identifiers again` is the loss of the tokens of identifiers that stood in the same row 128 or
-  more tokens before, `identifiers at first` of those at their first place.
+- **Models of code in one block** (`language-proxies`, `language-matched`, `hybrids`) read source code and its documentation as
+  Debian ships it ([text](commands.md#compare-every-memory)); they are models of code, and say nothing about other text. One seed
+  gives all models the same rows in the same order, and the same first weights in all modules that they share. `language-proxies`
+  are the smaller models, which find the learning rate by validation text. The numbers are of test text, which lies in folders of
+  its own. A twentieth of the rows are generated documents that ask for numbers which stand in them: language models that were
+  trained without them found no needle, which said nothing about their memories. `identifiers again` is the loss of the tokens of
+  identifiers that stood in the same row 128 or more tokens before, `identifiers at first` of those at their first place.
 - **Hybrids** have softmax attention in every fourth or eighth layer, with the head size that the memory has in all layers. Their
   columns compare with those of `language-matched` at as many tokens.
 - **In the parts without a block, options are those of the layers as published**, with the first values that they had by default
@@ -205,7 +206,7 @@ def describe_setting(part: Part, size: str, entries: Sequence[Entry]) -> str:
 
 def describe_matched(size: MatchedLanguageSize) -> str:
     """Sizes and training of language models in one block, in a line."""
-    model, proxy, training = size.model, size.proxy, size.training
+    model, training = size.model, size.training
     step = training["length"] * training["batch_size"] * training.get("accumulation", 1)
     budgets = "; ".join(
         f"{tokens:,} tokens, {len(budget.seeds)} seeds"
@@ -213,12 +214,18 @@ def describe_matched(size: MatchedLanguageSize) -> str:
         for tokens, budget in size.budgets.items()
     )
     source = "source code as Debian ships it" if size.source == "debian" else "the default corpus"
+    if size.train_pieces is not None and size.source == "debian":
+        source += f" (the first {size.train_pieces * PIECE // 10**6} million characters)"
+    best = "the best by validation text of the first seed"
+    if size.proxies is not None:
+        proxy, (tokens, _) = size.proxies.model, size.proxies.searching
+        layers, width = proxy["num_hidden_layers"], proxy["hidden_size"]
+        best = f"the best of models with {layers} layers of width {width} and {tokens:,} tokens"
     return (
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, {model['num_heads']} heads, the matched block, "
         f"{size.vocabulary:,} tokens in the vocabulary, rows of {training['length']:,} tokens of {source}, {step:,} tokens per "
-        f"step, {size.recall_part:.0%} of the rows ask for recall; {budgets}. Learning rates {join_numbers(size.rates)}, the "
-        f"best of models with {proxy['num_hidden_layers']} layers of width {proxy['hidden_size']} and {size.proxy_tokens:,} "
-        "tokens.\n"
+        f"step, {size.recall_part:.0%} of the rows ask for recall; {budgets}. Learning rates {join_numbers(size.rates)}, "
+        f"{best}.\n"
     )
 
 

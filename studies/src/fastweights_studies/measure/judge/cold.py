@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastweights_studies.places import SOURCES
@@ -35,6 +37,14 @@ for work in (
 print(json.dumps([after - before for before, after in zip(marks, marks[1:])]))
 """
 STAGES = ("imports", "forward", "backward")
+
+
+def cold_starts(
+    asked: Sequence[tuple[str, Sizes]], dtype: str, backend: str, processes: int
+) -> Iterator[dict[str, Any]]:
+    """Of ops at sizes, so many processes at a time: with as many as there are cores, what compiling all of them takes."""
+    with ThreadPoolExecutor(processes) as pool:
+        yield from pool.map(lambda one: cold_start(one[0], one[1], dtype, backend), asked)
 
 
 def cold_start(name: str, sizes: Sizes, dtype: str, backend: str) -> dict[str, Any]:
