@@ -182,6 +182,29 @@ def test_proxies_are_a_part_whose_rates_the_larger_models_take(tmp_path, trained
     assert {run.learning_rate for run in trained} == {rate} and not of_proxies(trained)
 
 
+def test_as_many_models_share_a_gpu_as_it_holds(tmp_path, monkeypatch):
+    asked = []
+
+    def train(runs, request):
+        asked.append(request.processes())
+        raise WorkerError("not here")
+
+    monkeypatch.setattr("fastweights_studies.leaderboard.matched_language.train_models", train)
+    monkeypatch.setattr("fastweights_studies.leaderboard.matched_language.check_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setitem(
+        SIZES,
+        "small",
+        replace(
+            TOY, matched_language={"language-proxies": replace(TOY.matched_language["language-proxies"], at_once=3)}
+        ),
+    )
+    for workers in (None, 5):
+        with pytest.raises(WorkerError):
+            run_part(PROXIES, request(tmp_path, "linear", device="cuda", workers=workers))
+    assert asked == [6, 5]
+
+
 @pytest.mark.slow
 def test_text_that_a_part_does_not_read_may_be_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(code_text, "PIECE", 5000)

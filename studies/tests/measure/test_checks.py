@@ -224,7 +224,8 @@ def test_rows_of_what_the_judge_finds() -> None:
     stages = {f"{cache}_cache_s": 1.0 for cache in ("empty", "warm")} | {
         f"{cache}_cache_stages_s": {"imports": 1.0} for cache in ("empty", "warm")
     }
-    cold = records.make_cold_rows("gdn", SMALL, "bfloat16", "auto", stages, ORIGIN)
+    cold = records.make_cold_rows("gdn", SMALL, "bfloat16", "auto", stages, 4, ORIGIN)
+    assert {row.run["processes"] for row in cold} == {4}
     subjects = {records.measured_with_an_op(row) for row in rows + decoded + cold}
     assert len(subjects) == 3  # a run of one leaves the others
 

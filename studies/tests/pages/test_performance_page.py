@@ -51,7 +51,7 @@ def test_page_of_made_up_results(tmp_path: Path) -> None:
             "gdn", SIZE, errors={"ours": {"o": 2e-3}, "fla": {"o": 4e-3}, "twin": {}},
             stateful_errors={"ours": {"S": 1e-3}, "twin": {"o": 3e-3}, "draws": 1}, forward=times, forward_backward=times,
         ),
-        *records.make_cold_rows("gdn", SIZE, "bfloat16", "auto", cold, ORIGIN),
+        *records.make_cold_rows("gdn", SIZE, "bfloat16", "auto", cold, 1, ORIGIN),
         *timed("gdn", Sizes(64, 1, 16, 128, 128), in_place=True, decode=part(1.0, fla=1.5)),
         *timed("gdn-write", ONE, forward=part(1.02, tied=1.0), forward_backward=part(1.02, tied=1.0)),
         *timed("kda", SIZE, refused=[over]),

@@ -19,7 +19,7 @@ from fastweights.files import file_name
 from fastweights.layers import MIXERS, MixerChoice, in_block, parse_mixers
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.results import LanguageResult
-from fastweights.training.pool import WorkerError
+from fastweights.training.pool import WorkerError, usual_workers
 
 from ..measure.code_text import check_pieces, known_hash, text_in, write_text
 from ..measure.linearization_text import write_recall
@@ -203,6 +203,7 @@ class MatchedLanguagePart(BoardPart):
         """
         check_device(request.device)
         size, board = self.size(request.size), self.board(request)
+        request = dataclasses.replace(request, workers=request.workers or usual_workers(request.device, size.at_once))
         text = self._text(request)
         variants = [
             Variant(choice=choice, every=every)

@@ -156,6 +156,7 @@ class MatchedLanguageSize:
         contexts: lengths in tokens. context_texts: how many texts are read up to the longest.
         needles: lengths in tokens. examples: needles at each length and depth. depths: their places, 0 the beginning of the text.
         decoded: tokens of a timed generation, 0 for none. decodings: how many are timed.
+        at_once: trainings that share a GPU of 140 GB where nobody says how many.
     """
 
     model: Mapping[str, Any]
@@ -179,6 +180,7 @@ class MatchedLanguageSize:
     decoded: int = 256
     decodings: int = 3
     train_pieces: int | None = None
+    at_once: int = 1
     proxies: MatchedLanguageSize | None = None
 
     def own_text(self) -> TextCorpus:
@@ -309,7 +311,7 @@ def _one_block(size: TaskSize, tasks: Mapping[str, int], inputs: int, examples: 
 
 _SMALL: dict[str, Plain] = {
     "vocab_size": 64, "width": 32, "heads": 2, "layers": 2, "steps": 200, "batch_size": 32, "test_examples": 512,
-    "evaluations": 1, "initializer_range": 0.05,
+    "validation_examples": 512, "evaluations": 1, "initializer_range": 0.05,
 }  # fmt: skip
 _FULL: dict[str, Plain] = {
     "vocab_size": 512, "width": 128, "heads": 2, "layers": 2, "steps": 2000, "batch_size": 64, "test_examples": 2048,
@@ -359,6 +361,7 @@ def _language_parts(
         budgets={proxy_tokens: Budget(seeds=seeds)},
         train_pieces=1,
         decoded=0,
+        at_once=3,  # 33 to 40 GB each, with its graphs
     )
     size = replace(size, proxies=proxies)
     hybrids = replace(size, softmax_every=every, budgets={tokens: Budget(seeds=seeds)})
@@ -453,7 +456,8 @@ SIZES = {
             ),
             "mqar": "90 minutes of one GPU", "regression": "30 minutes of one GPU", "tracking": "45 minutes of one GPU",
             "language": "150 minutes of one GPU",
-            **dict.fromkeys(("language-proxies", "language-matched", "hybrids"), "not estimated"),
+            "language-proxies": "100 minutes of one H200",
+            **dict.fromkeys(("language-matched", "hybrids"), "not estimated"),
         },
     ),
 }  # fmt: skip

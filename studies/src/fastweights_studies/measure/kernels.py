@@ -145,9 +145,9 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str) -> Non
             checked[name, shape] = row
         print(f"{len(checked)} checked after {time.time() - started:.0f} s", flush=True)
     if arguments.cold:
-        asked = [(name, shape) for name in names for shape in sizes]
-        for (name, shape), cold in zip(asked, cold_starts(asked, *given, arguments.jobs or 1)):
-            rows = records.make_cold_rows(name, shape, *given, cold, origin)
+        asked, jobs = [(name, shape) for name in names for shape in sizes], arguments.jobs or 1
+        for (name, shape), cold in zip(asked, cold_starts(asked, *given, jobs)):
+            rows = records.make_cold_rows(name, shape, *given, cold, jobs, origin)
             replace_rows(file, rows, records.measured_with_an_op)
             for cache in ("empty_cache", "warm_cache"):
                 stages = ", ".join(f"{stage} {s:.2f}" for stage, s in cold[f"{cache}_stages_s"].items())

@@ -68,8 +68,9 @@ FAIRNESS = """\
   with the layers as published it has no short convolution and learns late, so that in these short trainings other mixers can be
   better.
 - **Learning rates** come from one grid for all mixers. The first seed takes every rate; the other seeds take its best one. In the
-  parts with one block a grid is widened until its best rate lies inside, and validation sequences choose, which are not reported.
-  In the others the rate is chosen by the test sequences that are reported, which favours no mixer but flatters all.
+  parts with one block a grid is widened until its best rate lies inside. There, and in the small size of `mqar`, `regression` and
+  `tracking`, validation sequences choose, which are not reported. In `language` and in the full size of these three the rate is
+  chosen by what is reported, which favours no mixer but flatters all.
 - **The block around a rule** [can decide more than the rule](block.md). In `recall`, `tasks` and `regression-matched` all have
   the same: short convolutions of four tokens with SiLU on q, k and v, no output gate, no skip connection, and first windows that
   rise over the heads from 16 to 4,096 tokens.

@@ -204,14 +204,18 @@ def cold_section(ops: Ops) -> str:
             op,
             f"({timed.size})",
             *(number(value_of(timed.rows, "first_call_s", column={"cached": cached})) for cached in (False, True)),
+            str(timed.rows[0].run.get("processes", 1)),
         ]
         for op, sizes in ops.items()
         for timed in sizes
     ]
     if not rows:
         return ""
-    text = "### First call\n\nSeconds of the first forward + backward of a new process.\n"
-    return "\n".join([text, table(["op", "size", "empty kernel cache", "kernels cached"], rows)])
+    text = (
+        "### First call\n\nSeconds of the first forward + backward of a new process. *processes*: of this op and others that\n"
+        "compile at once, which takes longer than one alone.\n"
+    )
+    return "\n".join([text, table(["op", "size", "empty kernel cache", "kernels cached", "processes"], rows)])
 
 
 def error_section(rows: Sequence[Row]) -> str:

@@ -141,16 +141,18 @@ def worst_errors(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, float]]
 
 
 def make_cold_rows(
-    op: str, sizes: Sizes, dtype: str, backend: str, found: Mapping[str, Any], origin: Origin
+    op: str, sizes: Sizes, dtype: str, backend: str, found: Mapping[str, Any], processes: int, origin: Origin
 ) -> list[Row]:
-    """What `cold_start` found: seconds of the first call, of all its stages and of each."""
+    """What `cold_start` found: seconds of the first call, of all its stages and of each. processes: that began at once."""
     shared: dict[str, Plain] = {"op": op, **sizes_column(sizes), "dtype": dtype, "backend": backend}
-    rows = []
+    run: dict[str, Plain] = {"processes": processes}
+    rows: list[Row] = []
     for cached, cache in ((False, "empty_cache"), (True, "warm_cache")):
         column = {**shared, "cached": cached}
-        rows += make_rows(TIMES, origin, {"first_call_s": found[f"{cache}_s"]}, column=column)
+        rows += make_rows(TIMES, origin, {"first_call_s": found[f"{cache}_s"]}, column=column, run=run)
         for stage, seconds in found[f"{cache}_stages_s"].items():
-            rows += make_rows(TIMES, origin, {"stage_of_first_call_s": seconds}, column={**column, "stage": stage})
+            values = {"stage_of_first_call_s": seconds}
+            rows += make_rows(TIMES, origin, values, column={**column, "stage": stage}, run=run)
     return rows
 
 
