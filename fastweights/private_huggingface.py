@@ -32,6 +32,7 @@ __all__ = [
     "dataset_fingerprint",
     "defer_ends",
     "execution_device",
+    "is_kept_after_generation",
     "is_placed",
     "keep_after_generation",
     "mask_length",
@@ -168,6 +169,11 @@ def mask_length(settings: Any, mask: Any) -> int | None:
 def keep_after_generation(given: Any) -> None:
     """Tell generate() that its caller has the cache, which it then returns. Another version may leave it out of its result."""
     given._is_user_defined = True
+
+
+def is_kept_after_generation(cache: Any) -> bool:
+    """Whether the caller of generate() has the cache."""
+    return getattr(cache, "_is_user_defined", False)
 
 
 class TrainerHooks(Hooks):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..private_huggingface import is_kept_after_generation
 from .cache import CACHE_NAME, FastWeightsCache
 
 __all__ = ["LateEnd", "can_end_late"]
@@ -27,7 +28,7 @@ def can_end_late(device: torch.device, mode: Mapping[str, Any], model_kwargs: Ma
         mode: arguments of transformers' decoding loop. model_kwargs: those of the model.
     """
     settings, cache = mode["generation_config"], model_kwargs.get(CACHE_NAME)
-    if device.type != "cuda" or not isinstance(cache, FastWeightsCache) or getattr(cache, "_is_user_defined", False):
+    if device.type != "cuda" or not isinstance(cache, FastWeightsCache) or is_kept_after_generation(cache):
         return False
     if settings.return_dict_in_generate or settings.is_assistant or mode.get("streamer") or mode.get("synced_gpus"):
         return False
@@ -62,9 +63,9 @@ class LateEnd:
     """
 
     def __init__(self, ids: Tensor, cache: FastWeightsCache, longest: int | None, sampled: bool) -> None:
-        self.device, self.columns, self.cache, self.longest, self.sampled = (
-            ids.device, ids.shape[1], cache, longest, sampled,
-        )  # fmt: skip
+        self.cache, self.longest, self.sampled = cache, longest, sampled
+        self.device = ids.device
+        self.columns = ids.shape[1]  # of the answer so far
         self._last: Flag | None = None  # whether all had ended one token before
         self._random: Tensor | None = None  # the generator before the last token
         self._has_extra = False
