@@ -95,14 +95,14 @@ class GenerationHooks(Hooks):
         """What generate() returns by greedy search or sampling. mode, model_kwargs: as above."""
         return super()._sample(input_ids, **mode, **model_kwargs)  # type: ignore[misc]
 
-    def goes_on(self, ended: Any, wait: Callable[[], bool]) -> bool:
+    def goes_on(self, ended: Any, ask: Callable[[], bool]) -> bool:
         """Whether generate() decodes another token.
 
         Args:
             ended: whether all sequences have: a tensor in versions whose loop does not look at it.
-            wait: the answer of transformers.
+            ask: the answer of transformers.
         """
-        return wait()
+        return ask()
 
     def prepare_cache(self, generation_config: Any, model_kwargs: dict[str, Any], batch_size: int) -> None:
         """Put the cache of the model into model_kwargs, in place of one of transformers' own. batch_size: number of prompts."""
@@ -126,22 +126,21 @@ class GenerationHooks(Hooks):
         return None if self.counts_positions else super()._prepare_position_ids_for_generation(*args, **kwargs)  # type: ignore[misc]
 
     def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
-        mode = _take_named(kwargs, super()._assisted_decoding)  # type: ignore[misc]
-        return self.decode_assisted(args[0], mode, kwargs)
+        return self.decode_assisted(*_by_name(super()._assisted_decoding, args, kwargs))  # type: ignore[misc]
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        mode = _take_named(kwargs, super()._sample)  # type: ignore[misc]
-        return self.decode_one_by_one(args[0], mode, kwargs)
+        return self.decode_one_by_one(*_by_name(super()._sample, args, kwargs))  # type: ignore[misc]
 
     def _has_unfinished_sequences(self, this_peer_finished: Any, *args: Any, **kwargs: Any) -> bool:
-        wait = super()._has_unfinished_sequences  # type: ignore[misc]
-        return self.goes_on(this_peer_finished, lambda: wait(this_peer_finished, *args, **kwargs))
+        ask = super()._has_unfinished_sequences  # type: ignore[misc]
+        return self.goes_on(this_peer_finished, lambda: ask(this_peer_finished, *args, **kwargs))
 
 
-def _take_named(kwargs: dict[str, Any], of: Callable[..., Any]) -> dict[str, Any]:
-    """The arguments of a function, taken out of kwargs."""
-    named = inspect.signature(of).parameters
-    return {name: kwargs.pop(name) for name in list(kwargs) if name in named}
+def _by_name(loop: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Of a call of a decoding loop: the token ids, its other arguments by name, and those of the model."""
+    named = inspect.signature(loop).bind(*args, **kwargs).arguments
+    model_kwargs = named.pop("model_kwargs", {})
+    return named.pop("input_ids"), dict(named), model_kwargs
 
 
 def defer_ends(allows: Callable[[Any], bool]) -> None:

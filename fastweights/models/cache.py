@@ -81,7 +81,7 @@ class FastWeightsCache(RecordingCache):
         return logits
 
     def replays_steps(self) -> bool:
-        """Whether a running `generate()` decodes by a captured step."""
+        """Whether a running `generate()` decodes by steps over fixed caches, which are captured where they can be."""
         return self.steps is not None and self.steps.logits is not None
 
     def end_steps(self, kept: bool = True) -> None:

@@ -8,6 +8,7 @@ from functools import cache as once
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 
@@ -145,19 +146,21 @@ class CachedGenerationMixin(AssistedGeneration, GenerationMixin):
 
     def decode_one_by_one(self, input_ids: Tensor, mode: dict[str, Any], model_kwargs: dict[str, Any]) -> Any:
         """As in transformers. On a GPU the host looks for the end one token late where nobody sees that."""
-        if not can_end_late(input_ids.device, mode, model_kwargs):
-            return super().decode_one_by_one(input_ids, mode, model_kwargs)
-        longest, sampled = mode["stopping_criteria"].max_length, mode["generation_config"].do_sample
-        end = LateEnd(input_ids, model_kwargs[CACHE_NAME], longest, sampled)
+        end = None
+        if can_end_late(input_ids.device, mode, model_kwargs):
+            longest, sampled = mode["stopping_criteria"].max_length, mode["generation_config"].do_sample
+            end = LateEnd(input_ids, model_kwargs[CACHE_NAME], longest, sampled)
         ending = _ending.set(end)
         try:
-            return end.finish(super().decode_one_by_one(input_ids, mode, model_kwargs))
+            with torch.cuda.device_of(input_ids):  # on whose stream transformers records events
+                result = super().decode_one_by_one(input_ids, mode, model_kwargs)
         finally:
             _ending.reset(ending)
+        return result if end is None else end.finish(result)
 
-    def goes_on(self, ended: bool | Tensor, wait: Callable[[], bool]) -> bool:
+    def goes_on(self, ended: bool | Tensor, ask: Callable[[], bool]) -> bool:
         end = _ending.get()
-        return wait() if end is None else end.goes_on(ended, wait)
+        return ask() if end is None else end.goes_on(ended, ask)
 
     def _check_call(self, prompt: object, settings: GenerationConfig, kwargs: dict[str, Any]) -> None:
         """Check what transformers would pass on unchecked: the prompt, the mask, sizes, and special tokens that the vocabulary

@@ -2,7 +2,7 @@
 
 A loop that asks after every token whether all sequences have ended lets the GPU wait for the host, .1 to .2 ms per token. The
 answer to the question is copied to the host meanwhile, and read before the next but one token. Where it says that all have ended,
-one token too many was decoded. It is cut off, and random numbers continue as if it had not been drawn.
+one extra token was decoded. It is cut off, and random numbers continue as if it had not been drawn.
 """
 
 from __future__ import annotations
@@ -18,11 +18,22 @@ from .cache import CACHE_NAME, FastWeightsCache
 
 __all__ = ["LateEnd", "can_end_late"]
 
-KNOWN = "transformers."  # whose processors and criteria do nothing but to look at tokens
+# Processors and criteria of transformers that only look at tokens. They keep no state and call nothing of the caller.
+PURE = frozenset(
+    (
+        "MaxLengthCriteria", "EosTokenCriteria", "MaxTimeCriteria", "StopStringCriteria",
+        "MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "TemperatureLogitsWarper", "TopKLogitsWarper",
+        "TopPLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper",
+        "RepetitionPenaltyLogitsProcessor", "NoRepeatNGramLogitsProcessor", "NoBadWordsLogitsProcessor",
+        "SequenceBiasLogitsProcessor", "ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor",
+        "ExponentialDecayLengthPenalty", "SuppressTokensLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor",
+        "InfNanRemoveLogitsProcessor", "LogitNormalization",
+    )
+)  # fmt: skip
 
 
 def can_end_late(device: torch.device, mode: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> bool:
-    """Whether nobody sees the token too many: generate() returns token ids alone, and its cache was made by itself.
+    """Whether nobody sees the extra token: generate() returns token ids alone, and it has made the cache.
 
     Args:
         mode: arguments of transformers' decoding loop. model_kwargs: those of the model.
@@ -30,10 +41,12 @@ def can_end_late(device: torch.device, mode: Mapping[str, Any], model_kwargs: Ma
     settings, cache = mode["generation_config"], model_kwargs.get(CACHE_NAME)
     if device.type != "cuda" or not isinstance(cache, FastWeightsCache) or is_kept_after_generation(cache):
         return False
-    if settings.return_dict_in_generate or settings.is_assistant or mode.get("streamer") or mode.get("synced_gpus"):
+    if settings.return_dict_in_generate or settings.is_assistant or mode.get("synced_gpus"):
+        return False
+    if mode.get("streamer") is not None:
         return False
     called = (*(mode.get("logits_processor") or ()), *(mode.get("stopping_criteria") or ()))
-    return all(type(one).__module__.startswith(KNOWN) for one in called)
+    return all(type(one).__name__ in PURE and type(one).__module__.startswith("transformers.") for one in called)
 
 
 class Flag:
@@ -68,14 +81,14 @@ class LateEnd:
         self.columns = ids.shape[1]  # of the answer so far
         self._last: Flag | None = None  # whether all had ended one token before
         self._random: Tensor | None = None  # the generator before the last token
-        self._has_extra = False
+        self._has_extra = False  # From 5.24 on transformers cuts it off.
 
-    def goes_on(self, ended: bool | Tensor, wait: Callable[[], bool]) -> bool:
-        """Whether another token is decoded. It is asked before every one, the first included.
+    def goes_on(self, ended: bool | Tensor, ask: Callable[[], bool]) -> bool:
+        """Whether another token is decoded. It is called before every one, the first included.
 
         Args:
             ended: whether all sequences have, on the GPU or, where transformers has looked at it, on the host.
-            wait: the answer of transformers, which looks at it.
+            ask: the answer of transformers, which looks at it.
         """
         last, self._last = self._last, None
         if last:
@@ -85,19 +98,18 @@ class LateEnd:
             if self.longest is not None and self.columns >= self.longest:
                 return False
             self._last = Flag(ended)
-        elif not wait():
+        elif not ask():
             return False
         self.columns += 1
-        if self.sampled and self.device.type == "cuda":
+        if self.sampled and self.device.type == "cuda" and self.cache.steps is not None:
             self._random = torch.cuda.get_rng_state(self.device)
         return True
 
     def finish(self, sequences: Tensor) -> Tensor:
-        """What generate() returns, without the token too many."""
+        """What generate() returns, without the extra token."""
         if self._has_extra:
             sequences = sequences[:, :-1]
-        if (
-            self._random is not None and sequences.shape[1] < self.columns
-        ):  # it was drawn, and cut off here or by transformers
+        # Shorter than what was drawn: the extra token was cut off here or by transformers.
+        if self._random is not None and sequences.shape[1] < self.columns:
             torch.cuda.set_rng_state(self._random, self.device)
-        return sequences
+        return sequences.contiguous()

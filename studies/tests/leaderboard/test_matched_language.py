@@ -58,7 +58,7 @@ def names(runs):
 
 
 def of_proxies(runs):
-    return [run for run in runs if "language-proxies" in run.output]
+    return [run for run in runs if "tokens500-" in run.output]
 
 
 def test_rates_come_from_proxies_and_numbers_from_test_text(tmp_path, trained):
@@ -176,6 +176,7 @@ def test_proxies_are_a_part_whose_rates_the_larger_models_take(tmp_path, trained
     assert rate == trained[2].learning_rate == min(losses, key=losses.get)
     assert {row.seed for row in rows} == {0, 1} and {row.measure for row in rows} == {"loss", "found"}
     assert PROXIES.trainings(request(tmp_path, "linear")) == 3
+    assert PROXIES.trainings(request(tmp_path, "linear", seeds=(7,))) == 3  # the first seed is trained too
     shutil.rmtree(tmp_path / "trained")
     trained.clear()
     run_part(PART, request(tmp_path, "linear", seeds=(0,)))

@@ -39,7 +39,6 @@ PROXIES = MatchedLanguageSize(
 )  # fmt: skip
 LANGUAGE = replace(
     PROXIES, budgets={1000: Budget(seeds=(0, 1)), 2000: Budget(seeds=(0,), mixers=("linear",))}, decoded=2, train_pieces=None,
-    proxies=PROXIES,
 )  # fmt: skip
 TOY = Size(
     device="cpu",

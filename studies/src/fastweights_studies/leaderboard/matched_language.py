@@ -2,7 +2,8 @@
 
 A model reads source code, and synthetic documents that ask for what stands in them: language models of the leaderboard that were
 trained without these found no needle, so that their answers said nothing about memories. The learning rate of a mixer is that of
-the best of smaller models, the proxies, by validation text. These are a part of their own. Numbers are of test text.
+the best of smaller models, the proxies, by validation text. The proxies of memories alone are a part of their own, whose first
+seed takes every rate. Numbers are of test text.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fastweights.results import LanguageResult
 from fastweights.training.pool import WorkerError, usual_workers
 
 from ..measure.code_text import check_pieces, known_hash, text_in, write_text
+from ..measure.environment import digest
 from ..measure.linearization_text import write_recall
 from ..origin import find_origin
 from ..record import Plain, Row
@@ -96,7 +98,7 @@ class MatchedLanguagePart(BoardPart):
 
     Attributes:
         mixers: as `parse_mixers` reads them, those that take part where all of the registry are asked for.
-        proxies: the part of the models that find the learning rates, at `MatchedLanguageSize.proxies`; None in that part.
+        proxies: the part of the models that find the learning rates; None in that part.
     """
 
     mixers: tuple[str, ...]
@@ -109,8 +111,14 @@ class MatchedLanguagePart(BoardPart):
         """What is declared for the part at a size."""
         return SIZES[name].matched_language[self.name]
 
+    def searching(self, name: str) -> MatchedLanguageSize:
+        """What is declared at a size for the trainings that find the rates."""
+        return (self.proxies or self).size(name)
+
     def setting(self, size: str) -> list[Column]:
         declared = self.size(size)
+        # All that a rate depends on, so that rows stop to count when it changes.
+        search = {} if self.proxies is None else {"proxies": digest(self.proxies.size(size).setting())[:16]}
         kinds: list[tuple[str, Plain]] = [
             ("test", None),
             *(("position", list(ends)) for ends in itertools.pairwise(declared.positions)),
@@ -122,7 +130,7 @@ class MatchedLanguagePart(BoardPart):
         return [
             Column(
                 parameters={"tokens": tokens, "softmax_every": every, "what": what, "at": at},
-                setting={**declared.setting(), "text": self._text_hash(declared)},
+                setting={**declared.setting(), **search, "text": self._text_hash(declared)},
             )
             for every, tokens, (what, at) in itertools.product(declared.softmax_every, declared.budgets, kinds)
         ]
@@ -175,7 +183,8 @@ class MatchedLanguagePart(BoardPart):
     def trainings(self, request: Request) -> int:
         size = self.size(request.size)
         seeds = sum(len(request.seeds or budget.seeds) for budget in size.budgets.values())
-        repeated = 0 if self.proxies else 1  # a training that finds the rate is the one that counts
+        searched = (request.seeds or next(iter(size.budgets.values())).seeds) if self.proxies is None else ()
+        repeated = size.searching[1] in searched  # a training that finds the rate is one of those that count
         return len(size.softmax_every) * (len(size.rates) + seeds - repeated)
 
     def files(self, request: Request) -> list[Path]:
@@ -203,7 +212,6 @@ class MatchedLanguagePart(BoardPart):
         """
         check_device(request.device)
         size, board = self.size(request.size), self.board(request)
-        request = dataclasses.replace(request, workers=request.workers or usual_workers(request.device, size.at_once))
         text = self._text(request)
         variants = [
             Variant(choice=choice, every=every)
@@ -211,7 +219,9 @@ class MatchedLanguagePart(BoardPart):
         ]
         entries = self.entries(self.counted(board.rows, request.size))
         wanted = self._lacking(variants, entries, request)
-        rates = self._rates({one.variant: None for one in wanted}, entries, text, request)
+        searching = _sharing(request, self.searching(request.size))
+        rates = self._rates({one.variant: None for one in wanted}, entries, text, searching)
+        request = _sharing(request, size)
         failure = None
         runs = {
             one: self._plan(one, size, rate, text, request)
@@ -270,8 +280,7 @@ class MatchedLanguagePart(BoardPart):
     ) -> dict[Variant, float]:
         """The rate of each variant: that of its rows on the board of the part or of its proxies, or that of the proxy with the
         lowest loss of validation text. One whose proxies all diverge has none."""
-        size, part = self.size(request.size), self.proxies or self
-        searching = size.proxies or size
+        searching = self.searching(request.size)
         entries = [*entries, *(self.proxies.entries(self.proxies.found(request)) if self.proxies else ())]
         tokens, seed = searching.searching
         known: dict[Variant, float] = {}
@@ -286,7 +295,7 @@ class MatchedLanguagePart(BoardPart):
                 known[variant] = rate
             else:
                 one = Training(variant, tokens, seed)
-                searches[variant] = {rate: part._plan(one, searching, rate, text, request) for rate in searching.rates}
+                searches[variant] = {rate: self._plan(one, searching, rate, text, request) for rate in searching.rates}
         train_models([run for runs in searches.values() for run in runs.values()], request)
         for variant, runs in searches.items():
             results = {rate: load_model_result(run) for rate, run in runs.items()}
@@ -414,6 +423,11 @@ class MatchedLanguagePart(BoardPart):
             for measure, points in curves.items()
             for read, loss in points
         ]
+
+
+def _sharing(request: Request, size: MatchedLanguageSize) -> Request:
+    """The request with as many workers as share a GPU, where nobody says how many."""
+    return dataclasses.replace(request, workers=request.workers or usual_workers(request.device, size.at_once))
 
 
 def _own_documents(size: MatchedLanguageSize) -> Iterable[tuple[str, str, str]]:

@@ -22,7 +22,7 @@ RECALL: dict[str, Any] = {"measure": "accuracy", "better": "higher", "value": "a
 LOSS: dict[str, Any] = {"measure": "nats per token", "better": "lower", "value": "loss"}
 PROXIES = MatchedLanguagePart(
     name="language-proxies",
-    says="smaller models of code in one block, which find the learning rates: test text, identifiers, long contexts, needles",
+    says="smaller models of code in one block, which find learning rates: test text, identifiers, long contexts, needles",
     mixers=(
         *("softmax", "linear", "mamba2", "gla", "deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "gka", "mesa"),
         *("palimpsa-d", "lattice:objective=similarity@lattice-similarity", "vla-conv", "rls"),

@@ -144,9 +144,8 @@ class MatchedLanguageSize:
     Attributes:
         model: fields of `FastWeightsConfig`. training: fields of `LanguageRun`.
         rates: the grid of learning rates.
-        proxies: of the smaller models that find the rate, by validation text. None for models that find it themselves: in the
-            first budget the first seed takes every rate, the others its best.
-        budgets: by the tokens that a model reads.
+        budgets: by the tokens that a model reads. Where no smaller models find the rate, the first seed of the first budget takes
+            every rate.
         train_pieces: how many files of train text are read, from the first on; None for all.
         vocabulary: of the tokenizer, trained on the text. head_dim: of the reference.
         source: "debian" for the text of `code_text`; "python" for the default corpus, with the fields `corpus`.
@@ -181,7 +180,6 @@ class MatchedLanguageSize:
     decodings: int = 3
     train_pieces: int | None = None
     at_once: int = 1
-    proxies: MatchedLanguageSize | None = None
 
     def own_text(self) -> TextCorpus:
         """The default corpus, where that is the text."""
@@ -189,18 +187,15 @@ class MatchedLanguageSize:
 
     @property
     def searching(self) -> tuple[int, int]:
-        """Tokens and seed of the trainings that take every rate, where these models find it themselves."""
+        """Tokens and seed of the trainings that take every rate."""
         tokens, budget = next(iter(self.budgets.items()))
         return tokens, budget.seeds[0]
 
     def setting(self) -> dict[str, Any]:
         """What the numbers of every column depend on, beside the text."""
-        proxies = self.proxies
         return {
             **self.model,
             **self.training,
-            **({} if proxies is None else {f"proxy_{name}": value for name, value in proxies.model.items()}),
-            **({} if proxies is None else {"proxy_tokens": proxies.searching[0]}),
             **({} if self.train_pieces is None else {"train_pieces": self.train_pieces}),
             **self.corpus,
             "vocabulary": self.vocabulary,
@@ -363,7 +358,6 @@ def _language_parts(
         decoded=0,
         at_once=3,  # 33 to 40 GB each, with its graphs
     )
-    size = replace(size, proxies=proxies)
     hybrids = replace(size, softmax_every=every, budgets={tokens: Budget(seeds=seeds)})
     return {"language-proxies": proxies, "language-matched": size, "hybrids": hybrids}
 

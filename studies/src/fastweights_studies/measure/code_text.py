@@ -31,7 +31,7 @@ import tempfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -51,6 +51,7 @@ RECORD = RESULTS / "code-text.json"
 FORMAT = 1  # of the record
 ABOUT = "text.json"  # written last: a folder without it is not whole
 SPLITS = ("train", "validation", "test")
+PIECES = "*.jsonl.gz"
 HELD_OUT = 100  # of so many folders one is validation and one test text
 PIECE = 200_000_000  # characters of a file of train text: compressed less than what a machine is sent at a time
 SHORTEST, LONGEST = 200, 300_000  # characters of a document
@@ -134,10 +135,10 @@ def check_pieces(folder: Path, train_pieces: int | None = None) -> None:
             f"the folder of the text, {folder}, must have the hashes of its files in {ABOUT}, and was written before there were "
             "any; delete it and write it again"
         )
-    found = _hash_pieces(folder)
-    names = sorted({*recorded, *found})
+    names = sorted({*recorded, *(path.name for path in folder.glob(PIECES))})
     train = [name for name in names if name.startswith("train")]
     unread = set() if train_pieces is None else set(train[train_pieces:])
+    found = _hash_pieces(folder, unread)
     different = [name for name in names if name not in unread and recorded.get(name) != found.get(name)]
     if different:
         raise ValueError(
@@ -146,8 +147,9 @@ def check_pieces(folder: Path, train_pieces: int | None = None) -> None:
         )
 
 
-def _hash_pieces(folder: Path) -> dict[str, str]:
-    return {path.name: _hash(path.read_bytes()) for path in sorted(folder.glob("*.jsonl.gz"))}
+def _hash_pieces(folder: Path, left_out: Collection[str] = ()) -> dict[str, str]:
+    pieces = [path for path in sorted(folder.glob(PIECES)) if path.name not in left_out]
+    return {path.name: _hash(path.read_bytes()) for path in pieces}
 
 
 def known_hash(folder: Path | None = None) -> str:
@@ -165,7 +167,7 @@ def write_text(folder: Path, documents: Iterable[tuple[str, str, str]]) -> dict[
     """Write documents, each with its split and name, into a folder of text, in their order. Returns the record of the text, which
     stands in text.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (folder / ABOUT, *folder.glob("*.jsonl.gz")):
+    for old in (folder / ABOUT, *folder.glob(PIECES)):
         old.unlink(missing_ok=True)
     writers = {split: _Pieces(folder, split) for split in SPLITS}
     for split, name, text in documents:

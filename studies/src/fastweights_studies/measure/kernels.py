@@ -145,7 +145,8 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str) -> Non
             checked[name, shape] = row
         print(f"{len(checked)} checked after {time.time() - started:.0f} s", flush=True)
     if arguments.cold:
-        asked, jobs = [(name, shape) for name in names for shape in sizes], arguments.jobs or 1
+        asked = [(name, shape) for name in names for shape in sizes]
+        jobs = min(arguments.jobs or 1, len(asked))
         for (name, shape), cold in zip(asked, cold_starts(asked, *given, jobs)):
             rows = records.make_cold_rows(name, shape, *given, cold, jobs, origin)
             replace_rows(file, rows, records.measured_with_an_op)

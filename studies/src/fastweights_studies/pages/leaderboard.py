@@ -21,7 +21,7 @@ from fastweights_studies.leaderboard.matched_language import MatchedLanguagePart
 from fastweights_studies.leaderboard.measured import ReadPart
 from fastweights_studies.leaderboard.part import BoardPart
 from fastweights_studies.leaderboard.rules import GRID, LEFT_OUT, SAME_RULE
-from fastweights_studies.leaderboard.sizes import MatchedLanguageSize, own_mixers
+from fastweights_studies.leaderboard.sizes import own_mixers
 from fastweights_studies.leaderboard.streams import STREAMS
 from fastweights_studies.leaderboard.tables import NOT_RUN, describe_visible
 from fastweights_studies.leaderboard.trainings import TaskPart
@@ -87,10 +87,11 @@ LACKING
 - **Models of code in one block** (`language-proxies`, `language-matched`, `hybrids`) read source code and its documentation as
   Debian ships it ([text](commands.md#compare-every-memory)); they are models of code, and say nothing about other text. One seed
   gives all models the same rows in the same order, and the same first weights in all modules that they share. `language-proxies`
-  are the smaller models, which find the learning rate by validation text. The numbers are of test text, which lies in folders of
-  its own. A twentieth of the rows are generated documents that ask for numbers which stand in them: language models that were
-  trained without them found no needle, which said nothing about their memories. `identifiers again` is the loss of the tokens of
-  identifiers that stood in the same row 128 or more tokens before, `identifiers at first` of those at their first place.
+  are the smaller models, which find the learning rate by validation text; those of hybrids are in no table. The numbers are of
+  test text, which lies in folders of its own. A twentieth of the rows are generated documents that ask for numbers which stand in
+  them: language models that were trained without them found no needle, which said nothing about their memories. `identifiers
+  again` is the loss of the tokens of identifiers that stood in the same row 128 or more tokens before, `identifiers at first` of
+  those at their first place.
 - **Hybrids** have softmax attention in every fourth or eighth layer, with the head size that the memory has in all layers. Their
   columns compare with those of `language-matched` at as many tokens.
 - **In the parts without a block, options are those of the layers as published**, with the first values that they had by default
@@ -190,7 +191,7 @@ def describe_setting(part: Part, size: str, entries: Sequence[Entry]) -> str:
             f"{one['initializer_range']:g}, {steps}, {rates}, {seeded}.\n"
         )
     if isinstance(part, MatchedLanguagePart):
-        return describe_matched(part.size(size))
+        return describe_matched(part, size)
     language = SIZES[size].language
     model, training = language.model, language.training
     seeded = (
@@ -205,8 +206,9 @@ def describe_setting(part: Part, size: str, entries: Sequence[Entry]) -> str:
     )
 
 
-def describe_matched(size: MatchedLanguageSize) -> str:
+def describe_matched(part: MatchedLanguagePart, name: str) -> str:
     """Sizes and training of language models in one block, in a line."""
+    size = part.size(name)
     model, training = size.model, size.training
     step = training["length"] * training["batch_size"] * training.get("accumulation", 1)
     budgets = "; ".join(
@@ -218,8 +220,8 @@ def describe_matched(size: MatchedLanguageSize) -> str:
     if size.train_pieces is not None and size.source == "debian":
         source += f" (the first {size.train_pieces * PIECE // 10**6} million characters)"
     best = "the best by validation text of the first seed"
-    if size.proxies is not None:
-        proxy, (tokens, _) = size.proxies.model, size.proxies.searching
+    if part.proxies is not None:
+        proxy, (tokens, _) = part.searching(name).model, part.searching(name).searching
         layers, width = proxy["num_hidden_layers"], proxy["hidden_size"]
         best = f"the best of models with {layers} layers of width {width} and {tokens:,} tokens"
     return (

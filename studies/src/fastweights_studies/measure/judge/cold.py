@@ -42,7 +42,7 @@ STAGES = ("imports", "forward", "backward")
 def cold_starts(
     asked: Sequence[tuple[str, Sizes]], dtype: str, backend: str, processes: int
 ) -> Iterator[dict[str, Any]]:
-    """Of ops at sizes, so many processes at a time: with as many as there are cores, what compiling all of them takes."""
+    """`cold_start` of every op and size, so many processes at a time: with one per core, what compiling all of them takes."""
     with ThreadPoolExecutor(processes) as pool:
         yield from pool.map(lambda one: cold_start(one[0], one[1], dtype, backend), asked)
 
