@@ -138,7 +138,9 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     shutil.move(tmp_path / "claims", tmp_path / "other" / "claims")
     change_auroc(tmp_path / "other" / "claims", "own-2-cuda", 0.5, "palimpsa-d", score="probability")
     assert memories.unknown_keys(tmp_path / "other")[2].endswith(", at the larger size 0.500")
-    assert "mqar, regression, tracking (75 of 108 numbers), language-matched, hybrids, language." in text
+    assert (
+        "mqar, regression, tracking (75 of 108 numbers), language-proxies, language-matched, hybrids, language." in text
+    )
     assert "| fast decoding of many sequences | decoding-speed: 64 sequences | `gdn` 98,765 | `linear` 54,420" in text
     assert "| state tracking | tracking: s3, 32 tokens | not measured yet |" in text
     (gdn, kda) = (
