@@ -144,9 +144,9 @@ def _by_name(loop: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, dic
 
 
 def defer_ends(allows: Callable[[Any], bool]) -> None:
-    """Let transformers from 5.24 on look for the end of an answer one token late for caches that are allowed. It does so on
-    Apple's GPUs alone, and has no place to ask for it, so that its class is changed. Other caches go as before. For earlier
-    versions there is `goes_on`."""
+    """Let transformers look for the end of an answer one token late for caches that are allowed. It does so on Apple's GPUs
+    alone, and has no place to ask for it, so that its class is changed. Other caches go as before. For versions that cannot do so
+    (5.9 cannot, 5.17 can) there is `goes_on`."""
     check = getattr(sys.modules.get("transformers.generation.utils"), "DeferredStopCheck", None)
     if check is None:
         return

@@ -81,7 +81,7 @@ class LateEnd:
         self.columns = ids.shape[1]  # of the answer so far
         self._last: Flag | None = None  # whether all had ended one token before
         self._random: Tensor | None = None  # the generator before the last token
-        self._has_extra = False  # From 5.24 on transformers cuts it off.
+        self._has_extra = False  # Where transformers defers its look, it cuts the token off itself.
 
     def goes_on(self, ended: bool | Tensor, ask: Callable[[], bool]) -> bool:
         """Whether another token is decoded. It is called before every one, the first included.
