@@ -126,21 +126,21 @@ class GenerationHooks(Hooks):
         return None if self.counts_positions else super()._prepare_position_ids_for_generation(*args, **kwargs)  # type: ignore[misc]
 
     def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
-        return self.decode_assisted(*_by_name(super()._assisted_decoding, args, kwargs))  # type: ignore[misc]
+        return self.decode_assisted(*_split_arguments(super()._assisted_decoding, args, kwargs))  # type: ignore[misc]
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        return self.decode_one_by_one(*_by_name(super()._sample, args, kwargs))  # type: ignore[misc]
+        return self.decode_one_by_one(*_split_arguments(super()._sample, args, kwargs))  # type: ignore[misc]
 
     def _has_unfinished_sequences(self, this_peer_finished: Any, *args: Any, **kwargs: Any) -> bool:
         ask = super()._has_unfinished_sequences  # type: ignore[misc]
         return self.goes_on(this_peer_finished, lambda: ask(this_peer_finished, *args, **kwargs))
 
 
-def _by_name(loop: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def _split_arguments(loop: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Of a call of a decoding loop: the token ids, its other arguments by name, and those of the model."""
-    named = inspect.signature(loop).bind(*args, **kwargs).arguments
-    model_kwargs = named.pop("model_kwargs", {})
-    return named.pop("input_ids"), dict(named), model_kwargs
+    mode = inspect.signature(loop).bind(*args, **kwargs).arguments
+    model_kwargs = mode.pop("model_kwargs", {})
+    return mode.pop("input_ids"), mode, model_kwargs
 
 
 def defer_ends(allows: Callable[[Any], bool]) -> None:

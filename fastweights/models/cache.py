@@ -80,8 +80,8 @@ class FastWeightsCache(RecordingCache):
             self.position = self.position + 1
         return logits
 
-    def replays_steps(self) -> bool:
-        """Whether a running `generate()` decodes by steps over fixed caches, which are captured where they can be."""
+    def decodes_by_steps(self) -> bool:
+        """Whether a running `generate()` has begun to decode by its steps, which are captured where they can be."""
         return self.steps is not None and self.steps.logits is not None
 
     def end_steps(self, kept: bool = True) -> None:

@@ -94,7 +94,7 @@ class LateEnd:
         if last:
             self._has_extra = True
             return False
-        if isinstance(ended, Tensor) and self.cache.replays_steps():
+        if isinstance(ended, Tensor) and self.cache.decodes_by_steps():
             if self.longest is not None and self.columns >= self.longest:
                 return False
             self._last = Flag(ended)

@@ -62,7 +62,7 @@ def ends_of(lm, ids, new):
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("place", [0, 1, 5, 18, 19])
-def test_an_answer_that_ends_is_as_long_as_ever(late, rows, place):
+def test_an_answer_that_ends_is_as_long_as_ever(late, rows, place, request):
     """At its first token, before steps begin, at their first, in the middle, before the last and at the last."""
     lm, ids, new = model(["gdn", "rls"], initializer_range=0.1), tokens(rows, 9), 20
     eos = ends_of(lm, ids, new)[:, place].unique().tolist()
@@ -72,7 +72,8 @@ def test_an_answer_that_ends_is_as_long_as_ever(late, rows, place):
     got = lm.generate(ids, **options)
     assert torch.equal(got, wanted) and got.is_contiguous()
     columns = wanted.shape[1] - 9
-    first = 1 if len(late) == 2 and late[1] and columns == 1 else 2  # the deferred look is late from the first token on
+    # Deferred, the look is late from the first token on; otherwise from the first that steps decode.
+    first = 1 if request.node.callspec.params["late"] == "deferred" else 2
     assert late == [False, first <= columns < new]
 
 

@@ -193,13 +193,8 @@ def test_as_many_models_share_a_gpu_as_it_holds(tmp_path, monkeypatch):
     monkeypatch.setattr("fastweights_studies.leaderboard.matched_language.train_models", train)
     monkeypatch.setattr("fastweights_studies.leaderboard.matched_language.check_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setitem(
-        SIZES,
-        "small",
-        replace(
-            TOY, matched_language={"language-proxies": replace(TOY.matched_language["language-proxies"], at_once=3)}
-        ),
-    )
+    sizes = {"language-proxies": replace(TOY.matched_language["language-proxies"], at_once=3)}
+    monkeypatch.setitem(SIZES, "small", replace(TOY, matched_language=sizes))
     for workers in (None, 5):
         with pytest.raises(WorkerError):
             run_part(PROXIES, request(tmp_path, "linear", device="cuda", workers=workers))

@@ -111,14 +111,14 @@ class MatchedLanguagePart(BoardPart):
         """What is declared for the part at a size."""
         return SIZES[name].matched_language[self.name]
 
-    def searching(self, name: str) -> MatchedLanguageSize:
+    def search_size(self, name: str) -> MatchedLanguageSize:
         """What is declared at a size for the trainings that find the rates."""
         return (self.proxies or self).size(name)
 
     def setting(self, size: str) -> list[Column]:
         declared = self.size(size)
-        # All that a rate depends on, so that rows stop to count when it changes.
-        search = {} if self.proxies is None else {"proxies": digest(self.proxies.size(size).setting())[:16]}
+        # All that a rate depends on, so that rows no longer count when it changes.
+        search = {} if self.proxies is None else {"proxies": digest(self.search_size(size).setting())[:16]}
         kinds: list[tuple[str, Plain]] = [
             ("test", None),
             *(("position", list(ends)) for ends in itertools.pairwise(declared.positions)),
@@ -184,7 +184,7 @@ class MatchedLanguagePart(BoardPart):
         size = self.size(request.size)
         seeds = sum(len(request.seeds or budget.seeds) for budget in size.budgets.values())
         searched = (request.seeds or next(iter(size.budgets.values())).seeds) if self.proxies is None else ()
-        repeated = size.searching[1] in searched  # a training that finds the rate is one of those that count
+        repeated = size.first_training[1] in searched  # a training that finds the rate is one of those that count
         return len(size.softmax_every) * (len(size.rates) + seeds - repeated)
 
     def files(self, request: Request) -> list[Path]:
@@ -219,8 +219,8 @@ class MatchedLanguagePart(BoardPart):
         ]
         entries = self.entries(self.counted(board.rows, request.size))
         wanted = self._lacking(variants, entries, request)
-        searching = _sharing(request, self.searching(request.size))
-        rates = self._rates({one.variant: None for one in wanted}, entries, text, searching)
+        for_search = _sharing(request, self.search_size(request.size))
+        rates = self._rates({one.variant: None for one in wanted}, entries, text, for_search)
         request = _sharing(request, size)
         failure = None
         runs = {
@@ -280,9 +280,10 @@ class MatchedLanguagePart(BoardPart):
     ) -> dict[Variant, float]:
         """The rate of each variant: that of its rows on the board of the part or of its proxies, or that of the proxy with the
         lowest loss of validation text. One whose proxies all diverge has none."""
-        searching = self.searching(request.size)
-        entries = [*entries, *(self.proxies.entries(self.proxies.found(request)) if self.proxies else ())]
-        tokens, seed = searching.searching
+        size = self.search_size(request.size)
+        if self.proxies is not None:
+            entries = [*entries, *self.proxies.entries(self.proxies.found(request))]
+        tokens, seed = size.first_training
         known: dict[Variant, float] = {}
         searches: dict[Variant, dict[float, Any]] = {}
         for variant in variants:
@@ -295,7 +296,7 @@ class MatchedLanguagePart(BoardPart):
                 known[variant] = rate
             else:
                 one = Training(variant, tokens, seed)
-                searches[variant] = {rate: self._plan(one, searching, rate, text, request) for rate in searching.rates}
+                searches[variant] = {rate: self._plan(one, size, rate, text, request) for rate in size.rates}
         train_models([run for runs in searches.values() for run in runs.values()], request)
         for variant, runs in searches.items():
             results = {rate: load_model_result(run) for rate, run in runs.items()}

@@ -186,8 +186,8 @@ class MatchedLanguageSize:
         return TextCorpus(**self.corpus)
 
     @property
-    def searching(self) -> tuple[int, int]:
-        """Tokens and seed of the trainings that take every rate."""
+    def first_training(self) -> tuple[int, int]:
+        """The first budget and its first seed, with which a search takes every rate."""
         tokens, budget = next(iter(self.budgets.items()))
         return tokens, budget.seeds[0]
 

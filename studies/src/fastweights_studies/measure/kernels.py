@@ -52,7 +52,7 @@ from fastweights_studies.measure.judge.peers import is_installed
 from fastweights_studies.measure.judge.timing import Ceilings
 from fastweights_studies.measure.rows import make_rows, name_file, replace_rows
 from fastweights_studies.places import RESULTS, ROOT
-from fastweights_studies.record import Row
+from fastweights_studies.record import Origin, Row
 
 SIZES = ("4,2048,8,128,128", "1,8192,16,128,128", "1,32768,8,128,128")
 MORE_SIZES = ("8,2048,16,96,192",)
@@ -145,22 +145,25 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str) -> Non
             checked[name, shape] = row
         print(f"{len(checked)} checked after {time.time() - started:.0f} s", flush=True)
     if arguments.cold:
-        asked = [(name, shape) for name in names for shape in sizes]
-        jobs = min(arguments.jobs or 1, len(asked))
-        for (name, shape), cold in zip(asked, cold_starts(asked, *given, jobs)):
-            rows = records.make_cold_rows(name, shape, *given, cold, jobs, origin)
-            replace_rows(file, rows, records.measured_with_an_op)
-            for cache in ("empty_cache", "warm_cache"):
-                stages = ", ".join(f"{stage} {s:.2f}" for stage, s in cold[f"{cache}_stages_s"].items())
-                print(f"{name} first call {shape}: {cache} {cold[f'{cache}_s']:.1f} s: {stages}", flush=True)
-        names = []
-    for name in names:
+        measure_cold([(name, shape) for name in names for shape in sizes], arguments, file, origin)
+    for name in [] if arguments.cold else names:
         for shape in [] if arguments.decode else sizes:
             work = partial(measuring.measure, name, shape, *shared, checked.get((name, shape)))
             add(f"{name} {shape}", name, shape, work)
         work = partial(judge_decoding, name, *shared)
         add(f"{name} decode {DECODING}", name, DECODING, work, in_place=True)
     print(f"written to {file} after {time.time() - started:.0f} s")
+
+
+def measure_cold(asked: Sequence[tuple[str, Sizes]], arguments: argparse.Namespace, file: Path, origin: Origin) -> None:
+    """The first calls of ops at sizes, as many at once as there are jobs."""
+    given, jobs = (arguments.dtype, arguments.backend), min(arguments.jobs or 1, len(asked))
+    for (name, shape), cold in zip(asked, cold_starts(asked, *given, jobs)):
+        rows = records.make_cold_rows(name, shape, *given, cold, jobs, origin)
+        replace_rows(file, rows, records.measured_with_an_op)
+        for cache in ("empty_cache", "warm_cache"):
+            stages = ", ".join(f"{stage} {s:.2f}" for stage, s in cold[f"{cache}_stages_s"].items())
+            print(f"{name} first call {shape}: {cache} {cold[f'{cache}_s']:.1f} s: {stages}", flush=True)
 
 
 def compare_checkouts(

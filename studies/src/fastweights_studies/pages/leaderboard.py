@@ -221,8 +221,9 @@ def describe_matched(part: MatchedLanguagePart, name: str) -> str:
         source += f" (the first {size.train_pieces * PIECE // 10**6} million characters)"
     best = "the best by validation text of the first seed"
     if part.proxies is not None:
-        proxy, (tokens, _) = part.searching(name).model, part.searching(name).searching
-        layers, width = proxy["num_hidden_layers"], proxy["hidden_size"]
+        search = part.search_size(name)
+        layers, width = search.model["num_hidden_layers"], search.model["hidden_size"]
+        tokens, _ = search.first_training
         best = f"the best of models with {layers} layers of width {width} and {tokens:,} tokens"
     return (
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, {model['num_heads']} heads, the matched block, "
