@@ -126,6 +126,10 @@ class HeadsLayerNorm(LayerNorm):
 
     part = HeadPart()
 
+    def of_rows(self) -> Normed:
+        """The same of few rows [..., channels], without other parts, as a part of the launch that multiplies them."""
+        return Normed(self.weight, self.eps, width=len(self.weight), shift=self.bias)
+
     def forward(self, x: Tensor) -> Tensor:
         if self.part.parts == 1:
             return super().forward(x)

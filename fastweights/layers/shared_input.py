@@ -29,7 +29,7 @@ from ..ops.authoring import (
     takes_linear_rows,
 )
 from .initialization import ResidualProjection, UniformLinear
-from .norms import GatedRMSNorm, GroupedRMSNorm, LayerNorm, RMSNorm, normalize_sum
+from .norms import GatedRMSNorm, GroupedRMSNorm, HeadsLayerNorm, LayerNorm, RMSNorm, normalize_sum
 from .wrapped import is_bare, is_unhooked
 
 __all__ = [
@@ -179,10 +179,12 @@ def arrange_rows(x: Tensor, *lead: int) -> Tensor:
     return arranged
 
 
-def joins_norm(x: Tensor, norm: RMSNorm, projection: nn.Module, *others: Tensor | None, backend: str = "auto") -> bool:
+def joins_norm(
+    x: Tensor, norm: RMSNorm | LayerNorm, projection: nn.Module, *others: Tensor | None, backend: str = "auto"
+) -> bool:
     """Whether the norm of x, of which others are a part, may be computed by the launch of the projection."""
     return (
-        is_bare(norm, GatedRMSNorm, GroupedRMSNorm)
+        is_bare(norm, GatedRMSNorm, GroupedRMSNorm, HeadsLayerNorm)
         and x.shape[-1] <= WIDEST_ROW
         and joins(x, projection, backend=backend)
         and takes_linear_rows(x, norm.weight, *others, backend=backend)

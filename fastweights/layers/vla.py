@@ -17,6 +17,7 @@ from ..ops.authoring import (
     Product,
     State,
     expand_heads,
+    multiply_rows,
     penalized_memory,
     positive_keys,
     read_keys,
@@ -32,7 +33,7 @@ from .options import LONGEST_CONVOLUTION, MemoryOptions, ProjectionOptions, at_l
 from .probe import read_states
 from .projections import ACTIVATIONS, choose_layer_backend
 from .registry import ADDITIVE, DELTA, EXACT, register_mixer
-from .shared_input import InputProducts, is_plain, joins, multiply, project_trained
+from .shared_input import InputProducts, is_plain, joins, joins_norm, multiply, project_trained
 from .softmax_attention import SoftmaxAttention
 from .wrapped import is_bare
 
@@ -174,7 +175,11 @@ class VariationalLinearAttention(MemoryLayer):
         return state if run.rows is None else InPlace(state, run.rows)
 
     def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor, **for_gate: Tensor) -> Tensor:
-        return project_trained(self.norm(o_BTGV.flatten(2)), self.o_proj)
+        o_BTE, backend = o_BTGV.flatten(2), choose_layer_backend(self.options.backend)
+        joined = joins_norm(o_BTE, self.norm, self.o_proj, self.norm.bias, backend=backend)
+        if joined and self.norm.part.parts == 1:
+            return multiply_rows(o_BTE, [self.o_proj.product()], self.norm.of_rows()).results[0]
+        return project_trained(self.norm(o_BTE), self.o_proj)
 
     @classmethod
     def states(cls, options: Any) -> Mapping[str, State]:

@@ -202,7 +202,7 @@ def convolution_step() -> Iterator[Callable[[], object]]:
 
 
 def linear_rows() -> Iterator[Callable[[], object]]:
-    """All kinds in bfloat16, of one sequence, of two or of 64, with the norms of a block; a matrix in float32."""
+    """All kinds in bfloat16, of one sequence, of two or of 64, with the norms of blocks; a matrix in float32."""
     from fastweights.kernels.pointwise import Normed, Product
     from fastweights.kernels.pointwise.linear_rows import multiply_rows
 
@@ -217,6 +217,7 @@ def linear_rows() -> Iterator[Callable[[], object]]:
         yield partial(multiply_rows, x, [Product(w, "swiglu", more=w)], stream)
         yield partial(multiply_rows, x, [Product(w, "add", other=x)])
         yield partial(multiply_rows, x, [Product(w)], heads)
+        yield partial(multiply_rows, x, [Product(w)], Normed(w[0], 1e-5, width=1024, shift=w[1]))
         yield partial(multiply_rows, x, [channels])
         yield partial(multiply_rows, x, [other_channels])
         yield partial(multiply_rows, [x, x[..., :160]], [Product(w), Product(gate[:, :160], "tanh")])

@@ -90,6 +90,7 @@ MIXERS = {
     "softmax": {"linear_rows": 4, "ring": 1},
     "lattice": {"linear_rows": 4, "token_convolution": 1, "l2_normalize": 1},
     "mamba2": {"linear_rows": 4, "token_convolution": 1, "step_decay": 1},
+    "vla": {"linear_rows": 4, "l2_normalize": 1},
 }
 
 

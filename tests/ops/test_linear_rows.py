@@ -145,6 +145,17 @@ def test_norm_of_groups_that_are_no_heads(rows, heads, width):
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("channels", [40, 512, 300])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_layer_norm(rows, channels):
+    """Rows far from zero, whose mean counts, narrower than a block of the kernel, and not a multiple of one."""
+    x, w = draw(rows, 1, channels) + 8, draw(17, channels, seed=3) / channels**0.5
+    scale, shift = draw(channels, seed=4), draw(channels, seed=5)
+    (got,) = multiply_rows(x, [Product(w)], Normed(scale, 1e-5, width=channels, shift=shift)).results
+    torch.testing.assert_close(got, F.linear(F.layer_norm(x, (channels,), scale, shift, 1e-5), w), **CLOSE)
+
+
+@pytest.mark.kernels
 @pytest.mark.parametrize("rows", [2, 40])
 def test_a_row_gets_the_same_bits_alone_and_among_others(rows):
     """Among few others and among many, which other arithmetic multiplies."""

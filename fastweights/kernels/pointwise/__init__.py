@@ -49,14 +49,15 @@ class Product(NamedTuple):
 
 class Normed(NamedTuple):
     """x [..., D] as the RMSNorm of rows: of a residual stream and a branch (`fastweights.ops.residual_norm`), or of the heads of
-    an answer with their gate (`fastweights.ops.gated_rms_norm`).
+    an answer with their gate (`fastweights.ops.gated_rms_norm`). With a shift x is the LayerNorm of rows.
 
     Attributes:
         weight: [width], or one number per channel [D / width, width].
         branch: of the shape of x, or None for none.
         gate, value, skip, activation, gate_first: of the gated norm; gate and value [..., D], and skip one number per equal group
             of channels, which may be others than those that are normalised.
-        width: of a head; None for all D.
+        width: of a head; None for all D, of a residual stream.
+        shift: the bias of a LayerNorm over all D, [D], whose width is D; without branch, gate, value and skip.
     """
 
     weight: Tensor
@@ -68,6 +69,7 @@ class Normed(NamedTuple):
     activation: str = "silu"
     gate_first: bool = False
     width: int | None = None
+    shift: Tensor | None = None
 
     @property
     def is_kept(self) -> bool:

@@ -11,7 +11,8 @@ r"""Kernel of linear maps of a few rows, as decoding has them, with what stands 
     tanh:     y = tanh(x W^T + b)
 
 One launch computes several products, each of its own kind: of the same x, or each of its own x, whose widths may differ. It may
-compute x itself as the RMSNorm of a residual stream and a branch (`residual_norm`).
+compute x itself as the RMSNorm of a residual stream and a branch (`residual_norm`), as that of heads with a gate (`gated_norm`),
+or as a LayerNorm (`layer_norm`).
 
 One or two rows: a warp has one output, reads its weights before it waits for x, multiplies without tensor cores and adds up in
 itself. The norm is computed by every warp. More rows: a program owns 32 outputs of all rows, or 16 where that makes few programs,
@@ -35,10 +36,11 @@ from ..common.call import padded
 from ..common.math import log_rate_and_rest, sigmoid, softplus
 from ..common.overlap import prefetch_matrix, wait_for_inputs
 from ..runtime.launch_plan import launch, make_rows_contiguous
-from . import FEW_ROWS, Normed, Product, RowProducts, gated_norm, residual_norm
+from . import FEW_ROWS, Normed, Product, RowProducts, gated_norm, layer_norm, residual_norm
 from .row_blocks import (
     activate_blocks,
     add_blocks,
+    center_blocks,
     load_blocks,
     load_repeated,
     multiply_blocks,
@@ -105,7 +107,7 @@ VARYING = [f"{name}_{i}" for name in ("width", "first", "group", "largest") for 
 
 @triton.jit(do_not_specialize=["rows", "eps", *VARYING])
 def linear_rows_kernel(
-    x, x_1, x_2, x_3, x_4, x_5, x_6, x_7, branch, gate, value, skip, norm, s, n, more, rows, stride_x, stride_branch,
+    x, x_1, x_2, x_3, x_4, x_5, x_6, x_7, branch, gate, value, skip, norm, shift, s, n, more, rows, stride_x, stride_branch,
     stride_gate, stride_value, eps,
     w_0, bias_0, other_0, y_0, width_0, first_0, group_0, largest_0,
     w_1, bias_1, other_1, y_1, width_1, first_1, group_1, largest_1,
@@ -120,9 +122,9 @@ def linear_rows_kernel(
     BN: tl.constexpr, BK: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """norm: weight [NORMS] of an RMSNorm over groups of V numbers of x, or of x plus the branch, whose sum is s; n is the norm,
-    where it is kept. gate, value, skip: as in the gated norm; SPAN: channels that a number of skip serves. more: the second
-    matrix of "swiglu". other_i: the residual, a rate or A_log. first_i: the first program of a product. x_i, DEPTHS: the inputs
-    of the other products and the widths of all, up to D; None where all share x."""
+    where it is kept. shift: the bias [D] of a LayerNorm, whose V is D. gate, value, skip: as in the gated norm; SPAN: channels
+    that a number of skip serves. more: the second matrix of "swiglu". other_i: the residual, a rate or A_log. first_i: the first
+    program of a product. x_i, DEPTHS: the inputs of the other products and the widths of all, up to D; None where all share x."""
     weights = w_0, w_1, w_2, w_3, w_4, w_5, w_6, w_7
     biases = bias_0, bias_1, bias_2, bias_3, bias_4, bias_5, bias_6, bias_7
     others = other_0, other_1, other_2, other_3, other_4, other_5, other_6, other_7
@@ -160,6 +162,8 @@ def linear_rows_kernel(
         same = tl.zeros((BN, 1), tl.int32)
         if norm is not None:
             norm_blocks = load_repeated(norm, NORMS, 1, D, BN, BK)
+        if shift is not None:
+            shift_blocks = load_repeated(shift, D, 1, D, BN, BK)
         if skip is not None:
             skip_blocks = load_repeated(skip, D // SPAN, SPAN, D, BN, BK)
         wait_for_inputs(OVERLAP)
@@ -185,8 +189,12 @@ def linear_rows_kernel(
                 row = add_blocks(row, scale_blocks(skip_blocks, values[r]))
             if gate is not None and GATE_FIRST:
                 row = scale_blocks(row, activate_blocks(gates[r], GATE))
+            if shift is not None:
+                row = center_blocks(row, D, BN, BK)
             if norm is not None:
                 row = scale_blocks(normalize_blocks(row, eps, D, V, BN, BK), norm_blocks)
+                if shift is not None:
+                    row = add_blocks(row, shift_blocks)
                 if gate is not None and not GATE_FIRST:
                     row = scale_blocks(row, activate_blocks(gates[r], GATE))
                 row = round_blocks(row, x.dtype.element_ty)
@@ -248,6 +256,9 @@ def multiply_rows(
     elif normed is not None and normed.is_kept:
         s, n = None if normed.branch is None else x.new_empty(x.shape), x.new_empty(x.shape)
     given = [None] * 3 if normed is None else [rows_of(one) for one in (normed.branch, normed.gate, normed.value)]
+    parameters = (
+        [None] * 3 if normed is None else [contiguous(one) for one in (normed.skip, normed.weight, normed.shift)]
+    )
     outputs, arguments, programs = [], [], 0
     tall = padded(rows, 1) if few else max(16, padded(rows, 1))
     tile, warps = (FEW_WARPS, FEW_WARPS) if few else (OUTPUTS, WARPS)
@@ -269,9 +280,8 @@ def multiply_rows(
     others = [*apart[1:], *[None] * MOST_PRODUCTS][: MOST_PRODUCTS - 1]
     if rows and programs:
         launch(
-            linear_rows_kernel, grid, flat, *others, *given, None if normed is None else contiguous(normed.skip),
-            None if normed is None else contiguous(normed.weight), s, n, contiguous(products[0].more), rows, flat.stride(0),
-            *[0 if one is None else one.stride(0) for one in given], 0.0 if normed is None else normed.eps,
+            linear_rows_kernel, grid, flat, *others, *given, *parameters, s, n, contiguous(products[0].more), rows,
+            flat.stride(0), *[0 if one is None else one.stride(0) for one in given], 0.0 if normed is None else normed.eps,
             *arguments, *NO_PRODUCT * (MOST_PRODUCTS - len(products)),
             KINDS=tuple(product.kind for product in products), DEPTHS=tuple(one.shape[-1] for one in apart) or None,
             GATE=None if normed is None or normed.gate is None else normed.activation,
@@ -309,6 +319,8 @@ def normalize(x: Tensor, normed: Normed) -> tuple[Tensor | None, Tensor]:
     """The sum and the norm by a launch of their own."""
     if normed.is_kept:
         return residual_norm.forward(x, normed.branch, normed.weight, normed.eps, 0.0, x.dtype)
+    if normed.shift is not None:
+        return None, layer_norm.layer_norm(x, normed.weight, normed.shift, normed.eps)
     value, skip = normed.value, normed.skip
     if value is not None and skip is not None and x.shape[-1] != len(skip) * (normed.width or 0):
         heads, given = (y.unflatten(-1, (len(skip), -1)) for y in (x, value))

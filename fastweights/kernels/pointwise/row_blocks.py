@@ -92,6 +92,20 @@ def normalize_blocks(row, eps, D: tl.constexpr, V: tl.constexpr, BN: tl.constexp
 
 
 @triton.jit
+def center_blocks(row, D: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """A row of D numbers less their mean."""
+    sums = tl.zeros((BN, BK), tl.float32)
+    for j in tl.static_range(len(row)):
+        sums += row[j].to(tl.float32)
+    mean = tl.sum(sums, 1)[:, None] / D
+    centered = ()
+    for j in tl.static_range(len(row)):
+        k = j * BK + tl.arange(0, BK)[None, :]
+        centered = centered + (tl.where(k < D, row[j].to(tl.float32) - mean, 0.0),)
+    return centered
+
+
+@triton.jit
 def multiply_blocks(row, weights, BN: tl.constexpr, BK: tl.constexpr):
     """The products [1, BN] of a row with the rows of a matrix."""
     sums = tl.zeros((BN, BK), tl.float32)

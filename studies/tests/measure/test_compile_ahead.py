@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastweights_studies.claims import ledger, trained
 from fastweights_studies.claims.ledger import find_claim
+from fastweights_studies.leaderboard import matched_measures, sizes
 from fastweights_studies.measure import compile_ahead
 from fastweights_studies.measure.compile_ahead import (
     NOTES,
@@ -27,6 +28,7 @@ from fastweights_studies.measure.compile_ahead import (
 from fastweights.data.text import TextCorpus, TextTokenizer
 from fastweights.layers import MixerChoice
 from fastweights.models import preset
+from fastweights.training.language import together
 
 SIZES = "1,128,1,16,16"
 ON_A_GPU = """
@@ -164,3 +166,17 @@ def test_chosen_columns_of_the_leaderboard_are_compiled_alone(monkeypatch: pytes
     assert [(run.task, run.mixer.options["head_dim"]) for run in runs] == [("mqar", 32)]
     compile_leaderboard("linear", "", "recall")
     assert {run.task for run in runs} == {"mqar", "mqar-shuffled"} and len(runs) == 1 + 8
+
+
+def test_language_models_in_one_block_are_trained_for_a_step_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Any] = []
+    measured: list[Any] = []
+    monkeypatch.setattr(together, "train_here", runs.append)
+    monkeypatch.setattr(matched_measures, "measure_losses", lambda *given: measured.append(given))
+    compile_leaderboard("rls:decay=head@rls-decay", "", "language-proxies")
+    size = sizes.SIZES["full"].matched_language["language-proxies"]
+    (run,), ((asked, folder, _, device),) = runs, measured
+    assert (run.max_steps, run.max_tokens, run.length) == (1, None, size.training["length"])
+    assert run.model["mixer"]["decay"] == "head" and run.model.items() >= size.model.items()
+    assert (asked.contexts, asked.needles, folder, device) == (size.contexts, size.needles, run.output, "cpu")
+    assert sizes.SIZES["full"].matched_language["language-proxies"] is size

@@ -5,6 +5,7 @@ Commands, each `python -m fastweights_studies.measure.compile_ahead --into runs/
     --training "24 layers of vla" --decoding rls,vla --claims C24,C25
     --leaderboard mqar,language --mixers gdn,vla
     --leaderboard recall --mixers gdn,kda --column "mqar-shuffled, heads of 32"
+    --leaderboard language-proxies --mixers gdn,lattice:objective=similarity@lattice-similarity
     --students gdn,gka
     --tests tests/gpu/test_large_tensors.py
 
@@ -16,7 +17,8 @@ On the machine with the GPU, after the folder was copied there:
 
 Ops are those of kernels.py, with initial states and without. Training and decoding take the comparisons of training_steps.py and
 the batches of decode_table.py, with one layer of every kind of mixer but softmax attention. Claims are those that train models.
-The leaderboard is compiled for its full size, one process per mixer. Students are those of linearization.py, by their memories.
+The leaderboard is compiled for its full size, one process per mixer; of language models in one block a step, and the reading of
+test text and of prompts, on a little text. Students are those of linearization.py, by their memories.
 All run on the CPU as if their tensors were on a GPU: kernels are compiled and not run. Matrix products around the kernels of a
 model are skipped. Tests are those that need a GPU, as files or tests that pytest takes, one process per name; see tests_ahead.py.
 
@@ -221,19 +223,60 @@ def compile_claim(name: str) -> None:
 
 def compile_leaderboard(mixer: str, column: str, *parts: str) -> None:
     """What the parts of the full size train with a mixer, in the columns with this text in their title; "" for all."""
-    from fastweights.layers import MixerChoice
+    from fastweights.layers import parse_mixers
+    from fastweights_studies.leaderboard.matched_language import MatchedLanguagePart
     from fastweights_studies.leaderboard.parts import find_part
     from fastweights_studies.leaderboard.request import Request
     from fastweights_studies.leaderboard.run import run_part
 
-    for part in parts:
-        with TemporaryDirectory() as folder, compiled_trainings(part):
-            output = Path(folder, "leaderboard")
+    for name in parts:
+        part = find_part(name)
+        with TemporaryDirectory() as folder:
             request = Request(
-                mixers=(MixerChoice(mixer),), size="full", device="cpu", output=output, workers=2,
+                mixers=tuple(parse_mixers(mixer)), size="full", device="cpu", output=Path(folder, "leaderboard"), workers=2,
                 columns=(column,) if column else None,
             )  # fmt: skip
-            run_part(find_part(part), request)
+            if isinstance(part, MatchedLanguagePart):
+                compile_matched(part, request)
+            else:
+                with compiled_trainings(name):
+                    run_part(part, request)
+
+
+def compile_matched(part: Any, request: Any) -> None:
+    """A step of the first training of a part of `matched_language`, with fewer rows, and what is measured of its model. The text
+    is a little of that of the Python installation."""
+    from fastweights.training.language import together, trainer
+    from fastweights_studies.leaderboard import matched_language, matched_measures
+    from fastweights_studies.leaderboard.sizes import SIZES
+
+    full = SIZES[request.size]
+    small = {
+        name: replace(
+            size, source="python", corpus={"max_megabytes": 4, "held_out_fraction": 0.3}, recall_documents=50, train_pieces=None,
+            rows=8, context_texts=1, examples=2, depths=(0.5,), decoded=0,
+            training={**size.training, "batch_size": 4, "accumulation": 1, "compile": False},
+        )
+        for name, size in full.matched_language.items()
+    }  # fmt: skip
+
+    def gather(runs: Any, *rest: Any) -> None:
+        raise Gathered(runs[0])
+
+    with (
+        without_products(),
+        mock.patch.dict(SIZES, {request.size: replace(full, matched_language=small)}),
+        mock.patch.object(trainer, "check_finite"),
+    ):
+        try:
+            with mock.patch.object(together, "train_together", gather):
+                part.run(request)
+        except Gathered as gathered:
+            run = replace(gathered.args[0], max_steps=1, max_tokens=None)
+        together.train_here(run)
+        matched_measures.measure_losses(
+            part.size(request.size), run.output, str(request.output / matched_language.TEXT), "cpu"
+        )
 
 
 def compile_recall(run: Any) -> None:
@@ -352,12 +395,13 @@ def place(folder: Path) -> int:
 def main() -> None:
     from fastweights.layers import MIXERS
     from fastweights_studies.leaderboard.language import LanguagePart
+    from fastweights_studies.leaderboard.matched_language import MatchedLanguagePart
     from fastweights_studies.leaderboard.parts import PARTS
     from fastweights_studies.leaderboard.trainings import TaskPart
     from fastweights_studies.measure.judge.cases import CASES
     from fastweights_studies.measure.linearization import FULL
 
-    trained = [name for name, part in PARTS.items() if isinstance(part, (TaskPart, LanguagePart))]
+    trained = [name for name, part in PARTS.items() if isinstance(part, (TaskPart, LanguagePart, MatchedLanguagePart))]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, help="folder for the kernels")
     parser.add_argument("--ops", default="", help="of kernels.py, comma-separated")
@@ -372,7 +416,9 @@ def main() -> None:
     parser.add_argument("--decoding", default="", help="mixers, comma-separated")
     parser.add_argument("--claims", default="", help="claims that train models, comma-separated")
     parser.add_argument("--leaderboard", default="", help="parts that train models, comma-separated; needs --mixers")
-    parser.add_argument("--mixers", default="", help="of the leaderboard, comma-separated")
+    parser.add_argument(
+        "--mixers", default="", help="of the leaderboard, comma-separated, each with at most one option"
+    )
     parser.add_argument(
         "--column", default="", help="of the leaderboard: text in the titles of its columns; all if not given"
     )
@@ -402,7 +448,7 @@ def main() -> None:
         parser.error("--leaderboard needs --mixers")
     for option, names, known in (
         ("--ops", given["op"], CASES), ("--decoding", given["decoding"], MIXERS),
-        ("--leaderboard", given["part"], trained), ("--mixers", given["mixer"], MIXERS),
+        ("--leaderboard", given["part"], trained), ("--mixers", [name.partition(":")[0] for name in given["mixer"]], MIXERS),
         ("--training", asked.training, trained_models()), ("--students", given["student"], FULL.memories),
     ):  # fmt: skip
         unknown = sorted(set(names) - set(known))
