@@ -105,6 +105,31 @@ def test_rules_in_one_block_are_compared_by_their_seeds(tmp_path: Path) -> None:
     assert "The rules in one block" not in block.render(tmp_path)
 
 
+def test_language_models_in_one_block_are_compared_by_their_seeds(tmp_path: Path) -> None:
+    shutil.copytree(RESULTS, tmp_path, dirs_exist_ok=True)
+    board = tmp_path / "leaderboard" / "language-proxies-full.json"
+    losses = {"softmax": 3.0, "gdn": 4.0, "kda": 4.5, "palimpsa-d": 5.5, "linear": 5.0}
+
+    def value(row: Row) -> float:
+        if row.measure == "found":
+            return float((row.mixer, row.seed) == ("gdn", 1))
+        longest = row.column["what"] == "context" and row.column["at"] == 65536
+        worse = 3.0 if longest and row.mixer == "softmax" else 0.0
+        wide = 2.0 * (row.seed or 0) * (row.mixer == "kda")
+        return losses[str(row.mixer)] + worse + wide + (row.seed or 0) / 1000
+
+    write_rows(board, [replace(row, value=value(row)) for row in read_rows(board) if row.mixer in losses])
+    page = block.render(tmp_path)
+    section = " ".join(page.partition("## Language models in one block")[2].partition("\n## ")[0].split())
+    assert "| `gdn` | 0.003 | 4.001 ±0.001 | -1 [-1, -1] | 4.001 ±0.001 | -1 [-1, -1] |" in section
+    assert "on test text: `gdn` and `softmax`.** A tie with it: `kda`. Worse: `palimpsa-d`." in section
+    assert "is better than `linear`, `gdn` and `palimpsa-d` on rows as long as in training (2,048 tokens)" in section
+    assert "65,536 tokens it is better than none, and worse than `linear`, `gdn` and `palimpsa-d`." in section
+    assert "said by 1 of 15 models" in section and "`mamba2`" in section.partition("Nor have these rules")[2]
+    board.unlink()
+    assert "Language models in one block" not in block.render(tmp_path)
+
+
 def test_what_the_page_says_of_claim_c22_is_decided() -> None:
     gains = block.paper_gains(RESULTS)
     assert [one.sign for one in gains.values()] == [1, 1, 1, 0] and {one.seeds for one in gains.values()} == {3}

@@ -411,8 +411,9 @@ def test_the_page_to_choose_by_is_short_and_its_gain_is_clear() -> None:
     assert f"Of {len(beside)} memories, each compared with it alone, {len(worse)} are worse and none better" in text
     assert len(beside) == 10
     assert "gdn" not in worse and "`gdn` 0.66, with which it ties." in text and "images/recall.png" in text
-    lower, (ours, linear) = choosing.compare_losses(evidence.RESULTS)
-    assert lower.sign == 1 and f"a loss of {ours:.2f} with it and of {linear:.2f} with `linear`" in text
+    loss, above = choosing.compare_losses(evidence.RESULTS)
+    limits = f"{-above.high:.2f} to {-above.low:.2f} lower than with `linear`"
+    assert above.sign == -1 and f"a loss of {loss:.2f} with it, {limits} ([{above.seeds} seeds]" in text
     variance, by_probability = choosing.rank_unknown_keys(evidence.RESULTS)
     assert f"AUROC of {variance:.2f}, where the probability of the answer has {by_probability:.2f};" in text
     assert variance > by_probability

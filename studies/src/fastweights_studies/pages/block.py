@@ -13,6 +13,7 @@ from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.pages import block_effects
 from fastweights_studies.pages.added_parts import describe_clearest, find_added, render_added
 from fastweights_studies.pages.evidence import RESULTS, full_entries, records_of
+from fastweights_studies.pages.matched_language import LANGUAGE_PART, render_language
 from fastweights_studies.pages.matched_rules import list_missing, render_rules
 from fastweights_studies.pages.rendering import Page, joined, least_to_most, list_item, table
 from fastweights_studies.paired import Difference, compare_family
@@ -118,7 +119,8 @@ OPEN = (
     "--device cuda` these columns are left: {missing}. So are all rules but the twelve main ones.",
     "What a part of the block adds to the rules that are not in the table above (`recall-blocks`). The layers as published "
     "(`recall-published`) and other tasks in the same block (`tasks`, `regression-matched`) have not been run.",
-    "What these parts do to language models: the language part compares layers as published.",
+    "What these parts do to language models: `language` compares layers as published, and language models in one block have no "
+    "variants of it.",
     "Whether longer trainings close the gaps. The tables of changed parts end after 2,000 steps, that of the rules after 8,000.",
 )
 
@@ -141,7 +143,8 @@ def render(results: Path = RESULTS) -> str:
         files.append("[block-effects-cpu.json](../studies/results/block-effects-cpu.json)")
     rules = _entries("recall", results)
     parts += [READ.format(files=", ".join(files)), _paper(results), render_rules(rules)]
-    parts += [render_added(added), "## What is not known yet\n"]
+    language = render_language(_entries(LANGUAGE_PART, results))
+    parts += [render_added(added), language, "## What is not known yet\n"]
     parts.append("".join(list_item(point.format(missing=list_missing(rules))) for point in OPEN))
     return "\n".join(parts)
 

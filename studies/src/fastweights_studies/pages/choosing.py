@@ -6,14 +6,14 @@ python -m fastweights_studies.pages.choosing
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 
 from fastweights_studies.pages import evidence
 from fastweights_studies.pages.evidence import RESULTS
-from fastweights_studies.pages.matched_rules import compare_with_reference
+from fastweights_studies.pages.matched_language import LANGUAGE_PART, TEST, behind, entries_by_column
+from fastweights_studies.pages.matched_rules import REFERENCE, compare_with_reference
 from fastweights_studies.pages.page_parts import needed
 from fastweights_studies.pages.rendering import Page
-from fastweights_studies.paired import Difference, compare, compare_family
+from fastweights_studies.paired import Difference, compare_family
 from fastweights_studies.places import DOCS
 
 COMMAND = "fastweights_studies.pages.choosing"
@@ -21,7 +21,6 @@ CONTEXT = 16_384  # tokens, at which softmax attention decodes beside memories o
 REGRESSION = "16 inputs, 64 examples, noise 0.0"
 STATE, TRAINING = "state of a sequence, MB", "8 sequences of 2,048 tokens"
 PAIRS = "mqar-shuffled, heads of 32"
-LANGUAGE = "30M: test text"  # of the smaller models
 
 INTRODUCTION = """# Pick a memory
 
@@ -63,13 +62,13 @@ def lines(results: Path) -> list[str]:
     of_gdn = ", with which it ties" * beside["gdn"].tied
     tied = [name for name, one in regression_gains(results).items() if name in ("gdn", "deltanet") and one.tied]
     variance, by_probability = rank_unknown_keys(results)
-    lower, (ours_loss, linear_loss) = compare_losses(results)
+    loss, above = compare_losses(results)
     page = "leaderboard.md#speed-and-memory"
     return [
         "**If nothing below applies, then `gdn`.** It corrects what it answers to a key, forgets by a learned decay, and "
         "transformers, vLLM and flash-linear-attention know its rule. Small models of code reach a loss of "
-        f"{ours_loss:.2f} with it and of {linear_loss:.2f} with `linear` (difference {lower.low:.2f} to {lower.high:.2f}, "
-        f"[{lower.seeds} seeds](leaderboard.md#language-proxies-full-size)); nothing else puts it ahead. For 64 sequences it "
+        f"{loss:.2f} with it, {-above.high:.2f} to {-above.low:.2f} lower than with `linear` ("
+        f"[{above.seeds} seeds](block.md#language-models-in-one-block-so-far)); nothing else puts it ahead. For 64 sequences it "
         f"generates {ours:,.0f} tokens per second at any context, softmax attention {theirs:,.0f} at {CONTEXT:,} tokens "
         f"(the captured step alone, [one H200]({page})).",
         "**If your model of transformers has a gated delta rule already, then keep it.** "
@@ -100,15 +99,11 @@ def regression_gains(results: Path) -> dict[str, Difference]:
     return compare_family({name: (own, ours) for name, own in errors.items() if len(own.keys() & ours.keys()) > 1})
 
 
-def compare_losses(results: Path) -> tuple[Difference, list[float]]:
-    """By how much the test loss of small models of code is lower with `gdn` than with `linear`, and both."""
-    by_seed = {
-        entry.label: entry.by_seed
-        for entry in evidence.full_entries("language-proxies", results)
-        if entry.column == LANGUAGE and entry.label in ("gdn", "linear")
-    }
-    ours, theirs = by_seed["gdn"], by_seed["linear"]
-    return compare(theirs, ours), [fmean(one.values()) for one in (ours, theirs)]
+def compare_losses(results: Path) -> tuple[float, Difference]:
+    """The test loss of small models of code with `gdn`, and how far it is above that with `linear`, among the comparisons of all
+    rules with it."""
+    entries = entries_by_column(evidence.full_entries(LANGUAGE_PART, results))[TEST]
+    return entries["gdn"].mean, behind(entries, REFERENCE)["gdn"]
 
 
 def rank_unknown_keys(results: Path) -> tuple[float, float]:
