@@ -82,6 +82,13 @@ def recall(
         list[str], typer.Option(metavar="N,...", help="Seeds of parameters and data; the spread is reported.")
     ] = SEEDS,
     test_examples: Annotated[int, typer.Option(help="Held-out sequences to test on.")] = 1024,
+    validation_examples: Annotated[
+        int | None,
+        typer.Option(
+            help="Held-out sequences, others than the tested ones, by which the learning rate is chosen.",
+            show_default="256, or with a run file what it says, else the tested ones",
+        ),
+    ] = None,
     device: Device = "cpu",
     output: Annotated[
         Path, typer.Option(parser=output_path, metavar="FOLDER", help="Folder for results, plots and checkpoints.")
@@ -140,6 +147,7 @@ def recall(
                 "learning_rates": values("--learning-rates", learning_rates, float),
                 "seeds": values("--seeds", seeds, int),
                 "test_examples": test_examples,
+                "validation_examples": validation_examples,
                 "device": device,
             }
             options = {**settings, "output": str(output), "workers": workers}

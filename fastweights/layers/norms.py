@@ -128,7 +128,7 @@ class HeadsLayerNorm(LayerNorm):
 
     def of_rows(self) -> Normed:
         """The same of few rows [..., channels], without other parts, as a part of the launch that multiplies them."""
-        return Normed(self.weight, self.eps, width=len(self.weight), shift=self.bias)
+        return Normed(self.weight, self.eps, shift=self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.part.parts == 1:

@@ -187,7 +187,7 @@ def joins_norm(
         is_bare(norm, GatedRMSNorm, GroupedRMSNorm, HeadsLayerNorm)
         and x.shape[-1] <= WIDEST_ROW
         and joins(x, projection, backend=backend)
-        and takes_linear_rows(x, norm.weight, *others, backend=backend)
+        and takes_linear_rows(x, norm.weight, getattr(norm, "bias", None), *others, backend=backend)
     )
 
 

@@ -49,7 +49,8 @@ def folder(tmp_path, monkeypatch, capsys):
     [
         ("train run.toml --set length=64", ["length: 64", 'prompt: ""', "parameters: ", "tokens: 256", "output: trained"]),
         ("train run.toml --set mixers=[\"gdn\",\"pgdn\"]", ["output: trained/gdn", "output: trained/pgdn"]),
-        (RECALL, ["width: 8", "mixer: linear", "pairs: 4", "runs: 2", "ended: 0", "output: out", "parameters: "]),
+        (f"{RECALL} --validation-examples 8", ["validation_examples: 8"]),
+        (RECALL, ["validation_examples: 256", "mixer: linear", "pairs: 4", "runs: 2", "ended: 0", "output: out", "parameters: "]),
         (EVALUATE, ["lengths: [16, 32]", "parameters: ", "text: text.txt", "output: model/evaluation.json"]),
         ("convert model --to pgdn --output new", ["output: new", "new parameters: ", 'mixers after: ["pgdn"']),
     ],

@@ -45,7 +45,7 @@ def test_help_needs_no_torch_and_ops_need_no_compiler():
 @pytest.mark.parametrize(
     ("command", "settings", "renamed"),
     [
-        ("recall", load_recall_file(None).parts[""], {"block": "block"}),
+        ("recall", load_recall_file(None).parts[""], {"block": "block", "validation": "validation_examples"}),
         ("evaluate", EvaluationSettings(), {"measures": "on"}),
     ],
 )

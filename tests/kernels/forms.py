@@ -217,7 +217,7 @@ def linear_rows() -> Iterator[Callable[[], object]]:
         yield partial(multiply_rows, x, [Product(w, "swiglu", more=w)], stream)
         yield partial(multiply_rows, x, [Product(w, "add", other=x)])
         yield partial(multiply_rows, x, [Product(w)], heads)
-        yield partial(multiply_rows, x, [Product(w)], Normed(w[0], 1e-5, width=1024, shift=w[1]))
+        yield partial(multiply_rows, x, [Product(w)], Normed(w[0], 1e-5, shift=w[1]))
         yield partial(multiply_rows, x, [channels])
         yield partial(multiply_rows, x, [other_channels])
         yield partial(multiply_rows, [x, x[..., :160]], [Product(w), Product(gate[:, :160], "tanh")])

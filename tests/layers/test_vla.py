@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from fastweights.layers import LayerCache, build_mixer
+from fastweights.kernels.pointwise import RowProducts
+from fastweights.layers import LayerCache, build_mixer, vla
+from fastweights.layers.parts import HeadPart
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.loading import load_weights
 
@@ -126,3 +128,21 @@ def test_without_normalisation_the_memory_explodes():
 def test_bad_options_are_refused(error, options, message):
     with pytest.raises(error, match=message):
         build_mixer("vla", hidden_size=16, num_heads=4, **options)
+
+
+def test_the_norm_is_a_part_of_the_output_projection_where_nothing_else_is_asked_of_it(monkeypatch):
+    """Not over the heads of several parts of a layer, nor in the place of another module."""
+    layer = build_mixer("vla", hidden_size=16, num_heads=2)
+    o, x = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 16)
+    joined = []
+    monkeypatch.setattr(vla, "joins_norm", lambda *given, **rest: True)
+    monkeypatch.setattr(vla, "multiply_rows", lambda *given: joined.append(given) or RowProducts([x], None, None))
+    layer.norm.part = HeadPart(parts=2, gather=lambda moments: torch.cat([moments, moments], -1))
+    apart = layer.read_out(o, o, x)
+    assert not joined
+    layer.norm.part = HeadPart()
+    torch.testing.assert_close(apart, layer.o_proj(layer.norm(o.flatten(2))))
+    assert layer.read_out(o, o, x) is x and len(joined) == 1
+    monkeypatch.undo()
+    layer.norm = torch.nn.Identity()
+    torch.testing.assert_close(layer.read_out(o, o, x), layer.o_proj(o.flatten(2)))

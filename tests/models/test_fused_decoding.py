@@ -44,6 +44,7 @@ def calls(monkeypatch):
 
     from fastweights.kernels.attention import ring
     from fastweights.kernels.pointwise import l2_normalize as lengths
+    from fastweights.kernels.pointwise import layer_norm
     from fastweights.kernels.pointwise import linear_rows as rows
     from fastweights.kernels.pointwise import residual_norm as norm
     from fastweights.kernels.pointwise import step_decay as steps
@@ -56,6 +57,7 @@ def calls(monkeypatch):
         (convolution, "convolve_token"),
         (steps, "step_decay"),
         (lengths, "l2_normalize"),
+        (layer_norm, "layer_norm"),
     ]
     for module, name in places:
         short = module.__name__.rpartition(".")[2]
@@ -119,11 +121,21 @@ def test_the_same_tokens(monkeypatch, calls, mixer):
     }  # before the output layer
 
 
-def test_a_module_that_does_more_than_multiply_is_called(monkeypatch, calls):
+@pytest.mark.parametrize(
+    "mixer, names",
+    [
+        (
+            "gdn",
+            ("mixer.qkv.k_proj", "mixer.qkv.v_conv", "mixer.gain.b_proj", "mlp.down_proj", "mixer_norm", "mlp_norm"),
+        ),
+        ("vla", ("mixer.norm", "mixer.o_proj")),
+    ],
+    ids=["gdn", "vla"],
+)
+def test_a_module_that_does_more_than_multiply_is_called(monkeypatch, calls, mixer, names):
     """Hooks, as adapters, tracers and accelerate have them: the module is called in every step."""
-    lm = model(["gdn"]).to(DEVICE)
+    lm = model([mixer]).to(DEVICE)
     (block,) = lm.model.layers
-    names = ("mixer.qkv.k_proj", "mixer.qkv.v_conv", "mixer.gain.b_proj", "mlp.down_proj", "mixer_norm", "mlp_norm")
     seen: Counter[str] = Counter()
     for name in names:
         block.get_submodule(name).register_forward_pre_hook(lambda *given, name=name: seen.update([name]))

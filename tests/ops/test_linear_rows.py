@@ -151,7 +151,7 @@ def test_layer_norm(rows, channels):
     """Rows far from zero, whose mean counts, narrower than a block of the kernel, and not a multiple of one."""
     x, w = draw(rows, 1, channels) + 8, draw(17, channels, seed=3) / channels**0.5
     scale, shift = draw(channels, seed=4), draw(channels, seed=5)
-    (got,) = multiply_rows(x, [Product(w)], Normed(scale, 1e-5, width=channels, shift=shift)).results
+    (got,) = multiply_rows(x, [Product(w)], Normed(scale, 1e-5, shift=shift)).results
     torch.testing.assert_close(got, F.linear(F.layer_norm(x, (channels,), scale, shift, 1e-5), w), **CLOSE)
 
 

@@ -138,8 +138,10 @@ def test_a_curriculum_decides_pairs_length_and_steps(tmp_path):
 
 
 def test_without_a_file_the_block_is_the_matched_one_and_with_one_the_published(tmp_path):
-    assert load_recall_file(None).parts == {"": RecallExperiment(block="matched", pairs=(4, 8))}
-    assert load_recall_file(None, block="published", pairs=(4, 16)).parts == {"": RecallExperiment()}
+    whole = RecallExperiment(block="matched", pairs=(4, 8), validation_examples=256)
+    assert load_recall_file(None).parts == {"": whole}
+    given = {"block": "published", "pairs": (4, 16), "validation_examples": None}
+    assert load_recall_file(None, **given).parts == {"": RecallExperiment()}
     stages = load_recall_file(None, overrides=["curriculum=[{pairs = 2, steps = 3}]"]).parts[""]
     assert (stages.pairs, stages.block) == ((2,), "matched")
     assert load_recall_file(None, curriculum=[Stage(pairs=2, steps=3)]).parts == {"": stages}

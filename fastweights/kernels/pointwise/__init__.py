@@ -56,8 +56,8 @@ class Normed(NamedTuple):
         branch: of the shape of x, or None for none.
         gate, value, skip, activation, gate_first: of the gated norm; gate and value [..., D], and skip one number per equal group
             of channels, which may be others than those that are normalised.
-        width: of a head; None for all D, of a residual stream.
-        shift: the bias of a LayerNorm over all D, [D], whose width is D; without branch, gate, value and skip.
+        width: of a head; None for all D.
+        shift: the bias of a LayerNorm over all D, [D]; without branch, gate, value, skip and width.
     """
 
     weight: Tensor
@@ -74,7 +74,7 @@ class Normed(NamedTuple):
     @property
     def is_kept(self) -> bool:
         """Whether the sum and the norm are results, too: those of a residual stream."""
-        return self.width is None
+        return self.width is None and self.shift is None
 
 
 class RowProducts(NamedTuple):

@@ -49,8 +49,8 @@ def multiply_rows(
     x: Tensor | Sequence[Tensor], products: Sequence[Product], normed: Normed | None = None
 ) -> RowProducts:
     r"""Several products of x [..., D] that `takes_linear_rows` allows, each of its own kind; one of kind "swiglu" alone. With
-    `normed` x is a residual stream, and the products are those of its norm. Each of at most eight products may have its own x,
-    of the same rows and any width, none of kind "swiglu"; without `normed`."""
+    `normed` they are those of a norm of x: of a residual stream, of heads, or a LayerNorm. Each of at most eight may have its own
+    x, of the same rows and any width, none of kind "swiglu"; without `normed`."""
     from ...kernels.pointwise.linear_rows import MOST_PRODUCTS, multiply_rows
 
     if not isinstance(x, Tensor):

@@ -17,9 +17,10 @@ from .settings import Stage
 __all__ = ["RecallFile", "load_recall_file"]
 
 OF_THE_FILE = ("output", "workers")  # keys that are no fields of an experiment
-# What differs from the defaults of `RecallExperiment` without a file: every memory then learns in minutes on a laptop. The
-# defaults stay, so that folders of files that do not set these continue.
-WITHOUT_FILE: Mapping[str, Any] = {"block": "matched", "pairs": [4, 8]}
+# What differs from the defaults of `RecallExperiment` without a file: every memory then learns in minutes on a laptop, and the
+# rate is chosen by other sequences than the reported ones. The defaults stay, so that folders of files that do not set these
+# continue.
+WITHOUT_FILE: Mapping[str, Any] = {"block": "matched", "pairs": [4, 8], "validation_examples": 256}
 
 
 @checked

@@ -21,7 +21,7 @@ from scipy import optimize, special, stats
 from fastweights.checks import check_choice, check_number
 from fastweights.kinds import checked
 
-__all__ = ["Difference", "adjust_holm", "compare", "compare_family", "smallest_visible"]
+__all__ = ["Difference", "adjust_holm", "compare", "compare_family", "compare_with_one", "smallest_visible"]
 
 CONFIDENCE, POWER = 0.95, 0.8
 ONE_SEED = "one seed"
@@ -127,6 +127,18 @@ def compare_family(
         own = compare(*pairs[name], confidence=1 - (1 - confidence) / tests, method=method)
         found[name] = Difference(**{**vars(own), "p": adjusted[name]})
     return {name: found[name] for name in pairs}
+
+
+def compare_with_one(values: Mapping[Name, Values], one: Name) -> dict[Name, Difference]:
+    """The differences from one of several, of all others that share two seeds with it, as one family; {} without the one."""
+    reference = values.get(one, {})
+    return compare_family(
+        {
+            name: (own, reference)
+            for name, own in values.items()
+            if name != one and len(own.keys() & reference.keys()) > 1
+        }
+    )
 
 
 def adjust_holm(probabilities: list[float]) -> list[float]:

@@ -38,6 +38,7 @@ from fastweights.ops.silu_product import silu_product
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("rows, width", [(1, 64), (2**24, 128)])  # one kernel per width
 def test_product(rows, width):
+    torch.empty(1, pin_memory=True).pin_memory().copy_(torch.ones(1, device="cuda"), non_blocking=True)
     x = torch.randn(rows, width, generator=torch.Generator("cuda"), device="cuda")
     assert torch.equal(silu_product(x, x), x)
     raise LookupError("the end")
@@ -168,15 +169,20 @@ def test_chosen_columns_of_the_leaderboard_are_compiled_alone(monkeypatch: pytes
     assert {run.task for run in runs} == {"mqar", "mqar-shuffled"} and len(runs) == 1 + 8
 
 
-def test_language_models_in_one_block_are_trained_for_a_step_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["language-proxies", "language-matched"])
+def test_language_models_in_one_block_are_trained_for_a_step_and_measured(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     runs: list[Any] = []
     measured: list[Any] = []
     monkeypatch.setattr(together, "train_here", runs.append)
     monkeypatch.setattr(matched_measures, "measure_losses", lambda *given: measured.append(given))
-    compile_leaderboard("rls:decay=head@rls-decay", "", "language-proxies")
-    size = sizes.SIZES["full"].matched_language["language-proxies"]
+    compile_leaderboard("rls:decay=head@rls-decay", "", name)
+    size = sizes.SIZES["full"].matched_language[name]
     (run,), ((asked, folder, _, device),) = runs, measured
     assert (run.max_steps, run.max_tokens, run.length) == (1, None, size.training["length"])
     assert run.model["mixer"]["decay"] == "head" and run.model.items() >= size.model.items()
     assert (asked.contexts, asked.needles, folder, device) == (size.contexts, size.needles, run.output, "cpu")
-    assert sizes.SIZES["full"].matched_language["language-proxies"] is size
+    assert sizes.SIZES["full"].matched_language[name] is size
+    with pytest.raises(ValueError, match="columns must be texts in titles"):
+        compile_leaderboard("gdn", "needles", name)

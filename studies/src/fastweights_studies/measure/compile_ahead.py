@@ -33,6 +33,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -244,8 +245,12 @@ def compile_leaderboard(mixer: str, column: str, *parts: str) -> None:
 
 
 def compile_matched(part: Any, request: Any) -> None:
-    """A step of the first training of a part of `matched_language`, with fewer rows, and what is measured of its model. The text
-    is a little of that of the Python installation."""
+    """A step of a model of a part of `matched_language`, with fewer rows, and what is measured of it. The text is a little of the
+    Python installation's.
+
+    Raises:
+        ValueError: columns that the part does not have.
+    """
     from fastweights.training.language import together, trainer
     from fastweights_studies.leaderboard import matched_language, matched_measures
     from fastweights_studies.leaderboard.sizes import SIZES
@@ -263,9 +268,12 @@ def compile_matched(part: Any, request: Any) -> None:
     def gather(runs: Any, *rest: Any) -> None:
         raise Gathered(runs[0])
 
+    part.check_columns(request)
     with (
         without_products(),
         mock.patch.dict(SIZES, {request.size: replace(full, matched_language=small)}),
+        # Any rate will do: no smaller models look for one.
+        mock.patch.object(type(part), "_rates", lambda part, variants, *rest: dict.fromkeys(variants, 1e-3)),
         mock.patch.object(trainer, "check_finite"),
     ):
         try:
@@ -448,7 +456,7 @@ def main() -> None:
         parser.error("--leaderboard needs --mixers")
     for option, names, known in (
         ("--ops", given["op"], CASES), ("--decoding", given["decoding"], MIXERS),
-        ("--leaderboard", given["part"], trained), ("--mixers", [name.partition(":")[0] for name in given["mixer"]], MIXERS),
+        ("--leaderboard", given["part"], trained), ("--mixers", [re.split("[:@]", name)[0] for name in given["mixer"]], MIXERS),
         ("--training", asked.training, trained_models()), ("--students", given["student"], FULL.memories),
     ):  # fmt: skip
         unknown = sorted(set(names) - set(known))

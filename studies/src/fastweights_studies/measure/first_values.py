@@ -1,5 +1,5 @@
 """Recall of 4 pairs at the defaults of `fastweights recall --block published` by every mixer, with other first values by mamba2
-and palimpsa-m, and with other sizes by attention.
+and palimpsa-m, and with other sizes by attention. Rows of the defaults say which rate the command chooses.
 
     python -m fastweights_studies.measure.first_values
 
@@ -19,8 +19,10 @@ from rich.console import Console
 from fastweights.layers import MIXERS, MixerChoice, PalimpsaM, register_mixer
 from fastweights.layers.options import one_of, option
 from fastweights.layers.posterior import PalimpsaMOptions
+from fastweights.results import summarize
 from fastweights.training import RecallExperiment, RecallRun, run_recall_parts
 from fastweights.training.progress import RunsProgress
+from fastweights.training.recall.run_file import WITHOUT_FILE
 from fastweights_studies.measure.environment import describe
 from fastweights_studies.measure.recall import setting_column
 from fastweights_studies.measure.rows import make_rows, replace_rows
@@ -40,9 +42,10 @@ RANGES = {
 }
 INITIALIZER_RANGES = (0.02, 0.1)
 SKIP = {"skip_init": 1.0}
+DEFAULTS: dict[str, Any] = {"pairs": (4,), "validation_examples": WITHOUT_FILE["validation_examples"]}
 BOTH = ("mamba2", "palimpsa-m")
 WITH_RANGES = {f"{mixer}-ranges": mixer for mixer in BOTH}
-SLOW = ("mamba2", "palimpsa-m", "vla", "vla-softmax")  # again with another seed
+SLOW = ("mamba2", "palimpsa-d", "palimpsa-m", "vla", "vla-softmax")  # again with another seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +86,8 @@ def variants(mixer: str) -> list[MixerChoice]:
 def experiments() -> dict[str, RecallExperiment]:
     """The experiments by the name of their folder."""
     made = {
-        "defaults": RecallExperiment(mixers=BUILT_IN, pairs=(4,)),
-        "defaults_again": RecallExperiment(mixers=SLOW, pairs=(4,), seeds=(1,)),
+        "defaults": RecallExperiment(mixers=BUILT_IN, **DEFAULTS),
+        "defaults_again": RecallExperiment(mixers=SLOW, **DEFAULTS, seeds=(1,)),
     }
     for layers, std in ((1, 0.05), (2, 0.02), (2, 0.1)):
         made[f"attention_{layers}_layers_{std}"] = RecallExperiment(
@@ -107,8 +110,10 @@ def describe_layer(choice: MixerChoice) -> tuple[str, dict[str, Any]]:
     return WITH_RANGES[choice.name], {**options, attribute: list(limits)}
 
 
-def make_accuracy_rows(run: RecallRun, accuracy: float | None, origin: Origin) -> list[Row]:
+def make_accuracy_rows(run: RecallRun, accuracy: float | None, is_chosen: bool, origin: Origin) -> list[Row]:
+    """is_chosen: whether validation sequences choose the rate of the run, where it has some."""
     mixer, options = describe_layer(run.choice)
+    chosen = {} if run.validation_examples is None else {"chosen": is_chosen}
     return make_rows(
         TASK,
         origin,
@@ -116,7 +121,7 @@ def make_accuracy_rows(run: RecallRun, accuracy: float | None, origin: Origin) -
         mixer=mixer,
         options=options,
         column=setting_column(run),
-        run={"learning_rate": run.learning_rate},
+        run={"learning_rate": run.learning_rate, **chosen},
         seed=run.seed,
     )
 
@@ -130,11 +135,14 @@ def main() -> None:
     folders = {name: arguments.runs / name for name in parts}
     found = run_recall_parts(parts, folders, reporter=RunsProgress(Console(stderr=True), 300), log_every=300)
     origin = describe()
+    rates = {
+        (name, row.mixer): row.learning_rate for name, results in found.items() for row in summarize(results)
+    }  # one number of pairs and seed each
     rows = [
         row
         for name, experiment in parts.items()
         for run, result in zip(experiment.runs(), found[name], strict=True)
-        for row in make_accuracy_rows(run, result.accuracy, origin)
+        for row in make_accuracy_rows(run, result.accuracy, rates[name, result.mixer] == run.learning_rate, origin)
     ]
     replace_rows(arguments.output, rows)
 

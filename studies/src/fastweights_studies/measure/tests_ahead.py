@@ -102,7 +102,9 @@ class OnGpu(TorchFunctionMode):
             return SAID[func]
         if func is Tensor.cuda:
             return as_new(args[0])
-        given = args, kwargs or {}
+        if func is Tensor.pin_memory:
+            return args[0]
+        given = args, {name: x for name, x in (kwargs or {}).items() if name != "pin_memory"}  # which needs a GPU
         args, kwargs = tree_map(on_cpu, given)
         found = func(*args, **kwargs)
         return as_new(found) if func is Tensor.to and (args, kwargs) != given else found

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from fastweights_studies.pages import evidence
 from fastweights_studies.pages.evidence import RESULTS
-from fastweights_studies.pages.matched_language import LANGUAGE_PART, TEST, behind, entries_by_column
-from fastweights_studies.pages.matched_rules import REFERENCE, compare_with_reference
+from fastweights_studies.pages.matched_language import LANGUAGE_PART, entries_on_test_text
+from fastweights_studies.pages.matched_rules import compare_with_reference
 from fastweights_studies.pages.page_parts import needed
 from fastweights_studies.pages.rendering import Page
-from fastweights_studies.paired import Difference, compare_family
+from fastweights_studies.paired import Difference, compare_with_one
 from fastweights_studies.places import DOCS
 
 COMMAND = "fastweights_studies.pages.choosing"
@@ -63,11 +63,14 @@ def lines(results: Path) -> list[str]:
     tied = [name for name, one in regression_gains(results).items() if name in ("gdn", "deltanet") and one.tied]
     variance, by_probability = rank_unknown_keys(results)
     loss, above = compare_losses(results)
+    lower = (
+        f"{-above.high:.2f} to {-above.low:.2f} lower than with `linear`" if above.sign < 0 else "a tie with `linear`"
+    )
     page = "leaderboard.md#speed-and-memory"
     return [
         "**If nothing below applies, then `gdn`.** It corrects what it answers to a key, forgets by a learned decay, and "
         "transformers, vLLM and flash-linear-attention know its rule. Small models of code reach a loss of "
-        f"{loss:.2f} with it, {-above.high:.2f} to {-above.low:.2f} lower than with `linear` ("
+        f"{loss:.2f} with it, {lower} ("
         f"[{above.seeds} seeds](block.md#language-models-in-one-block-so-far)); nothing else puts it ahead. For 64 sequences it "
         f"generates {ours:,.0f} tokens per second at any context, softmax attention {theirs:,.0f} at {CONTEXT:,} tokens "
         f"(the captured step alone, [one H200]({page})).",
@@ -95,15 +98,15 @@ def regression_gains(results: Path) -> dict[str, Difference]:
         for entry in evidence.full_entries("regression", results)
         if entry.column == REGRESSION
     }
-    ours = errors.pop("rls")
-    return compare_family({name: (own, ours) for name, own in errors.items() if len(own.keys() & ours.keys()) > 1})
+    return compare_with_one(errors, "rls")
 
 
 def compare_losses(results: Path) -> tuple[float, Difference]:
-    """The test loss of small models of code with `gdn`, and how far it is above that with `linear`, among the comparisons of all
-    rules with it."""
-    entries = entries_by_column(evidence.full_entries(LANGUAGE_PART, results))[TEST]
-    return entries["gdn"].mean, behind(entries, REFERENCE)["gdn"]
+    """The test loss of small models of code with `gdn`, and how far it is above that with `linear`, with which all memories are
+    compared."""
+    entries = entries_on_test_text(evidence.full_entries(LANGUAGE_PART, results))
+    (ours,) = (one for one in entries if one.label == "gdn")
+    return ours.mean, compare_with_reference(entries)["gdn"]
 
 
 def rank_unknown_keys(results: Path) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from fastweights_studies.leaderboard import PARTS, part_rows
 from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.leaderboard.run import cells_of
 from fastweights_studies.leaderboard.tables import Cell
+from fastweights_studies.measure.first_values import DEFAULTS
 from fastweights_studies.measure.judge.records import sizes_in
 from fastweights_studies.measure.models import Step, read_steps
 from fastweights_studies.measure.recall import setting_column
@@ -128,14 +129,14 @@ def ratio_of(step: Step, base: Step) -> float:
 @cache
 def recall_defaults() -> dict[str, Plain]:
     """The setting of `fastweights recall --block published` with 4 pairs, as columns have it."""
-    return setting_column(RecallExperiment(mixers=("linear",), pairs=(4,)).runs()[0])
+    return setting_column(RecallExperiment(mixers=("linear",), **DEFAULTS).runs()[0])
 
 
-def first_recall(name: str, results: Path = RESULTS) -> float | None:
-    """Accuracy on 4 pairs at the defaults of recall, of the layer as published, seed 0, at the better rate."""
+def first_recall(name: str, results: Path = RESULTS, seed: int = 0) -> float | None:
+    """Accuracy on 4 pairs at the defaults of recall, of the layer as published, at the rate that validation sequences choose."""
     rows = read_measured("first_values", "first_values", results)
-    found = select(rows, mixer=name, options={}, seed=0, column=recall_defaults())
-    return max((row.value for row in found if row.value is not None), default=None)
+    own = select(rows, mixer=name, options={}, seed=seed, column=recall_defaults())
+    return next((row.value for row in own if row.run["chosen"]), None)
 
 
 def full_entries(part: str, results: Path = RESULTS) -> list[Entry]:

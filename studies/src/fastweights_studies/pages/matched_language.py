@@ -4,86 +4,113 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from fastweights.layers import MIXERS
 from fastweights_studies.leaderboard import PARTS, SIZES
 from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.leaderboard.matched_language import FOUND, MatchedLanguagePart
-from fastweights_studies.pages.matched_rules import GROWING, REFERENCE, list_names
+from fastweights_studies.leaderboard.standing import compare_entries
+from fastweights_studies.pages.matched_rules import GROWING, REFERENCE, compare_with_reference, list_names
 from fastweights_studies.pages.rendering import describe_runs, list_item, table
-from fastweights_studies.paired import Difference, compare_family
+from fastweights_studies.paired import Difference, compare_with_one
 
-__all__ = ["LANGUAGE_PART", "behind", "entries_by_column", "render_language"]
+__all__ = ["LANGUAGE_PART", "entries_on_test_text", "render_language"]
 
 LANGUAGE_PART = "language-proxies"
-TEST, LONGEST = "30M: test text", "30M: context 65536"
-SHOWN = {TEST: "test text", LONGEST: "contexts of 65,536 tokens"}
 
 TEXT = """## Language models in one block, so far
 
-Models of {million} million parameters with {rules} rules have read {tokens} million tokens of source code
-(`fastweights leaderboard language-proxies --size full`). They have {layers} layers of width {width} in the same block, states of
-equal size (softmax attention keeps every token), the same rows in the same order, and the same first weights in what they share.
-The first seed takes four rates, and validation text chooses among them; this seed is one of those shown. The table has the loss
-of test text in nats per token, the mean and half the range of {seeds} seeds (±), and how far it is above that with `{reference}`.
-Differences are paired by seed. Each interval is at the level at which Holm's method decides it over its column:
+Models of {million} million parameters with {rules} rules have read {tokens} million tokens
+(`fastweights leaderboard language-proxies --size full`): source code and its documentation, and in {recall:.0%} of the rows
+documents that ask for what stands in them. The models have {layers} layers of width {width} in the same block, states of {state}
+numbers (softmax attention keeps every token), MLPs whose widths make the parameters equal, the same rows in the same order, and
+the same first weights in all modules of the same name and size. The first seed takes {rates} rates, and validation text chooses
+among them; this seed is one of those shown. The table has the loss of test text in nats per token, the mean and half the range of
+the seeds (±), in rows of {length:,} tokens as in training, and in texts of {longest:,} tokens, for which documents are joined.
+Differences are paired by seed, and a negative one is better. In each column the comparisons of memories with `linear` are a
+family, and those with `softmax` another one; an interval is at the level at which Holm's method decides it in its family:
 """
 
 POINTS = (
-    "**Better than linear attention on test text: {better}.** A tie with it: {tied}. Worse: {worse}.",
-    "Softmax attention, which keeps every token, is better than {ahead} on rows as long as in training ({length:,} tokens), "
-    "compared with each memory. In contexts of 65,536 tokens it is better than {far_ahead}, and worse than {far_behind}.",
-    "A number that was hidden in 2,048 or 8,192 tokens of text was said by {found} of {models} models.",
-    "These models have read about one token per parameter. A larger model or a longer training can come out differently: "
-    "`language-matched`, with 98 million parameters, has not been run. Nor have these rules, with the smaller ones: {missing}.",
+    "**Better than linear attention in rows of {length:,} tokens: {better}.** Ties: {tied}. Worse: {worse}.",
+    "Softmax attention, compared with each memory there, is better than {ahead}, ties with {even} and is worse than {behind}. In "
+    "texts of {longest:,} tokens it is better than {far_ahead}, ties with {far_even} and is worse than {far_behind}.",
+    "Over all pairs of rules, as on the leaderboard, fewer differences are told from zero in rows of {length:,} tokens: {pairs}.",
+    "A number that was hidden in {needles} tokens of text was said by {found} of {models} models.",
+    "These models have read {each:.1f} tokens per parameter. A larger model or a longer training can come out differently: "
+    "`language-matched` has not been run. Nor have these rules: {missing}.",
 )
 
 
-def entries_by_column(entries: Sequence[Entry]) -> dict[str, dict[str, Entry]]:
-    """Those of the columns that the page shows, by column and mixer."""
-    return {title: {one.label: one for one in entries if one.column == title} for title in SHOWN}
+class Columns(NamedTuple):
+    """Entries by mixer: of the loss in rows as long as in training, and in the longest texts. Diverged models have none."""
+
+    test: dict[str, Entry]
+    longest: dict[str, Entry]
 
 
-def behind(entries: Mapping[str, Entry], reference: str) -> dict[str, Difference]:
-    """How far the loss of each other mixer of a column is above that of one, as one family; {} without the one."""
-    values = {label: one.by_seed for label, one in entries.items()}
-    given = values.pop(reference, {})
-    return compare_family({label: (own, given) for label, own in values.items() if len(own.keys() & given.keys()) > 1})
+def find_columns(entries: Sequence[Entry]) -> Columns:
+    part, size = PARTS[LANGUAGE_PART], SIZES["full"].matched_language[LANGUAGE_PART]
+    assert isinstance(part, MatchedLanguagePart)
+    common = {"tokens": next(iter(size.budgets)), "softmax_every": 0}
+    titles = (
+        part.name_column({**common, "what": what, "at": at})
+        for what, at in (("test", None), ("context", size.contexts[-1]))
+    )
+    return Columns(*({one.label: one for one in entries if one.column == title and one.values} for title in titles))
+
+
+def entries_on_test_text(entries: Sequence[Entry]) -> list[Entry]:
+    return list(find_columns(entries).test.values())
 
 
 def render_language(entries: Sequence[Entry]) -> str:
-    """The section; "" without results. entries: of the losses in each column."""
-    by_column = entries_by_column(entries)
-    if not by_column[TEST]:
+    """The section; "" without results of two rules. entries: of the losses in each column."""
+    columns = find_columns(entries)
+    if len(columns.test) < 2:
         return ""
     size = SIZES["full"].matched_language[LANGUAGE_PART]
-    beside = {title: behind(own, REFERENCE) for title, own in by_column.items()}
-    of_softmax = {title: behind(own, GROWING) for title, own in by_column.items()}
-    first = next(iter(by_column[TEST].values()))
-    ((tokens, budget),) = size.budgets.items()
+    to_linear = [compare_with_reference([*own.values()]) for own in columns]
+    to_softmax = [compare_with_one({label: one.by_seed for label, one in own.items()}, GROWING) for own in columns]
+    ranked = sorted(columns.test.values(), key=lambda one: one.mean)
     rows = [
         [
-            f"`{label}`",
-            f"{by_column[TEST][label].learning_rate:g}",
-            *(text for title in SHOWN for text in _cells(by_column[title].get(label), beside[title].get(label))),
+            f"`{one.label}`",
+            f"{one.learning_rate:g}",
+            *(
+                text
+                for own, *compared in zip(columns, to_linear, to_softmax)
+                for text in (_loss(own.get(one.label)), *(str(found.get(one.label, "")) for found in compared))
+            ),
         ]
-        for label in sorted(by_column[TEST], key=lambda label: by_column[TEST][label].mean)
+        for one in ranked
     ]
-    head = ["rule", "rate", *(text for name in SHOWN.values() for text in (name, f"above `{REFERENCE}`"))]
+    differences = [f"minus `{REFERENCE}`", f"minus `{GROWING}`"]
+    length, longest = size.training["length"], size.contexts[-1]
+    head = ["rule", "rate", "test text", *differences, f"texts of {longest:,} tokens", *differences]
+    states = sorted({one.count("state") for label, one in columns.test.items() if label != GROWING})
+    (tokens,), parameters = size.budgets, next(iter(columns.test.values())).count("parameters")
     said = {
-        "rules": len(by_column[TEST]), "million": round(first.count("parameters") / 1e6), "tokens": tokens // 10**6,
-        "layers": size.model["num_hidden_layers"], "width": size.model["hidden_size"], "seeds": len(budget.seeds),
-        "reference": REFERENCE,
+        "rules": len(columns.test), "million": round(parameters / 1e6), "tokens": tokens // 10**6, "recall": size.recall_part,
+        "layers": size.model["num_hidden_layers"], "width": size.model["hidden_size"], "rates": len(size.rates),
+        "state": " to ".join(dict.fromkeys(f"{one:,}" for one in (states[0], states[-1]))), "length": length, "longest": longest,
     }  # fmt: skip
+    worse: dict[str, list[str]] = {}
+    for (one, other), found in compare_entries(ranked).items():
+        if not found.tied:
+            worse.setdefault(ranked[one].label, []).append(ranked[other].label)
+    told = [f"`{label}` is better than {list_names(names)}" for label, names in worse.items()]
     points = {
-        "better": _names(beside[TEST], -1), "tied": _names(beside[TEST], 0),
-        "worse": _names(beside[TEST], 1), "length": size.training["length"],
-        "ahead": _names(of_softmax[TEST], 1), "far_ahead": _names(of_softmax[LONGEST], 1),
-        "far_behind": _names(of_softmax[LONGEST], -1), "missing": _missing(by_column[TEST]),
+        **said, "better": _names(to_linear[0], -1), "tied": _names(to_linear[0], 0), "worse": _names(to_linear[0], 1),
+        "ahead": _names(to_softmax[0], 1), "even": _names(to_softmax[0], 0), "behind": _names(to_softmax[0], -1),
+        "far_ahead": _names(to_softmax[1], 1), "far_even": _names(to_softmax[1], 0), "far_behind": _names(to_softmax[1], -1),
+        "pairs": "; ".join(told) or "none", "needles": " or ".join(f"{one:,}" for one in size.needles),
         "found": len(_models(entries, FOUND, above=0)) or "none", "models": len(_models(entries, "loss")),
+        "each": tokens / parameters, "missing": _missing(columns.test),
     }  # fmt: skip
     file = f"Rows: [{LANGUAGE_PART}-full.json](../studies/results/leaderboard/{LANGUAGE_PART}-full.json)."
-    runs = describe_runs(row for one in by_column[TEST].values() for row in one.rows)
+    runs = describe_runs(row for one in columns.test.values() for row in one.rows)
     return "\n".join(
         [
             TEXT.format(**said), table(head, rows), "".join(list_item(point.format(**points)) for point in POINTS),
@@ -92,12 +119,12 @@ def render_language(entries: Sequence[Entry]) -> str:
     )  # fmt: skip
 
 
-def _cells(entry: Entry | None, difference: Difference | None) -> list[str]:
-    """The loss with the spread of its seeds, and the difference from the reference."""
+def _loss(entry: Entry | None) -> str:
+    """The mean, and half the range of the seeds where there are several."""
     if entry is None:
-        return ["", ""]
-    spread = (max(entry.values) - min(entry.values)) / 2
-    return [f"{entry.mean:.3f} ±{spread:.3f}", "" if difference is None else str(difference)]
+        return ""
+    spread = f" ±{(max(entry.values) - min(entry.values)) / 2:.3f}" if len(entry.values) > 1 else " (one seed)"
+    return f"{entry.mean:.3f}{spread}"
 
 
 def _names(found: Mapping[str, Difference], sign: int) -> str:

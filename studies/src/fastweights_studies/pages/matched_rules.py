@@ -10,7 +10,7 @@ from fastweights_studies.leaderboard.entries import Entry
 from fastweights_studies.leaderboard.part import BoardPart
 from fastweights_studies.leaderboard.standing import compare_entries, visible_difference
 from fastweights_studies.pages.rendering import describe_runs, joined, list_item, table
-from fastweights_studies.paired import Difference, compare_family
+from fastweights_studies.paired import Difference, compare_with_one
 
 GROWING, REFERENCE = "softmax", "linear"  # keeps every token; the memory without a correction and a decay
 
@@ -45,11 +45,7 @@ def list_names(names: Sequence[str]) -> str:
 def compare_with_reference(entries: Sequence[Entry]) -> dict[str, Difference]:
     """How far each memory of a column is above linear attention. One statement is made of these comparisons, so they are a
     family; {} without linear attention."""
-    values = {one.label: one.by_seed for one in entries if one.label != GROWING}
-    reference = values.pop(REFERENCE, {})
-    return compare_family(
-        {label: (own, reference) for label, own in values.items() if len(own.keys() & reference.keys()) > 1}
-    )
+    return compare_with_one({one.label: one.by_seed for one in entries if one.label != GROWING}, REFERENCE)
 
 
 def readings(better: dict[str, dict[str, list[str]]], entries: dict[str, list[Entry]]) -> list[str]:

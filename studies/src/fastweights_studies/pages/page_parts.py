@@ -324,8 +324,8 @@ def attention(results: Path) -> str:
     settings = {(row.column["layers"], row.column["initializer_range"]) for row in rows}
     for layers, std in sorted(settings):
         own = select(rows, column={"layers": layers, "initializer_range": std})
-        cells = (share(needed(value_of(own, "accuracy", run={"learning_rate": rate}))) for rate in rates)
-        lines.append([str(layers), f"{std:g}", *cells])
+        by_rate = {row.run["learning_rate"]: share(needed(row.value)) for row in own}
+        lines.append([str(layers), f"{std:g}", *(by_rate[rate] for rate in rates)])
     return table(["layers", "first weights", *(f"rate {rate:g}" for rate in rates)], lines)
 
 
