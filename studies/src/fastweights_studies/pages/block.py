@@ -119,8 +119,8 @@ OPEN = (
     "--device cuda` these columns are left: {missing}. So are all rules but the twelve main ones.",
     "What a part of the block adds to the rules that are not in the table above (`recall-blocks`). The layers as published "
     "(`recall-published`) and other tasks in the same block (`tasks`, `regression-matched`) have not been run.",
-    "What these parts do to language models: `language` compares layers as published, and language models in one block have no "
-    "variants of it.",
+    "What these parts do to language models: `language` compares layers as published, and the language models in one block were "
+    "trained in the matched one alone.",
     "Whether longer trainings close the gaps. The tables of changed parts end after 2,000 steps, that of the rules after 8,000.",
 )
 
