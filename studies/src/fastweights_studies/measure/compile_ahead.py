@@ -17,8 +17,9 @@ On the machine with the GPU, after the folder was copied there:
 
 Ops are those of kernels.py, with initial states and without. Training and decoding take the comparisons of training_steps.py and
 the batches of decode_table.py, with one layer of every kind of mixer but softmax attention. Claims are those that train models.
-The leaderboard is compiled for its full size, one process per mixer; of language models in one block a step, and the reading of
-test text and of prompts, on a little text. Students are those of linearization.py, by their memories.
+The leaderboard is compiled for its full size, one process per mixer. Of language models in one block these are a training step
+and the reading of test text and prompts, for which a little text of the Python installation stands. Students are those of
+linearization.py, by their memories.
 All run on the CPU as if their tensors were on a GPU: kernels are compiled and not run. Matrix products around the kernels of a
 model are skipped. Tests are those that need a GPU, as files or tests that pytest takes, one process per name; see tests_ahead.py.
 
@@ -245,8 +246,8 @@ def compile_leaderboard(mixer: str, column: str, *parts: str) -> None:
 
 
 def compile_matched(part: Any, request: Any) -> None:
-    """A step of a model of a part of `matched_language`, with fewer rows, and what is measured of it. The text is a little of the
-    Python installation's.
+    """A training step of one model of a part of `matched_language`, with fewer rows, and its measurements. They read a little
+    text of the Python installation.
 
     Raises:
         ValueError: columns that the part does not have.

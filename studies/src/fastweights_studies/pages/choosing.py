@@ -63,15 +63,15 @@ def lines(results: Path) -> list[str]:
     tied = [name for name, one in regression_gains(results).items() if name in ("gdn", "deltanet") and one.tied]
     variance, by_probability = rank_unknown_keys(results)
     loss, above = compare_losses(results)
-    lower = (
+    beside_linear = (
         f"{-above.high:.2f} to {-above.low:.2f} lower than with `linear`" if above.sign < 0 else "a tie with `linear`"
     )
     page = "leaderboard.md#speed-and-memory"
     return [
         "**If nothing below applies, then `gdn`.** It corrects what it answers to a key, forgets by a learned decay, and "
         "transformers, vLLM and flash-linear-attention know its rule. Small models of code reach a loss of "
-        f"{loss:.2f} with it, {lower} ("
-        f"[{above.seeds} seeds](block.md#language-models-in-one-block-so-far)); nothing else puts it ahead. For 64 sequences it "
+        f"{loss:.2f} with it, {beside_linear} "
+        f"([{above.seeds} seeds](block.md#language-models-in-one-block-so-far)); nothing else puts it ahead. For 64 sequences it "
         f"generates {ours:,.0f} tokens per second at any context, softmax attention {theirs:,.0f} at {CONTEXT:,} tokens "
         f"(the captured step alone, [one H200]({page})).",
         "**If your model of transformers has a gated delta rule already, then keep it.** "

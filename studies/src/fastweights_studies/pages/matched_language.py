@@ -7,17 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fastweights.layers import MIXERS
-from fastweights_studies.leaderboard import PARTS, SIZES
 from fastweights_studies.leaderboard.entries import Entry
-from fastweights_studies.leaderboard.matched_language import FOUND, MatchedLanguagePart
-from fastweights_studies.leaderboard.standing import compare_entries
-from fastweights_studies.pages.matched_rules import GROWING, REFERENCE, compare_with_reference, list_names
+from fastweights_studies.leaderboard.matched_language import FOUND
+from fastweights_studies.leaderboard.parts import PROXIES
+from fastweights_studies.pages.matched_rules import (
+    GROWING,
+    REFERENCE,
+    compare_with_reference,
+    find_better,
+    list_names,
+    mean_and_spread,
+)
 from fastweights_studies.pages.rendering import describe_runs, list_item, table
 from fastweights_studies.paired import Difference, compare_with_one
 
 __all__ = ["LANGUAGE_PART", "entries_on_test_text", "render_language"]
 
-LANGUAGE_PART = "language-proxies"
+LANGUAGE_PART = PROXIES.name
 
 TEXT = """## Language models in one block, so far
 
@@ -36,7 +42,7 @@ POINTS = (
     "**Better than linear attention in rows of {length:,} tokens: {better}.** Ties: {tied}. Worse: {worse}.",
     "Softmax attention, compared with each memory there, is better than {ahead}, ties with {even} and is worse than {behind}. In "
     "texts of {longest:,} tokens it is better than {far_ahead}, ties with {far_even} and is worse than {far_behind}.",
-    "Over all pairs of rules, as on the leaderboard, fewer differences are told from zero in rows of {length:,} tokens: {pairs}.",
+    "Over all pairs of rules, as on the leaderboard, fewer differences are significant in rows of {length:,} tokens: {pairs}.",
     "A number that was hidden in {needles} tokens of text was said by {found} of {models} models.",
     "These models have read {each:.1f} tokens per parameter. A larger model or a longer training can come out differently: "
     "`language-matched` has not been run. Nor have these rules: {missing}.",
@@ -51,11 +57,10 @@ class Columns(NamedTuple):
 
 
 def find_columns(entries: Sequence[Entry]) -> Columns:
-    part, size = PARTS[LANGUAGE_PART], SIZES["full"].matched_language[LANGUAGE_PART]
-    assert isinstance(part, MatchedLanguagePart)
+    size = PROXIES.size("full")
     common = {"tokens": next(iter(size.budgets)), "softmax_every": 0}
     titles = (
-        part.name_column({**common, "what": what, "at": at})
+        PROXIES.name_column({**common, "what": what, "at": at})
         for what, at in (("test", None), ("context", size.contexts[-1]))
     )
     return Columns(*({one.label: one for one in entries if one.column == title and one.values} for title in titles))
@@ -70,7 +75,7 @@ def render_language(entries: Sequence[Entry]) -> str:
     columns = find_columns(entries)
     if len(columns.test) < 2:
         return ""
-    size = SIZES["full"].matched_language[LANGUAGE_PART]
+    size = PROXIES.size("full")
     to_linear = [compare_with_reference([*own.values()]) for own in columns]
     to_softmax = [compare_with_one({label: one.by_seed for label, one in own.items()}, GROWING) for own in columns]
     ranked = sorted(columns.test.values(), key=lambda one: one.mean)
@@ -81,7 +86,10 @@ def render_language(entries: Sequence[Entry]) -> str:
             *(
                 text
                 for own, *compared in zip(columns, to_linear, to_softmax)
-                for text in (_loss(own.get(one.label)), *(str(found.get(one.label, "")) for found in compared))
+                for text in (
+                    mean_and_spread(own[one.label]) if one.label in own else "",
+                    *(str(found.get(one.label, "")) for found in compared),
+                )
             ),
         ]
         for one in ranked
@@ -96,11 +104,8 @@ def render_language(entries: Sequence[Entry]) -> str:
         "layers": size.model["num_hidden_layers"], "width": size.model["hidden_size"], "rates": len(size.rates),
         "state": " to ".join(dict.fromkeys(f"{one:,}" for one in (states[0], states[-1]))), "length": length, "longest": longest,
     }  # fmt: skip
-    worse: dict[str, list[str]] = {}
-    for (one, other), found in compare_entries(ranked).items():
-        if not found.tied:
-            worse.setdefault(ranked[one].label, []).append(ranked[other].label)
-    told = [f"`{label}` is better than {list_names(names)}" for label, names in worse.items()]
+    better = find_better(ranked, lower=True)
+    told = [f"`{label}` is better than {list_names(names)}" for label, names in better.items() if names]
     points = {
         **said, "better": _names(to_linear[0], -1), "tied": _names(to_linear[0], 0), "worse": _names(to_linear[0], 1),
         "ahead": _names(to_softmax[0], 1), "even": _names(to_softmax[0], 0), "behind": _names(to_softmax[0], -1),
@@ -119,14 +124,6 @@ def render_language(entries: Sequence[Entry]) -> str:
     )  # fmt: skip
 
 
-def _loss(entry: Entry | None) -> str:
-    """The mean, and half the range of the seeds where there are several."""
-    if entry is None:
-        return ""
-    spread = f" ±{(max(entry.values) - min(entry.values)) / 2:.3f}" if len(entry.values) > 1 else " (one seed)"
-    return f"{entry.mean:.3f}{spread}"
-
-
 def _names(found: Mapping[str, Difference], sign: int) -> str:
     return list_names([label for label, one in found.items() if one.sign == sign])
 
@@ -142,6 +139,4 @@ def _models(entries: Sequence[Entry], measure: str, above: float = -math.inf) ->
 
 
 def _missing(there: Mapping[str, Entry]) -> str:
-    part = PARTS[LANGUAGE_PART]
-    assert isinstance(part, MatchedLanguagePart)
-    return list_names([label for label in part.listed([*MIXERS]) if label not in there])
+    return list_names([label for label in PROXIES.listed([*MIXERS]) if label not in there])

@@ -28,18 +28,24 @@ of the paired differences leaves out zero, with Holm's correction over all compa
 FILE = "Every number of pairs and every seed: [recall-full.json](../studies/results/leaderboard/recall-full.json)."
 
 
-def find_better(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """By mixer, those that it is better than."""
+def find_better(entries: Sequence[Entry], *, lower: bool = False) -> dict[str, list[str]]:
+    """By mixer, those that it is better than. lower: whether lower values are better."""
     found: dict[str, list[str]] = {entry.label: [] for entry in entries}
     for (one, other), difference in compare_entries(entries).items():
         if not difference.tied:
-            better, worse = (one, other) if difference.mean > 0 else (other, one)
+            better, worse = (one, other) if (difference.mean > 0) != lower else (other, one)
             found[entries[better].label].append(entries[worse].label)
     return found
 
 
 def list_names(names: Sequence[str]) -> str:
     return joined([f"`{name}`" for name in names]) or "none"
+
+
+def mean_and_spread(entry: Entry) -> str:
+    """The mean, and half the range of the seeds where there are several."""
+    spread = f" ±{(max(entry.values) - min(entry.values)) / 2:.3f}" if len(entry.values) > 1 else " (one seed)"
+    return f"{entry.mean:.3f}{spread}"
 
 
 def compare_with_reference(entries: Sequence[Entry]) -> dict[str, Difference]:
@@ -112,10 +118,9 @@ def list_missing(entries: Sequence[Entry]) -> str:
 def _cell(entry: Entry | None, better: dict[str, list[str]]) -> list[str]:
     if entry is None:
         return ["", ""]
-    spread = (max(entry.values) - min(entry.values)) / 2
     worse = better[entry.label]
     others = len(better) - 1
     return [
-        f"{entry.mean:.3f} ±{spread:.3f}",
+        mean_and_spread(entry),
         "all" if len(worse) == others else ", ".join(f"`{name}`" for name in worse),
     ]
