@@ -85,7 +85,7 @@ def test_settings(folder: Path, captures: list[int], changes: dict[str, Any]) ->
     name = "-".join(map(str, changes))
     launched = train(folder, f"{name}-launched-{changes}", graphs=False, **changes)
     replayed = train(folder, f"{name}-replayed-{changes}", **changes)
-    assert len(captures) >= 1
+    assert len(captures) == len(set(captures)) >= 1  # all passes of a step share a graph
     torch.testing.assert_close(torch.tensor(replayed), torch.tensor(launched), rtol=1e-4, atol=0)
 
 

@@ -128,11 +128,14 @@ class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
 
     def _begin_graphs(self) -> None:
         """FSDP2 has put other parameters in the place of the model's first ones by now."""
-        ddp = {"warm": WARM_DDP} if world_size() > 1 and not self.run.fsdp else {}
+        several: dict[str, Any] = {}
+        if world_size() > 1:  # one process adds up nothing: a second graph would only keep the memory of a second step
+            several["reduces"] = lambda: self.accelerator.sync_gradients
+            if not self.run.fsdp:
+                several["warm"] = WARM_DDP
         self._graphed = GraphedGradients(
             [parameter for parameter in self.model.parameters() if parameter.requires_grad], self._gradients,
-            passes=self.run.accumulation, required=self.run.graphs is True,
-            reduces=lambda: self.accelerator.sync_gradients, **ddp,
+            passes=self.run.accumulation, required=self.run.graphs is True, **several,
         )  # fmt: skip
 
     def training_step(

@@ -1,5 +1,7 @@
 """Equal state and equal parameters for every mixer of the registry."""
 
+import dataclasses
+
 import pytest
 from fastweights_studies.leaderboard import SIZES
 from fastweights_studies.leaderboard.matching import Matching
@@ -29,6 +31,22 @@ def test_a_larger_head_would_have_too_much_state():
     found = MATCHING.of(MixerChoice("mesa"))
     larger = MixerChoice("mesa", {"head_dim": found.choice.options["head_dim"] + 1})
     assert FastWeightsForCausalLM(FastWeightsConfig(**MODEL, mixer=larger.entry)).state_size() > 512
+
+
+def test_a_state_may_be_above_the_reference_by_a_share():
+    close = dataclasses.replace(MATCHING, excess=0.07)  # of 256 numbers per head; a preconditioner has 16
+    assert close.of(MixerChoice("pgdn")).choice.options == {"head_dim": 16}
+    assert dataclasses.replace(close, excess=0.06).of(MixerChoice("pgdn")).choice.options == {"head_dim": 15}
+
+
+@pytest.mark.parametrize("heads, size", [(8, 45), (12, 44)])
+def test_widths_are_multiples_of_what_is_declared(heads, size):
+    """Of two Gram matrices of the state of heads of 64, at most 45 channels."""
+    matching = Matching({**MODEL, "num_heads": heads, "hidden_size": 512}, 64, FastWeightsForCausalLM, multiple=8)
+    found, reference = matching.of(MixerChoice("mesa")), matching.of(MixerChoice("linear"))
+    assert found.choice.options == {"head_dim": size} and found.intermediate_size % 8 == 0
+    slope = 3 * 512  # of the width
+    assert abs(found.parameters - reference.parameters) <= 4 * slope
 
 
 def test_a_head_size_that_was_chosen_stays():

@@ -63,13 +63,13 @@ class Variant:
         heads = size.model["num_heads"]
         fields: dict[str, Any] = {**size.model, "vocab_size": size.vocabulary}
         choice = in_block(self.choice, BLOCK, heads)
-        matched = Matching(fields, size.head_dim, FastWeightsForCausalLM).of(choice)
+        matched = _matching(fields, size).of(choice)
         if self.every:
             softmax = in_block(MixerChoice("softmax"), BLOCK, heads)
             layers = list(range(self.every - 1, size.model["num_hidden_layers"], self.every))
             fields |= {"softmax_layers": layers, "softmax_options": dict(softmax.options)}
             # With the head size that the mixer has in all layers: the states of layers are what is equal.
-            matched = Matching(fields, size.head_dim, FastWeightsForCausalLM).of(matched.choice)
+            matched = _matching(fields, size).of(matched.choice)
         return dataclasses.replace(matched, given=self.choice.options), fields
 
 
@@ -424,6 +424,10 @@ class MatchedLanguagePart(BoardPart):
             for measure, points in curves.items()
             for read, loss in points
         ]
+
+
+def _matching(fields: Mapping[str, Any], size: MatchedLanguageSize) -> Matching:
+    return Matching(fields, size.head_dim, FastWeightsForCausalLM, excess=size.excess, multiple=size.multiple)
 
 
 def _sharing(request: Request, size: MatchedLanguageSize) -> Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -57,7 +58,7 @@ class Matched:
 class Matching:
     """What is equal for all mixers of a comparison.
 
-    The head size is the largest whose state is not above that of the reference; then the MLP is as wide as
+    The head size is the largest whose state is not above that of the reference, or by a small share; then the MLP is as wide as
     brings the parameters nearest to the reference's. A mixer that keeps every token has the reference's head size; one without
     the option head_dim, or with a head_dim that was chosen for it, keeps its own.
 
@@ -65,22 +66,24 @@ class Matching:
         model: fields of `FastWeightsConfig` but mixer and intermediate_size.
         head_dim: of the reference.
         build: a model of a configuration, with `num_parameters` and `state_size`.
+        excess: the share of the reference's state by which a state may be above it.
+        multiple: of which the widths of the MLP and of all heads together are multiples.
     """
 
     model: Mapping[str, Any]
     head_dim: int
     build: Build
+    excess: float = 0.0
+    multiple: int = 1
 
     def of(self, choice: MixerChoice) -> Matched:
         """The mixer in the size in which it takes part."""
         reference = self._sized(MixerChoice(REFERENCE, {"head_dim": self.head_dim}), None)
-        fitting = next(
-            (one for one in self._candidates(choice) if one.grows or one.state <= reference.state),
-            None,
-        )
+        most = int(reference.state * (1 + self.excess))
+        fitting = next((one for one in self._candidates(choice) if one.grows or one.state <= most), None)
         if fitting is None:
             raise ValueError(
-                f"mixer {choice.label} has no head size with at most {reference.state:,} numbers of state; leave it out"
+                f"mixer {choice.label} has no head size with at most {most:,} numbers of state; leave it out"
             )
         return replace(self._with_parameters(fitting, reference.parameters), given=choice.options)
 
@@ -90,19 +93,20 @@ class Matching:
             sized = self._sized(choice, None)
             yield Matched(sized.choice, sized.intermediate_size, sized.parameters, 0, sized.grows)
             return
-        for size in range(self.head_dim, 0, -1):
+        step = self.multiple // math.gcd(self.multiple, self.model["num_heads"])
+        for size in range(self.head_dim - self.head_dim % step, 0, -step):
             try:
                 yield self._sized(MixerChoice(choice.name, {**choice.options, "head_dim": size}, choice.label), None)
             except ValueError:
-                if size == 1:
+                if size == step:
                     raise
 
     def _with_parameters(self, mixer: Matched, wanted: int) -> Matched:
         """The mixer with the MLP that brings its parameters nearest to `wanted`."""
         here = self._sized(mixer.choice, mixer.intermediate_size)
         slope = self._sized(mixer.choice, mixer.intermediate_size + 1).parameters - here.parameters
-        width = max(1, mixer.intermediate_size + round((wanted - here.parameters) / slope))
-        return self._sized(mixer.choice, width)
+        width = mixer.intermediate_size + (wanted - here.parameters) / slope
+        return self._sized(mixer.choice, max(1, round(width / self.multiple)) * self.multiple)
 
     def _sized(self, choice: MixerChoice, intermediate_size: int | None) -> Matched:
         config = FastWeightsConfig(**self.model, mixer=choice.entry, intermediate_size=intermediate_size)

@@ -147,7 +147,8 @@ class MatchedLanguageSize:
         budgets: by the tokens that a model reads. Where no smaller models find the rate, the first seed of the first budget takes
             every rate.
         train_pieces: how many files of train text are read, from the first on; None for all.
-        vocabulary: of the tokenizer, trained on the text. head_dim: of the reference.
+        vocabulary: of the tokenizer, trained on the text. head_dim: of the reference. excess, multiple: of `Matching`. What rows
+            depend on does not hold these two, as every row has the sizes of its model.
         source: "debian" for the text of `code_text`; "python" for the default corpus, with the fields `corpus`.
         recall_part: of the rows of training, those of the documents that ask for recall. recall_documents: how many there are.
         softmax_every: of the variants of a mixer, which layers have softmax attention in its place: every n-th, 0 for none.
@@ -180,6 +181,8 @@ class MatchedLanguageSize:
     decodings: int = 3
     train_pieces: int | None = None
     at_once: int = 1
+    excess: float = 0.0
+    multiple: int = 1
 
     def own_text(self) -> TextCorpus:
         """The default corpus, where that is the text."""
@@ -340,6 +343,8 @@ _LANGUAGE_FULL = MatchedLanguageSize(
     recall_documents=56_000,  # 16M tokens: none is read twice
     rows=512, positions=(0, 64, 256, 1024, 2048), contexts=(2048, 8192, 65536), context_texts=16, needles=(2048, 8192),
     examples=20,
+    excess=0.02,  # 64 channels with a preconditioner: kernels of 63 are several times slower
+    multiple=8,  # as GPUs take a matrix in 16 bits whose rows begin at multiples of 16 bytes, others at a third of the rate
 )  # fmt: skip
 
 
@@ -356,7 +361,7 @@ def _language_parts(
         budgets={proxy_tokens: Budget(seeds=seeds)},
         train_pieces=1,
         decoded=0,
-        at_once=3,  # 33 to 40 GB each, with its graphs
+        at_once=5,  # about 20 GB each, with its graph
     )
     hybrids = replace(size, softmax_every=every, budgets={tokens: Budget(seeds=seeds)})
     return {"language-proxies": proxies, "language-matched": size, "hybrids": hybrids}

@@ -30,12 +30,14 @@ class Model:
         options: of the mixer. Of a preset, what its layers of Gated KalmaNet are given instead: `iterations`, `sketch`, or
             `memory`, the mixer in their place.
         library: "fla" for the model of flash-linear-attention with this mixer.
+        mlp: the width of its MLP in place of the default one; of the default configuration.
         compiled: "whole" or "blocks" where torch.compile compiles it. replayed: whether forward and backward are a CUDA graph.
     """
 
     preset: str | None = None
     mixer: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    mlp: int | None = None
     library: str = "fastweights"
     compiled: str | None = None
     replayed: bool = False
@@ -57,14 +59,16 @@ class Model:
         if "output_gate" in self.options:
             gated = "gated " if self.options["output_gate"] else "ungated "
         objective = f"-{self.options['objective']}" if "objective" in self.options else ""
-        return f"{LAYERS} layers of {gated}{self.mixer}{objective}"
+        mlp = f" with an MLP of width {self.mlp:,}" if self.mlp else ""
+        return f"{LAYERS} layers of {gated}{self.mixer}{objective}{mlp}"
 
     @property
     def name(self) -> str:
         """A name without spaces, which no other model has."""
         options = [f"{name}={value}" for name, value in self.options.items()]
         ways = [self.compiled] if self.compiled else []
-        own = [self.preset or f"{LAYERS}-{self.mixer}", *([FLA] if self.library == FLA else []), *options]
+        mlp = [f"mlp={self.mlp}"] if self.mlp else []
+        own = [self.preset or f"{LAYERS}-{self.mixer}", *mlp, *([FLA] if self.library == FLA else []), *options]
         return ":".join([*own, *ways, *["replayed"] * self.replayed])
 
     @property
@@ -80,7 +84,8 @@ class Model:
         """Ours of this size."""
         if self.preset is None:
             assert self.mixer is not None
-            return FastWeightsConfig(mixer={"name": self.mixer, **self.options} if self.options else self.mixer)
+            mixer = {"name": self.mixer, **self.options} if self.options else self.mixer
+            return FastWeightsConfig(mixer=mixer, intermediate_size=self.mlp)
         config = preset(self.preset)
         return (
             preset(self.preset, mixer=[self._changed(*layer) for layer in config.mixers()]) if self.options else config
@@ -101,7 +106,9 @@ class Model:
 
     def column(self, batch: int, length: int) -> dict[str, Any]:
         """What a row says of it beside mixer and options."""
-        size = {"preset": self.preset} if self.preset else {"layers": LAYERS, "width": WIDTH}
+        size: dict[str, Any] = {"preset": self.preset} if self.preset else {"layers": LAYERS, "width": WIDTH}
+        if self.mlp:
+            size["mlp"] = self.mlp
         ways = {"compiled": self.compiled, "replayed": self.replayed, "library": self.library}
         return {**size, "batch": batch, "length": length, **ways}
 
@@ -143,6 +150,7 @@ def read_model(row: Row) -> Model:
         preset=column.get("preset"),  # type: ignore[arg-type]
         mixer=row.mixer,
         options=row.options,
+        mlp=column.get("mlp"),  # type: ignore[arg-type]
         library=str(column["library"]),
         compiled=column["compiled"],  # type: ignore[arg-type]
         replayed=bool(column["replayed"]),

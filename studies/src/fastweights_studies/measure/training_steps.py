@@ -119,6 +119,13 @@ COMPARISONS = (
     Comparison(GDN.run(compiled="blocks", replayed=False), GDN, LAYERS_BATCH),
     Comparison(GDN.run(compiled=None, replayed=True), GDN, LAYERS_BATCH),
     Comparison(GDN.run(compiled="blocks", replayed=True), GDN.run(compiled=None, replayed=True), LAYERS_BATCH),
+    # Rows of its matrices do not begin at multiples of 16 bytes; the default width is 2,752.
+    Comparison(dataclasses.replace(GDN, mlp=2751, replayed=True), GDN.run(compiled=None, replayed=True), LAYERS_BATCH),
+    Comparison(
+        dataclasses.replace(GDN, mlp=2751, compiled="blocks", replayed=True),
+        GDN.run(compiled="blocks", replayed=True),
+        LAYERS_BATCH,
+    ),
     compare_gated((None, False), (None, False)),
     compare_gated(("blocks", False), ("whole", False)),
     compare_gated(("blocks", True), ("whole", True)),

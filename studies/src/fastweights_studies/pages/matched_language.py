@@ -30,10 +30,11 @@ TEXT = """## Language models in one block, so far
 Models of {million} million parameters with {rules} rules have read {tokens} million tokens
 (`fastweights leaderboard language-proxies --size full`): source code and its documentation, and in {recall:.0%} of the rows
 documents that ask for what stands in them. The models have {layers} layers of width {width} in the same block, states of {state}
-numbers (softmax attention keeps every token), MLPs whose widths make the parameters equal, the same rows in the same order, and
-the same first weights in all modules of the same name and size. The first seed takes {rates} rates, and validation text chooses
-among them; this seed is one of those shown. The table has the loss of test text in nats per token, the mean and half the range of
-the seeds (±), in rows of {length:,} tokens as in training, and in texts of {longest:,} tokens, for which documents are joined.
+numbers (softmax attention keeps every token), MLPs whose widths make the parameters equal to within {spread:.1%}, the same rows
+in the same order, and the same first weights in all modules of the same name and size. The first seed takes {rates} rates, and
+validation text chooses among them; this seed is one of those shown. The table has the loss of test text in nats per token, the
+mean and half the range of the seeds (±), in rows of {length:,} tokens as in training, and in texts of {longest:,} tokens, for
+which documents are joined.
 Differences are paired by seed, and a negative one is better. In each column the comparisons of memories with `linear` are a
 family, and those with `softmax` another one; an interval is at the level at which Holm's method decides it in its family:
 """
@@ -98,9 +99,10 @@ def render_language(entries: Sequence[Entry]) -> str:
     length, longest = size.training["length"], size.contexts[-1]
     head = ["rule", "rate", "test text", *differences, f"texts of {longest:,} tokens", *differences]
     states = sorted({one.count("state") for label, one in columns.test.items() if label != GROWING})
-    (tokens,), parameters = size.budgets, next(iter(columns.test.values())).count("parameters")
+    (tokens,), parameters = size.budgets, sorted(one.count("parameters") for one in columns.test.values())
     said = {
-        "rules": len(columns.test), "million": round(parameters / 1e6), "tokens": tokens // 10**6, "recall": size.recall_part,
+        "rules": len(columns.test), "million": round(parameters[0] / 1e6), "spread": parameters[-1] / parameters[0] - 1,
+        "tokens": tokens // 10**6, "recall": size.recall_part,
         "layers": size.model["num_hidden_layers"], "width": size.model["hidden_size"], "rates": len(size.rates),
         "state": " to ".join(dict.fromkeys(f"{one:,}" for one in (states[0], states[-1]))), "length": length, "longest": longest,
     }  # fmt: skip
@@ -112,7 +114,7 @@ def render_language(entries: Sequence[Entry]) -> str:
         "far_ahead": _names(to_softmax[1], 1), "far_even": _names(to_softmax[1], 0), "far_behind": _names(to_softmax[1], -1),
         "pairs": "; ".join(told) or "none", "needles": " or ".join(f"{one:,}" for one in size.needles),
         "found": len(_models(entries, FOUND, above=0)) or "none", "models": len(_models(entries, "loss")),
-        "each": tokens / parameters, "missing": _missing(columns.test),
+        "each": tokens / parameters[0], "missing": _missing(columns.test),
     }  # fmt: skip
     file = f"Rows: [{LANGUAGE_PART}-full.json](../studies/results/leaderboard/{LANGUAGE_PART}-full.json)."
     runs = describe_runs(row for one in columns.test.values() for row in one.rows)
