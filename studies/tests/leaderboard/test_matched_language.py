@@ -118,6 +118,23 @@ def test_a_new_mixer_and_a_new_seed_train_nothing_again(tmp_path, trained):
     assert load_board(tmp_path / "language-matched-small.json").rows[: len(board)] == board
 
 
+def test_a_search_whose_models_were_not_measured_keeps_its_rate(tmp_path, trained, monkeypatch):
+    from fastweights_studies.leaderboard import matched_language
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(matched_language, "call_each", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_part(PROXIES, request(tmp_path, "linear", seeds=(0,)))
+    (rate,) = {row.run["learning_rate"] for row in read_rows(tmp_path / "language-proxies-curves-small.json")}
+    shutil.rmtree(tmp_path / "trained")
+    trained.clear()
+    run_part(PROXIES, request(tmp_path, "linear", seeds=(0,)))
+    assert [run.learning_rate for run in trained] == [rate]
+
+
 def test_columns_choose_the_models_that_are_trained(tmp_path, trained):
     PART.check_columns(request(tmp_path, "linear", columns=("2K: ",)))
     with pytest.raises(ValueError, match="columns must be texts in titles of language-matched, got '3K'"):

@@ -278,19 +278,22 @@ class MatchedLanguagePart(BoardPart):
     def _rates(
         self, variants: Iterable[Variant], entries: Sequence[Entry], text: Path, request: Request
     ) -> dict[Variant, float]:
-        """The rate of each variant: that of its rows on the board of the part or of its proxies, or that of the proxy with the
-        lowest loss of validation text. One whose proxies all diverge has none."""
+        """The rate of each variant: that of its rows on the board of the part or of its proxies, that of its loss curves, which
+        are there as soon as its models are trained, or that of the proxy with the lowest loss of validation text. One whose
+        proxies all diverge has none."""
         size = self.search_size(request.size)
+        rows = [row for entry in entries for row in entry.rows]
         if self.proxies is not None:
-            entries = [*entries, *self.proxies.entries(self.proxies.found(request))]
+            rows += self.proxies.found(request)
+        rows += self._curves(request)
         tokens, seed = size.first_training
         known: dict[Variant, float] = {}
         searches: dict[Variant, dict[float, Any]] = {}
         for variant in variants:
-            label = variant.choice.label
-            rows = [row for entry in entries if entry.label == label for row in entry.rows]
+            wanted = (variant.choice.label, variant.every)
             rate = next(
-                (row.run["learning_rate"] for row in rows if row.column["softmax_every"] == variant.every), None
+                (row.run["learning_rate"] for row in rows if (self.label(row), row.column["softmax_every"]) == wanted),
+                None,
             )
             if isinstance(rate, float):
                 known[variant] = rate
@@ -306,6 +309,12 @@ class MatchedLanguagePart(BoardPart):
             else:
                 request.reporter.note(f"{variant.choice.label}: diverged at every rate")
         return known
+
+    def _curves(self, request: Request) -> list[Row]:
+        """The loss curves in the output folder, of models at the setting of the part."""
+        setting, path = self.setting(request.size)[0].setting.items(), self._curves_path(request)
+        rows = load_board(path).rows if path.exists() else []
+        return [row for row in rows if all(row.run.get(name) == value for name, value in setting)]
 
     def found(self, request: Request) -> list[Row]:
         """The rows in the output folder of a request, and the library's own of mixers without any."""

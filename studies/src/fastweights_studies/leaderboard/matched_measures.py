@@ -6,9 +6,9 @@ import itertools
 import re
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,8 @@ def measure_losses(size: MatchedLanguageSize, folder: str, text: str, device: st
     model, tokenizer = load_language_model(Path(folder) / "model", device=device)
     losses: dict[str, float] = {}
     found: dict[str, float] = {}
-    rows_BT, kinds_BT = read_rows(size, Path(text), tokenizer)
+    documents = [*tokenize_documents(Path(text), tokenizer)]
+    rows_BT, kinds_BT = choose_rows(size, documents)
     at_BT = token_losses(model, rows_BT)
     losses["test"] = at_BT.mean().item()
     for first, end in itertools.pairwise(size.positions):
@@ -47,10 +48,10 @@ def measure_losses(size: MatchedLanguageSize, folder: str, text: str, device: st
                 f"text must hold test documents with identifiers of {FEWEST_TOKENS} tokens that stand there {name}"
             )
         losses[f"identifiers {name}"] = chosen.mean().item()
-    documents = (tokenizer(one, verbose=False).input_ids for one in test_texts(Path(text)))
     for one in perplexity_by_length(
-        model, documents, size.contexts, texts=size.context_texts, separator=tokenizer.eos_token_id
-    ):
+        model, [one.ids for one in documents], size.contexts, texts=size.context_texts, separator=tokenizer.eos_token_id,
+        batch_size=size.context_texts,
+    ):  # fmt: skip
         losses[f"context {one.length}"] = one.loss
     for length in size.needles:
         asked = [
@@ -93,23 +94,32 @@ def measure_speed(size: MatchedLanguageSize, folder: str, device: str) -> dict[s
     return {"tokens_per_second": {"test": size.decoded / seconds}, "state_bytes": {"test": float(state)}}
 
 
-def test_texts(text: Path) -> Iterator[str]:
-    return (document.text for document in text_in(text, "test").held_out_documents())
+class Tokenized(NamedTuple):
+    """A document, its tokens, and where each begins and ends in the text."""
+
+    text: str
+    ids: list[int]
+    places: list[tuple[int, int]]
 
 
-def read_rows(size: MatchedLanguageSize, text: Path, tokenizer: Any) -> tuple[Tensor, Tensor]:
+def tokenize_documents(text: Path, tokenizer: Any) -> Iterator[Tokenized]:
+    """The documents of the test text in this folder."""
+    for document in text_in(text, "test").held_out_documents():
+        encoded = tokenizer(document.text, return_offsets_mapping=True, verbose=False)
+        yield Tokenized(document.text, encoded.input_ids, encoded.offset_mapping)
+
+
+def choose_rows(size: MatchedLanguageSize, documents: Iterable[Tokenized]) -> tuple[Tensor, Tensor]:
     """Rows of test text, each of one document, and what `find_identifiers` says of their tokens; both int64 [rows, length].
 
     Raises:
-        ValueError: the test text has no document as long as a row.
+        ValueError: no document is as long as a row.
     """
     length, rows, kinds = int(size.training["length"]), [], []
-    for one in test_texts(text):
-        encoded = tokenizer(one, return_offsets_mapping=True, verbose=False)
-        ids, places = encoded.input_ids, encoded.offset_mapping
+    for text, ids, places in documents:
         for start in range(0, min(len(ids) - length, (FROM_DOCUMENT - 1) * length) + 1, length):
             rows.append(torch.tensor(ids[start : start + length]))
-            kinds.append(torch.tensor(find_identifiers(one, places[start : start + length])))
+            kinds.append(torch.tensor(find_identifiers(text, places[start : start + length])))
             if len(rows) == size.rows:
                 return torch.stack(rows), torch.stack(kinds)
     if not rows:
