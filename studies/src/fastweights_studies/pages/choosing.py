@@ -6,10 +6,12 @@ python -m fastweights_studies.pages.choosing
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
+from fastweights_studies.leaderboard.parts import PROXIES
 from fastweights_studies.pages import evidence
 from fastweights_studies.pages.evidence import RESULTS
-from fastweights_studies.pages.matched_language import LANGUAGE_PART, entries_on_test_text
+from fastweights_studies.pages.matched_language import LANGUAGE_PART, find_columns
 from fastweights_studies.pages.matched_rules import compare_with_reference
 from fastweights_studies.pages.page_parts import needed
 from fastweights_studies.pages.rendering import Page
@@ -44,7 +46,7 @@ REST = """## All numbers
 - [What you need](leaderboard.md#by-what-you-need), [by mechanism](leaderboard.md#by-mechanism), and
   [all memories](leaderboard.md#all-memories) with their states, speeds and kernels
 - [The leaderboard](leaderboard.md): every task, with ties and the differences that the seeds could have shown
-- [The papers' claims](claims.md), tested here
+- [The papers' claims](claims.md), tested
 - [What is not measured yet](leaderboard.md#not-measured-yet), such as language with more memories in one block. A figure of
   loss against cost waits for these.
 """
@@ -62,16 +64,15 @@ def lines(results: Path) -> list[str]:
     of_gdn = ", with which it ties" * beside["gdn"].tied
     tied = [name for name, one in regression_gains(results).items() if name in ("gdn", "deltanet") and one.tied]
     variance, by_probability = rank_unknown_keys(results)
-    loss, above = compare_losses(results)
-    beside_linear = (
-        f"{-above.high:.2f} to {-above.low:.2f} lower than with `linear`" if above.sign < 0 else "a tie with `linear`"
-    )
+    of_rows, of_texts = compare_losses(results)
+    behind = [where for where, one in (("rows", of_rows), ("long texts", of_texts)) if one.above.sign < 0]
+    beside_gdn = f"In {' and '.join(behind)} of code it is behind `gdn`" if behind else "With code it ties with `gdn`"
     page = "leaderboard.md#speed-and-memory"
     return [
         "**If nothing below applies, then `gdn`.** It corrects what it answers to a key, forgets by a learned decay, and "
-        "transformers, vLLM and flash-linear-attention know its rule. Small models of code reach a loss of "
-        f"{loss:.2f} with it, {beside_linear} "
-        f"([{above.seeds} seeds](block.md#language-models-in-one-block-so-far)); nothing else puts it ahead. For 64 sequences it "
+        "transformers, vLLM and flash-linear-attention know its rule. With it, models of code reach a loss of "
+        f"{of_rows.describe()}, in texts of {of_texts.tokens:,} tokens {of_texts.describe()} "
+        f"([{of_rows.above.seeds} seeds](block.md#language-models-in-one-block-so-far)). For 64 sequences it "
         f"generates {ours:,.0f} tokens per second at any context, softmax attention {theirs:,.0f} at {CONTEXT:,} tokens "
         f"(the captured step alone, [one H200]({page})).",
         "**If your model of transformers has a gated delta rule already, then keep it.** "
@@ -82,8 +83,8 @@ def lines(results: Path) -> list[str]:
         "**If tokens must be recalled and none need be forgotten, then `linear`.** In one block it recalls "
         f"{recalled[0]} of the pairs with heads of 32, `gdn` {recalled[1]}{of_gdn}. Of {len(beside)} memories, each compared "
         f"with it alone, {worse} are worse and {better or 'none'} better ([5 seeds](block.md#the-rules-in-one-block-so-far)). It "
-        f"trains {faster:.0%} faster ([one H100]({page})). It has no decay and forgets nothing. In "
-        "small models of code it is behind `gdn`.",
+        f"trains {faster:.0%} faster ([one H100]({page})). It has no decay and forgets nothing. "
+        f"{beside_gdn}.",
         "**If you need to know when the memory has no answer, then `rls`.** The variance of its answers tells new keys from "
         f"written ones with an AUROC of {variance:.2f}, where the probability of the answer has {by_probability:.2f}; at a "
         "larger size the probability is the better one ([both](own-confidence.md)). In regression it ties with "
@@ -101,12 +102,28 @@ def regression_gains(results: Path) -> dict[str, Difference]:
     return compare_with_one(errors, "rls")
 
 
-def compare_losses(results: Path) -> tuple[float, Difference]:
-    """The test loss of small models of code with `gdn`, and how far it is above that with `linear`, with which all memories are
-    compared."""
-    entries = entries_on_test_text(evidence.full_entries(LANGUAGE_PART, results))
-    (ours,) = (one for one in entries if one.label == "gdn")
-    return ours.mean, compare_with_reference(entries)["gdn"]
+class Loss(NamedTuple):
+    """The mean test loss of small models of code with `gdn` in texts of so many tokens, and how far it is above that with
+    `linear`, with which all memories are compared."""
+
+    tokens: int
+    mean: float
+    above: Difference
+
+    def describe(self) -> str:
+        low, high = -self.above.high, -self.above.low
+        beside = f"{low:.2f} to {high:.2f} lower than `linear`" if self.above.sign < 0 else "a tie with `linear`"
+        return f"{self.mean:.2f}, {beside}"
+
+
+def compare_losses(results: Path) -> list[Loss]:
+    """In rows as long as in training, and in the longest texts."""
+    columns = find_columns(evidence.full_entries(LANGUAGE_PART, results))
+    size = PROXIES.size("full")
+    return [
+        Loss(tokens, own["gdn"].mean, compare_with_reference([*own.values()])["gdn"])
+        for tokens, own in zip((size.training["length"], size.contexts[-1]), columns, strict=True)
+    ]
 
 
 def rank_unknown_keys(results: Path) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from fastweights_studies.pages.matched_rules import (
 from fastweights_studies.pages.rendering import describe_runs, list_item, table
 from fastweights_studies.paired import Difference, compare_with_one
 
-__all__ = ["LANGUAGE_PART", "entries_on_test_text", "render_language"]
+__all__ = ["LANGUAGE_PART", "find_columns", "render_language"]
 
 LANGUAGE_PART = PROXIES.name
 
@@ -65,10 +65,6 @@ def find_columns(entries: Sequence[Entry]) -> Columns:
         for what, at in (("test", None), ("context", size.contexts[-1]))
     )
     return Columns(*({one.label: one for one in entries if one.column == title and one.values} for title in titles))
-
-
-def entries_on_test_text(entries: Sequence[Entry]) -> list[Entry]:
-    return list(find_columns(entries).test.values())
 
 
 def render_language(entries: Sequence[Entry]) -> str:

@@ -64,7 +64,7 @@ def step_ratio(name: str, results: Path) -> tuple[float, Model] | None:
     blocks and replayed where there are any, as `fastweights train` runs them, and of several the newest.
 
     Hybrids do not count: their ratio is that of one of their mixers, and says nothing about the other. Nor do models of
-    flash-linear-attention, which docs/performance.md compares.
+    flash-linear-attention, which docs/performance.md compares, or with an MLP of another width.
     """
     found = [
         (step, base)
@@ -73,6 +73,7 @@ def step_ratio(name: str, results: Path) -> tuple[float, Model] | None:
         and step.model.way == base.model.way
         and step.model.mixers() == {name}
         and FLA not in (step.model.library, base.model.library)
+        and step.model.mlp is None
     ]
     if not found:
         return None
