@@ -53,6 +53,8 @@ def normalize_sum(
 class GatedRMSNorm(RMSNorm):
     """RMSNorm of each head by itself, then a gate, in one op."""
 
+    is_divided = False
+
     def forward(
         self,
         x: Tensor,
@@ -88,9 +90,14 @@ class GroupedRMSNorm(RMSNorm):
         super().__init__(channels, eps=eps)
         self.groups = groups
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether other parts of the layer have channels of the same groups."""
+        return self.span > 1
+
     def forward(self, x: Tensor, gate: Tensor | None = None, activation: str = "silu", backend: str = "auto") -> Tensor:
         """The norm of x, or of x times the activation of the gate."""
-        if self.span > 1:
+        if self.is_divided:
             return self._normalize_shared_group(x, gate, activation)
         groups = x.unflatten(-1, (self.groups, -1))
         return gated_rms_norm(
@@ -126,12 +133,17 @@ class HeadsLayerNorm(LayerNorm):
 
     part = HeadPart()
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether other parts of the layer have some of the channels."""
+        return self.part.parts > 1
+
     def of_rows(self) -> Normed:
         """The same of few rows [..., channels], without other parts, as a part of the launch that multiplies them."""
         return Normed(self.weight, self.eps, shift=self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.part.parts == 1:
+        if not self.is_divided:
             return super().forward(x)
         y = at_least_float32(x)
         moments = torch.cat(torch.var_mean(y, -1, correction=0, keepdim=True), -1)

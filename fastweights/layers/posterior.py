@@ -332,7 +332,7 @@ class PalimpsaM(PosteriorLayer):
         added: tuple[Tensor | None, Tensor | None] = None, None
         if skip is not None and is_bare(skip, ValueSkip):
             added = v_BTGV.flatten(2), skip.D
-        joined = joins_norm(o, self.norm, self.out_proj, given, *added, backend=backend) and self.norm.span == 1
+        joined = joins_norm(o, self.norm, self.out_proj, given, *added, backend=backend)
         if skip is not None and not (joined and added[0] is not None):
             o = skip(o_BTGV, v_BTGV).flatten(2)
         if joined:

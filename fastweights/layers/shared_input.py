@@ -185,6 +185,7 @@ def joins_norm(
     """Whether the norm of x, of which others are a part, may be computed by the launch of the projection."""
     return (
         is_bare(norm, GatedRMSNorm, GroupedRMSNorm, HeadsLayerNorm)
+        and not norm.is_divided
         and x.shape[-1] <= WIDEST_ROW
         and joins(x, projection, backend=backend)
         and takes_linear_rows(x, norm.weight, getattr(norm, "bias", None), *others, backend=backend)

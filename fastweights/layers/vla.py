@@ -176,7 +176,7 @@ class VariationalLinearAttention(MemoryLayer):
 
     def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor, **for_gate: Tensor) -> Tensor:
         o_BTE, backend = o_BTGV.flatten(2), choose_layer_backend(self.options.backend)
-        if joins_norm(o_BTE, self.norm, self.o_proj, backend=backend) and self.norm.part.parts == 1:
+        if joins_norm(o_BTE, self.norm, self.o_proj, backend=backend):
             return multiply_rows(o_BTE, [self.o_proj.product()], self.norm.of_rows()).results[0]
         return project_trained(self.norm(o_BTE), self.o_proj)
 

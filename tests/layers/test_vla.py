@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastweights.kernels.pointwise import RowProducts
-from fastweights.layers import LayerCache, build_mixer, vla
+from fastweights.layers import LayerCache, build_mixer, shared_input, vla
 from fastweights.layers.parts import HeadPart
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.loading import load_weights
@@ -135,7 +135,8 @@ def test_the_norm_is_a_part_of_the_output_projection_where_nothing_else_is_asked
     layer = build_mixer("vla", hidden_size=16, num_heads=2)
     o, x = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 16)
     joined = []
-    monkeypatch.setattr(vla, "joins_norm", lambda *given, **rest: True)
+    for condition in ("joins", "takes_linear_rows"):  # of a GPU
+        monkeypatch.setattr(shared_input, condition, lambda *given, **rest: True)
     monkeypatch.setattr(vla, "multiply_rows", lambda *given: joined.append(given) or RowProducts([x], None, None))
     layer.norm.part = HeadPart(parts=2, gather=lambda moments: torch.cat([moments, moments], -1))
     apart = layer.read_out(o, o, x)
