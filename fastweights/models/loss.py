@@ -28,6 +28,7 @@ __all__ = [
 IGNORED = -100
 CHUNK_NUMBERS = {"cpu": 2**25, "other": 2**27}  # logits of a chunk: 128 MiB in float32, 256 MiB in 16 bits on a GPU
 SMALLEST_CHUNK = 256  # tokens, below which the matrix products become too thin
+ALIGNED, PADDED = 8, 64  # columns: what a GPU takes fast in 16 bits, and what others are filled up to a multiple of
 
 
 def next_labels(labels_BT: Tensor) -> Tensor:
@@ -80,6 +81,21 @@ def chunk_size(device: torch.device, numbers: int) -> int:
     return max(CHUNK_NUMBERS["cpu" if device.type == "cpu" else "other"] // numbers, SMALLEST_CHUNK)
 
 
+def needs_padding(weight_VD: Tensor, dtype: torch.dtype) -> bool:
+    """Whether rows of logits would not begin at multiples of 16 bytes on a GPU, as those of 50,257 tokens do not in 16 bits."""
+    return weight_VD.is_cuda and dtype.itemsize == 2 and len(weight_VD) % ALIGNED != 0
+
+
+def product_weight(weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight in the dtype of the products, with rows of zeros behind it where it needs them."""
+    if not needs_padding(weight_VD, dtype):
+        return weight_VD.to(dtype)
+    rows = -(-len(weight_VD) // PADDED) * PADDED
+    weight = weight_VD.new_zeros(rows, weight_VD.shape[1], dtype=dtype)
+    weight[: len(weight_VD)] = weight_VD
+    return weight
+
+
 def sum_gradients(
     errors: Iterable[tuple[Tensor, Tensor]],
     hidden_TD: Tensor,
@@ -95,12 +111,12 @@ def sum_gradients(
 
     Args:
         errors: of each chunk of tokens, in order, its hidden states and the gradient of its logits.
-        weight: the weight in the dtype of the products.
+        weight: the weight in the dtype of the products, where rows may stand behind it.
         needed: for which of hidden states, weight and bias a gradient is needed; the others are None.
     """
     sums = torch.promote_types(weight.dtype, torch.float32)
     hidden_gradients = []
-    weight_gradient = torch.zeros_like(weight_VD, dtype=sums) if needed[1] else None
+    weight_gradient = torch.zeros_like(weight, dtype=sums) if needed[1] else None
     bias_gradient = torch.zeros_like(bias_V, dtype=sums) if bias_V is not None and needed[2] else None
     for hidden, error in errors:
         if needed[0]:
@@ -111,7 +127,7 @@ def sum_gradients(
             bias_gradient += error.sum(0, dtype=sums)
     return (
         torch.cat(hidden_gradients) if needed[0] else None,
-        None if weight_gradient is None else weight_gradient.to(weight_VD.dtype),
+        None if weight_gradient is None else weight_gradient[: len(weight_VD)].to(weight_VD.dtype),
         None if bias_gradient is None or bias_V is None else bias_gradient.to(bias_V.dtype),
     )
 
@@ -127,7 +143,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         grad_enabled: bool,
     ) -> Tensor:
-        weight = weight_VD.to(dtype)
+        weight, classes = product_weight(weight_VD, dtype), len(weight_VD)
         # needs_input_grad says nothing of no_grad(), where no gradient is asked for
         needed = ctx.needs_input_grad if grad_enabled else (False,) * len(ctx.needs_input_grad)
         losses = []
@@ -137,10 +153,10 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 hidden = hidden.to(dtype)
                 logits = hidden @ weight.mT
                 if any(needed):
-                    loss, error = cross_entropy_gradients(logits, target, IGNORED)
+                    loss, error = cross_entropy_gradients(logits, target, IGNORED, classes=classes)
                     yield hidden, error
                 else:
-                    _, loss = cross_entropy_rows(logits, target, IGNORED)
+                    _, loss = cross_entropy_rows(logits[:, :classes], target, IGNORED)
                 losses.append(loss.sum())
 
         gradients = sum_gradients(errors(), hidden_TD, weight_VD, weight=weight, needed=needed)

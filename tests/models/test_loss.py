@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fastweights.models import loss
 from fastweights.models.loss import causal_lm_loss, summed_cross_entropy
 
 from .live_bytes import LargestTensor
@@ -34,6 +35,36 @@ def test_value_and_gradients_are_exact(chunk):
     wanted = value_and_gradients(3 * ordinary, hidden, weight)
     for got, exact in zip(value_and_gradients(3 * chunked, hidden, weight), wanted, strict=True):
         torch.testing.assert_close(got, exact, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)], ids=str)
+def test_rows_of_zeros_behind_the_weight_change_nothing(needed, monkeypatch):
+    """11 tokens are filled up to 64."""
+    hidden, weight, target = draw()
+    leaves = [
+        x for x, wanted in zip((hidden, weight), needed, strict=True) if wanted or x.requires_grad_(False) is None
+    ]
+    wanted = value_and_gradients(summed_cross_entropy(hidden, weight, target, 5), *leaves)
+    products = []
+    monkeypatch.setattr(loss, "needs_padding", lambda weight, dtype: products.append(dtype) or True)
+    found = value_and_gradients(summed_cross_entropy(hidden, weight, target, 5), *leaves)
+    for got, exact in zip(found, wanted, strict=True):
+        assert got.is_contiguous() and got.shape == exact.shape
+        torch.testing.assert_close(got, exact, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(summed_cross_entropy(hidden, weight, target, 5), wanted[0])
+    assert len(products) == 2
+
+
+class OnGPU(torch.Tensor):
+    is_cuda = True
+
+
+def test_only_16_bits_on_a_gpu_need_padding():
+    odd, even = torch.zeros(11, 7), torch.zeros(16, 7)
+    for dtype, wanted in ((torch.bfloat16, True), (torch.float16, True), (torch.float32, False)):
+        assert loss.needs_padding(odd.as_subclass(OnGPU), dtype) is wanted
+        assert not loss.needs_padding(even.as_subclass(OnGPU), dtype) and not loss.needs_padding(odd, dtype)
 
 
 def test_large_logits_stay_finite():

@@ -33,6 +33,20 @@ def test_values_and_gradients(rows, width, backend):
     torch.testing.assert_close(error, dz / gradient, rtol=1e-5, atol=3e-6)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("classes, width", [(3, 8), (4090, 4104), (5000, 9001)], ids=str)
+def test_columns_that_are_no_classes(classes, width, backend):
+    """They count in no sum, whatever stands there, and their gradient is 0."""
+    z, target = torch.randn(3, width, device=DEVICE), torch.tensor([2, -100, 0], device=DEVICE)
+    z[:, classes:] = float("nan")
+    wanted, gradient = cross_entropy_gradients(z[:, :classes].clone(), target, -100, backend)
+    log_sums, losses = cross_entropy_rows(z[:, :classes], target, -100, backend)
+    assert torch.equal(losses, wanted) and log_sums.isfinite().all()
+    losses, error = cross_entropy_gradients(z, target, -100, backend, classes=classes)
+    assert torch.equal(losses, wanted) and torch.equal(error[:, :classes], gradient)
+    assert error.shape == (3, width) and not error[:, classes:].any()
+
+
 @pytest.mark.kernels
 def test_a_target_that_is_no_class():
     """The kernel reads nothing beyond its row."""

@@ -44,29 +44,30 @@ def row_loss(z, wanted, log_sum, width, ignored):
 
 
 @triton.jit
-def cross_entropy_forward(z, target, log_sums, losses, width, ignored, BV: tl.constexpr):
+def cross_entropy_forward(z, target, log_sums, losses, width, stride, ignored, BV: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    log_sum = sum_exponentials(z + row * width, width, BV)
+    z += row * stride
+    log_sum = sum_exponentials(z, width, BV)
     wanted = tl.load(target + row)
     tl.store(log_sums + row, log_sum)
-    tl.store(losses + row, row_loss(z + row * width, wanted, log_sum, width, ignored))
+    tl.store(losses + row, row_loss(z, wanted, log_sum, width, ignored))
 
 
 @triton.jit
-def cross_entropy_both(z, target, losses, width, ignored, BV: tl.constexpr):
+def cross_entropy_both(z, target, losses, width, stride, ignored, BV: tl.constexpr):
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BV)
-    z += row * width
+    z += row * stride
     log_sum = sum_exponentials(z, width, BV)
     wanted = tl.load(target + row)
     tl.store(losses + row, row_loss(z, wanted, log_sum, width, ignored))
     tl.debug_barrier()  # the number of the target is read before it is overwritten
-    blocks = tl.cdiv(width, BV)
+    blocks = tl.cdiv(stride, BV)
     for block in range(0, blocks):  # from the end, which the cache still holds
         column = (blocks - 1 - block) * BV + lane
         x = tl.load(z + column, column < width, 0.0, eviction_policy="evict_first").to(tl.float32)
         share = tl.exp(x - log_sum) - tl.where(column == wanted, 1.0, 0.0)
-        found = tl.where(wanted == ignored, 0.0, share).to(z.dtype.element_ty)
-        tl.store(z + column, found, column < width, eviction_policy="evict_first")
+        found = tl.where((wanted == ignored) | (column >= width), 0.0, share).to(z.dtype.element_ty)
+        tl.store(z + column, found, column < stride, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -82,9 +83,10 @@ def cross_entropy_backward(z, target, log_sums, gradient, error, width, blocks, 
 
 def forward(z: Tensor, target: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
     """l and loss [rows] in float32; nothing is checked."""
+    z = z if z.stride(1) == 1 else z.contiguous()
     log_sums, losses = (torch.empty(len(z), device=z.device, dtype=torch.float32) for _ in range(2))
     launch(
-        cross_entropy_forward, (len(z),), z.contiguous(), target.contiguous(), log_sums, losses, z.shape[1], ignored,
+        cross_entropy_forward, (len(z),), z, target.contiguous(), log_sums, losses, z.shape[1], z.stride(0), ignored,
         BV=FORWARD_BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return log_sums, losses
@@ -102,10 +104,11 @@ def backward(z: Tensor, target: Tensor, log_sums: Tensor, gradient: Tensor, igno
     return error
 
 
-def both(z: Tensor, target: Tensor, ignored: int) -> Tensor:
-    """loss [rows] in float32; the gradients of the losses take the place of z, which is contiguous."""
+def both(z: Tensor, target: Tensor, ignored: int, classes: int) -> Tensor:
+    """loss [rows] in float32; the gradients of the losses take the place of z, which is contiguous, with 0 behind the classes."""
     losses = torch.empty(len(z), device=z.device, dtype=torch.float32)
     launch(
-        cross_entropy_both, (len(z),), z, target.contiguous(), losses, z.shape[1], ignored, BV=FORWARD_BLOCK, num_warps=WARPS
+        cross_entropy_both, (len(z),), z, target.contiguous(), losses, classes, z.shape[1], ignored, BV=FORWARD_BLOCK,
+        num_warps=WARPS,
     )  # fmt: skip
     return losses

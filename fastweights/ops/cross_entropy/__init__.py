@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.availability import takes_kernels
@@ -44,16 +45,22 @@ def cross_entropy_errors(
 
 
 def cross_entropy_gradients(
-    logits: Tensor, target: Tensor, ignored: int, backend: str = "auto"
+    logits: Tensor, target: Tensor, ignored: int, backend: str = "auto", *, classes: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """The losses of `cross_entropy_rows`, and the gradient of each with respect to its row of logits, in their dtype.
 
+    classes: how many columns of the logits are classes, all when None. The others count in no sum and have the gradient 0.
+
     The logits may be overwritten: on CUDA with triton installed one kernel reads them once and writes the gradients in their
     place."""
+    columns = logits.shape[1]
+    classes = columns if classes is None else classes
     if takes_row_kernels(logits, backend):
         from ...kernels.pointwise.cross_entropy import both
 
         logits = logits.contiguous()
-        return both(logits, target, ignored), logits
+        return both(logits, target, ignored, classes), logits
+    logits = logits[:, :classes]
     log_sums, losses = cross_entropy_rows(logits, target, ignored, backend)
-    return losses, cross_entropy_errors(logits, target, log_sums, log_sums.new_ones(()), ignored, backend)
+    errors = cross_entropy_errors(logits, target, log_sums, log_sums.new_ones(()), ignored, backend)
+    return losses, F.pad(errors, (0, columns - classes)) if columns > classes else errors
