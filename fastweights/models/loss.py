@@ -111,7 +111,7 @@ def sum_gradients(
 
     Args:
         errors: of each chunk of tokens, in order, its hidden states and the gradient of its logits.
-        weight: the weight in the dtype of the products, where rows may stand behind it.
+        weight: the weight in the dtype of the products. It may have more rows than weight_VD, which get no gradient.
         needed: for which of hidden states, weight and bias a gradient is needed; the others are None.
     """
     sums = torch.promote_types(weight.dtype, torch.float32)
@@ -124,7 +124,7 @@ def sum_gradients(
         if weight_gradient is not None:
             add_product_(weight_gradient, error.mT, hidden)
         if bias_gradient is not None:
-            bias_gradient += error.sum(0, dtype=sums)
+            bias_gradient += error.sum(0, dtype=sums)[: len(bias_gradient)]
     return (
         torch.cat(hidden_gradients) if needed[0] else None,
         None if weight_gradient is None else weight_gradient[: len(weight_VD)].to(weight_VD.dtype),

@@ -41,9 +41,9 @@ def test_value_and_gradients_are_exact(chunk):
 def test_rows_of_zeros_behind_the_weight_change_nothing(needed, monkeypatch):
     """11 tokens are filled up to 64."""
     hidden, weight, target = draw()
-    leaves = [
-        x for x, wanted in zip((hidden, weight), needed, strict=True) if wanted or x.requires_grad_(False) is None
-    ]
+    for leaf, learns in zip((hidden, weight), needed, strict=True):
+        leaf.requires_grad_(learns)
+    leaves = [leaf for leaf in (hidden, weight) if leaf.requires_grad]
     wanted = value_and_gradients(summed_cross_entropy(hidden, weight, target, 5), *leaves)
     products = []
     monkeypatch.setattr(loss, "needs_padding", lambda weight, dtype: products.append(dtype) or True)

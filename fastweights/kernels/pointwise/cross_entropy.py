@@ -21,13 +21,15 @@ FORWARD_BLOCK, BACKWARD_BLOCK, WARPS = 4096, 4096, 8
 
 
 @triton.jit
-def sum_exponentials(z, width, BV: tl.constexpr):
-    """log sum_v exp(z_v) of a row."""
+def sum_exponentials(z, width, readable, BV: tl.constexpr):
+    """log sum_v exp(z_v) of the first `width` of the `readable` numbers of a row. A multiple of 16 of these makes loads wide."""
     lane = tl.arange(0, BV)
     largest = float("-inf")
     total = tl.zeros((BV,), tl.float32)  # of every lane; they meet once, at the end
     for first in range(0, width, BV):
-        x = tl.load(z + first + lane, first + lane < width, float("-inf"), eviction_policy="evict_last").to(tl.float32)
+        column = first + lane
+        x = tl.load(z + column, column < readable, float("-inf"), eviction_policy="evict_last").to(tl.float32)
+        x = tl.where(column < width, x, float("-inf"))
         higher = tl.maximum(largest, tl.max(x, 0))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(largest - base) + tl.exp(x - base)  # NaN stays in the total
@@ -47,7 +49,7 @@ def row_loss(z, wanted, log_sum, width, ignored):
 def cross_entropy_forward(z, target, log_sums, losses, width, stride, ignored, BV: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     z += row * stride
-    log_sum = sum_exponentials(z, width, BV)
+    log_sum = sum_exponentials(z, width, width, BV)
     wanted = tl.load(target + row)
     tl.store(log_sums + row, log_sum)
     tl.store(losses + row, row_loss(z, wanted, log_sum, width, ignored))
@@ -57,14 +59,14 @@ def cross_entropy_forward(z, target, log_sums, losses, width, stride, ignored, B
 def cross_entropy_both(z, target, losses, width, stride, ignored, BV: tl.constexpr):
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BV)
     z += row * stride
-    log_sum = sum_exponentials(z, width, BV)
+    log_sum = sum_exponentials(z, width, stride, BV)
     wanted = tl.load(target + row)
     tl.store(losses + row, row_loss(z, wanted, log_sum, width, ignored))
     tl.debug_barrier()  # the number of the target is read before it is overwritten
     blocks = tl.cdiv(stride, BV)
     for block in range(0, blocks):  # from the end, which the cache still holds
         column = (blocks - 1 - block) * BV + lane
-        x = tl.load(z + column, column < width, 0.0, eviction_policy="evict_first").to(tl.float32)
+        x = tl.load(z + column, column < stride, 0.0, eviction_policy="evict_first").to(tl.float32)
         share = tl.exp(x - log_sum) - tl.where(column == wanted, 1.0, 0.0)
         found = tl.where((wanted == ignored) | (column >= width), 0.0, share).to(z.dtype.element_ty)
         tl.store(z + column, found, column < stride, eviction_policy="evict_first")

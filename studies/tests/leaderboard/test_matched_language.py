@@ -12,7 +12,7 @@ from fastweights_studies.leaderboard.matched_language import Training, Variant
 from fastweights_studies.leaderboard.matched_measures import GAP, find_identifiers, token_losses
 from fastweights_studies.leaderboard.sizes import MatchedLanguageSize
 from fastweights_studies.measure import code_text
-from fastweights_studies.record import read_rows, select
+from fastweights_studies.record import read_rows, select, write_rows
 
 from fastweights.data.text import TextCorpus
 from fastweights.layers import MIXERS, MixerChoice
@@ -128,11 +128,30 @@ def test_a_search_whose_models_were_not_measured_keeps_its_rate(tmp_path, traine
         patched.setattr(matched_language, "call_each", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_part(PROXIES, request(tmp_path, "linear", seeds=(0,)))
-    (rate,) = {row.run["learning_rate"] for row in read_rows(tmp_path / "language-proxies-curves-small.json")}
+    path = tmp_path / "language-proxies-curves-small.json"
+    curves = read_rows(path)
+    (rate,) = {row.run["learning_rate"] for row in curves}
     shutil.rmtree(tmp_path / "trained")
     trained.clear()
+    run_part(PART, request(tmp_path, "linear", seeds=(0,)))
+    assert {run.learning_rate for run in trained} == {rate} and not of_proxies(trained)
+    shutil.rmtree(tmp_path / "trained")
+    write_rows(path, [replace(row, run={**row.run, "length": 7}) for row in curves])  # of another setting
+    trained.clear()
     run_part(PROXIES, request(tmp_path, "linear", seeds=(0,)))
-    assert [run.learning_rate for run in trained] == [rate]
+    assert len(trained) == 2 and {row.run["length"] for row in read_rows(path)} == {
+        PROXIES.size("small").training["length"]
+    }
+
+
+def test_further_seeds_are_of_models_of_one_size(tmp_path, trained):
+    path = run_part(PART, request(tmp_path, "linear", seeds=(0,)))
+    write_rows(path, [replace(row, run={**row.run, "intermediate_size": 1}) for row in read_rows(path)])
+    trained.clear()
+    run_part(PART, request(tmp_path, "linear", seeds=(0,)))  # asks for no further ones
+    with pytest.raises(ValueError, match="output holds models of linear with another intermediate_size"):
+        run_part(PART, request(tmp_path, "linear", seeds=(0, 1)))
+    assert trained == []
 
 
 def test_columns_choose_the_models_that_are_trained(tmp_path, trained):

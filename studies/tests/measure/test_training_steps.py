@@ -22,9 +22,13 @@ WITHIN = [one for one in COMPARISONS if one.base.library != FLA]
 
 
 @pytest.mark.parametrize("comparison", WITHIN, ids=[one.model.name for one in WITHIN])
-def test_models_differ_in_their_mixer_alone_or_in_what_is_compiled_or_replayed(comparison: Comparison) -> None:
+def test_models_differ_in_their_mixer_or_their_mlp_or_in_what_is_compiled_or_replayed(comparison: Comparison) -> None:
+    """In one of these alone."""
     model, base = comparison.model.configuration(), comparison.base.configuration()
-    assert (model.mixers() == base.mixers()) == (comparison.model.way != comparison.base.way)
+    assert [
+        model.mixers() != base.mixers(), comparison.model.mlp != comparison.base.mlp, comparison.model.way != comparison.base.way
+    ].count(True) == 1  # fmt: skip
+    assert comparison.base.mlp is None
     for size in ("vocab_size", "hidden_size", "tie_word_embeddings"):
         assert getattr(model, size) == getattr(base, size)
 

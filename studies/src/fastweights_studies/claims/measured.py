@@ -90,7 +90,9 @@ class Benchmark:
         }  # fmt: skip
         steps = select(self.rows, task="training_step", measure="step_ms", column=column, options={})
         compared = {row.run["comparison"] for row in select(steps, mixer=beside or mixer) if row.run["side"] == "model"}
-        own = [row for row in select(steps, mixer=mixer) if row.run["comparison"] in compared]
+        own = [
+            row for row in select(steps, mixer=mixer) if row.run["comparison"] in compared and "mlp" not in row.column
+        ]
         return self._reading(own[0]) if own else None
 
     def layer_widths(self) -> list[int]:

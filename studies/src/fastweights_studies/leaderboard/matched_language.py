@@ -207,7 +207,7 @@ class MatchedLanguagePart(BoardPart):
         soon as it is measured. A model whose loss was not finite has rows without values.
 
         Raises:
-            ValueError: the output folder has no text, or another one than the recorded.
+            ValueError: the output folder has no text, or another one than the recorded; or it has models of other sizes.
             WorkerError: trainings or measurements failed, and the others are on the board.
         """
         check_device(request.device)
@@ -219,6 +219,7 @@ class MatchedLanguagePart(BoardPart):
         ]
         entries = self.entries(self.counted(board.rows, request.size))
         wanted = self._lacking(variants, entries, request)
+        self._check_sizes(wanted, board.rows, request)
         for_search = _sharing(request, self.search_size(request.size))
         rates = self._rates({one.variant: None for one in wanted}, entries, text, for_search)
         request = _sharing(request, size)
@@ -285,7 +286,8 @@ class MatchedLanguagePart(BoardPart):
         rows = [row for entry in entries for row in entry.rows]
         if self.proxies is not None:
             rows += self.proxies.found(request)
-        rows += self._curves(request)
+        for part in (self, self.proxies):
+            rows += part._curves(request).rows if part is not None else []
         tokens, seed = size.first_training
         known: dict[Variant, float] = {}
         searches: dict[Variant, dict[float, Any]] = {}
@@ -310,11 +312,29 @@ class MatchedLanguagePart(BoardPart):
                 request.reporter.note(f"{variant.choice.label}: diverged at every rate")
         return known
 
-    def _curves(self, request: Request) -> list[Row]:
-        """The loss curves in the output folder, of models at the setting of the part."""
+    def _curves(self, request: Request) -> Board:
+        """The loss curves in the output folder, of models at the setting of the part; others go when curves are added."""
         setting, path = self.setting(request.size)[0].setting.items(), self._curves_path(request)
         rows = load_board(path).rows if path.exists() else []
-        return [row for row in rows if all(row.run.get(name) == value for name, value in setting)]
+        return Board(path, [row for row in rows if all(row.run.get(name) == value for name, value in setting)])
+
+    def _check_sizes(self, wanted: Sequence[Training], rows: Sequence[Row], request: Request) -> None:
+        """Refuse further seeds of a mixer whose rows are of models of other sizes: widths were matched in another way then.
+
+        Raises:
+            ValueError: there are such rows on the board.
+        """
+        size = self.size(request.size)
+        for variant in {one.variant: None for one in wanted}:
+            facts = variant.match(size)[0].facts()
+            for row in rows:
+                if (self.label(row), row.column["softmax_every"]) == (variant.choice.label, variant.every):
+                    other = [name for name in ("head_dim", "intermediate_size") if row.run.get(name) != facts.get(name)]
+                    if other:
+                        raise ValueError(
+                            f"output holds models of {variant.choice.label} with another {' and '.join(other)}, and further "
+                            "seeds must be of the same; pass another --output, or --overwrite to measure the mixer again"
+                        )
 
     def found(self, request: Request) -> list[Row]:
         """The rows in the output folder of a request, and the library's own of mixers without any."""
@@ -349,9 +369,7 @@ class MatchedLanguagePart(BoardPart):
 
     def _measure(self, runs: Mapping[Training, Any], board: Board, request: Request) -> None:
         """Put the rows of trainings that have ended on the board: of diverged ones, then of the others as they are measured."""
-        size, text = self.size(request.size), str(request.output / TEXT)
-        curves_path = self._curves_path(request)
-        curves = load_board(curves_path) if curves_path.exists() else Board(curves_path)
+        size, text, curves = self.size(request.size), str(request.output / TEXT), self._curves(request)
         facts = {one.name: self._facts(one, run, request) for one, run in runs.items()}
         by_name = {one.name: one for one in runs}
 

@@ -26,6 +26,7 @@ FEWEST_TOKENS = 3
 GAP = 128  # tokens from the last time: a shorter way back is open to a model without a memory
 FROM_DOCUMENT = 4  # rows of a document at most
 ROWS_AT_ONCE = 8
+CONTEXTS_AT_ONCE = 4  # of which softmax attention keeps 9 GB in float32, in 8 layers of width 512 after 65,536 tokens
 
 
 def measure_losses(size: MatchedLanguageSize, folder: str, text: str, device: str) -> dict[str, dict[str, float]]:
@@ -35,8 +36,9 @@ def measure_losses(size: MatchedLanguageSize, folder: str, text: str, device: st
     model, tokenizer = load_language_model(Path(folder) / "model", device=device)
     losses: dict[str, float] = {}
     found: dict[str, float] = {}
-    documents = [*tokenize_documents(Path(text), tokenizer)]
-    rows_BT, kinds_BT = choose_rows(size, documents)
+    documents = tokenize_documents(Path(text), tokenizer)
+    in_rows: list[Tokenized] = []  # those that rows are taken from; of the others nobody needs the places
+    rows_BT, kinds_BT = choose_rows(size, _noted(documents, in_rows))
     at_BT = token_losses(model, rows_BT)
     losses["test"] = at_BT.mean().item()
     for first, end in itertools.pairwise(size.positions):
@@ -49,8 +51,8 @@ def measure_losses(size: MatchedLanguageSize, folder: str, text: str, device: st
             )
         losses[f"identifiers {name}"] = chosen.mean().item()
     for one in perplexity_by_length(
-        model, [one.ids for one in documents], size.contexts, texts=size.context_texts, separator=tokenizer.eos_token_id,
-        batch_size=size.context_texts,
+        model, (one.ids for one in itertools.chain(in_rows, documents)), size.contexts, texts=size.context_texts,
+        separator=tokenizer.eos_token_id, batch_size=CONTEXTS_AT_ONCE,
     ):  # fmt: skip
         losses[f"context {one.length}"] = one.loss
     for length in size.needles:
@@ -107,6 +109,12 @@ def tokenize_documents(text: Path, tokenizer: Any) -> Iterator[Tokenized]:
     for document in text_in(text, "test").held_out_documents():
         encoded = tokenizer(document.text, return_offsets_mapping=True, verbose=False)
         yield Tokenized(document.text, encoded.input_ids, encoded.offset_mapping)
+
+
+def _noted(documents: Iterator[Tokenized], noted: list[Tokenized]) -> Iterator[Tokenized]:
+    for one in documents:
+        noted.append(one)
+        yield one
 
 
 def choose_rows(size: MatchedLanguageSize, documents: Iterable[Tokenized]) -> tuple[Tensor, Tensor]:

@@ -105,8 +105,8 @@ class Matching:
         """The mixer with the MLP that brings its parameters nearest to `wanted`."""
         here = self._sized(mixer.choice, mixer.intermediate_size)
         slope = self._sized(mixer.choice, mixer.intermediate_size + 1).parameters - here.parameters
-        width = mixer.intermediate_size + (wanted - here.parameters) / slope
-        return self._sized(mixer.choice, max(1, round(width / self.multiple)) * self.multiple)
+        steps = round((wanted - here.parameters) / slope / self.multiple)  # from the default width, a multiple of 64
+        return self._sized(mixer.choice, max(self.multiple, mixer.intermediate_size + steps * self.multiple))
 
     def _sized(self, choice: MixerChoice, intermediate_size: int | None) -> Matched:
         config = FastWeightsConfig(**self.model, mixer=choice.entry, intermediate_size=intermediate_size)

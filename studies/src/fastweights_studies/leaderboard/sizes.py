@@ -344,7 +344,7 @@ _LANGUAGE_FULL = MatchedLanguageSize(
     rows=512, positions=(0, 64, 256, 1024, 2048), contexts=(2048, 8192, 65536), context_texts=16, needles=(2048, 8192),
     examples=20,
     excess=0.02,  # 64 channels with a preconditioner: kernels of 63 are several times slower
-    multiple=8,  # as GPUs take a matrix in 16 bits whose rows begin at multiples of 16 bytes, others at a third of the rate
+    multiple=8,  # rows of matrices in 16 bits then begin at multiples of 16 bytes: products of others take several times as long
 )  # fmt: skip
 
 
@@ -455,7 +455,7 @@ SIZES = {
             ),
             "mqar": "90 minutes of one GPU", "regression": "30 minutes of one GPU", "tracking": "45 minutes of one GPU",
             "language": "150 minutes of one GPU",
-            "language-proxies": "100 minutes of one H200",
+            "language-proxies": "60 minutes of one H200",
             **dict.fromkeys(("language-matched", "hybrids"), "not estimated"),
         },
     ),

@@ -42,6 +42,10 @@ class Model:
     compiled: str | None = None
     replayed: bool = False
 
+    def __post_init__(self) -> None:
+        if self.mlp is not None and (self.preset is not None or self.library == FLA):
+            raise ValueError(f"mlp must be None for a preset and the models of {FLA}, which have a width of their own")
+
     @property
     def title(self) -> str:
         """As pages and commands name it, such as "24 layers of gdn, compiled by blocks, replayed"."""

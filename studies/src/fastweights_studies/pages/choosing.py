@@ -66,7 +66,9 @@ def lines(results: Path) -> list[str]:
     variance, by_probability = rank_unknown_keys(results)
     of_rows, of_texts = compare_losses(results)
     behind = [where for where, one in (("rows", of_rows), ("long texts", of_texts)) if one.above.sign < 0]
-    beside_gdn = f"In {' and '.join(behind)} of code it is behind `gdn`" if behind else "With code it ties with `gdn`"
+    beside_gdn = (
+        f"In {' and '.join(behind)} of code it is behind `gdn`" if behind else "With code it is not behind `gdn`"
+    )
     page = "leaderboard.md#speed-and-memory"
     return [
         "**If nothing below applies, then `gdn`.** It corrects what it answers to a key, forgets by a learned decay, and "
@@ -111,9 +113,13 @@ class Loss(NamedTuple):
     above: Difference
 
     def describe(self) -> str:
-        low, high = -self.above.high, -self.above.low
-        beside = f"{low:.2f} to {high:.2f} lower than `linear`" if self.above.sign < 0 else "a tie with `linear`"
-        return f"{self.mean:.2f}, {beside}"
+        low, high = sorted((abs(self.above.low), abs(self.above.high)))
+        beside = {
+            -1: f"{low:.2f} to {high:.2f} lower than `linear`",
+            0: "a tie with `linear`",
+            1: f"{low:.2f} to {high:.2f} higher than `linear`",
+        }
+        return f"{self.mean:.2f}, {beside[self.above.sign]}"
 
 
 def compare_losses(results: Path) -> list[Loss]:

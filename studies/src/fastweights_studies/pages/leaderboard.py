@@ -61,11 +61,11 @@ rules without training.
 
 FAIRNESS = """\
 - **Equal state and equal parameters.** Linear attention with square heads is the reference for both. Every other mixer
-  has the largest head size whose state is not above the reference's. The width of its MLP then brings the parameters of the
-  whole model nearest to the reference's. So a memory that also keeps a Gram matrix has smaller heads and a wider MLP. States
-  are numbers per sequence over all layers, without the last inputs of short convolutions. In the parts of language models in one
-  block a state may be above the reference's by 2%, and the widths of MLPs, and of all heads together, are multiples of 8, because
-  a GPU takes longer with others. Five rules of `language-proxies` were trained before that, with the nearest widths.
+  has the largest head size whose state is not above the reference's, with one exception below. The width of its MLP then brings
+  the parameters of the whole model nearest to the reference's. So a memory that also keeps a Gram matrix has smaller heads and a
+  wider MLP. States are numbers per sequence over all layers, without the last inputs of short convolutions. In the full size of
+  language models in one block a state may be above the reference's by 2%, and the widths of MLPs, and of all heads together, are
+  multiples of 8, because a GPU takes longer with others; rows that were measured earlier have the nearest widths.
 - **Softmax attention** has the reference's head size and keeps every token (*grows*): its state is far larger. In the parts
   with the layers as published it has no short convolution and learns late, so that in these short trainings other mixers can be
   better.

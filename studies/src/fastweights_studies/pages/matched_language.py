@@ -51,7 +51,8 @@ POINTS = (
 
 
 class Columns(NamedTuple):
-    """Entries by mixer: of the loss in rows as long as in training, and in the longest texts. Diverged models have none."""
+    """Entries by mixer: of the loss in rows as long as in training, and in the longest texts. Rules whose models diverged, or of
+    which not all seeds are measured yet, have none."""
 
     test: dict[str, Entry]
     longest: dict[str, Entry]
@@ -59,17 +60,20 @@ class Columns(NamedTuple):
 
 def find_columns(entries: Sequence[Entry]) -> Columns:
     size = PROXIES.size("full")
-    common = {"tokens": next(iter(size.budgets)), "softmax_every": 0}
+    ((tokens, budget),) = size.budgets.items()
+    common = {"tokens": tokens, "softmax_every": 0}
     titles = (
         PROXIES.name_column({**common, "what": what, "at": at})
         for what, at in (("test", None), ("context", size.contexts[-1]))
     )
-    return Columns(*({one.label: one for one in entries if one.column == title and one.values} for title in titles))
+    whole = [one for one in entries if {*one.seeds} >= {*budget.seeds}]
+    return Columns(*({one.label: one for one in whole if one.column == title} for title in titles))
 
 
 def render_language(entries: Sequence[Entry]) -> str:
     """The section; "" without results of two rules. entries: of the losses in each column."""
     columns = find_columns(entries)
+    entries = [one for one in entries if one.label in columns.test]
     if len(columns.test) < 2:
         return ""
     size = PROXIES.size("full")
@@ -97,8 +101,8 @@ def render_language(entries: Sequence[Entry]) -> str:
     states = sorted({one.count("state") for label, one in columns.test.items() if label != GROWING})
     (tokens,), parameters = size.budgets, sorted(one.count("parameters") for one in columns.test.values())
     said = {
-        "rules": len(columns.test), "million": round(parameters[0] / 1e6), "spread": parameters[-1] / parameters[0] - 1,
-        "tokens": tokens // 10**6, "recall": size.recall_part,
+        "rules": len(columns.test), "million": round(parameters[0] / 1e6), "tokens": tokens // 10**6,
+        "spread": math.ceil(1e3 * (parameters[-1] / parameters[0] - 1)) / 1e3, "recall": size.recall_part,
         "layers": size.model["num_hidden_layers"], "width": size.model["hidden_size"], "rates": len(size.rates),
         "state": " to ".join(dict.fromkeys(f"{one:,}" for one in (states[0], states[-1]))), "length": length, "longest": longest,
     }  # fmt: skip
