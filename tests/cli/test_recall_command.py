@@ -293,6 +293,7 @@ def test_variants_of_a_mixer_are_compared_under_their_labels(tmp_path, capsys, m
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_run_file_with_parts_and_a_curriculum(tmp_path, capsys):
     file = tmp_path / "run.toml"
     file.write_text(

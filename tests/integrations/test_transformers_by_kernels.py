@@ -29,10 +29,8 @@ from tests.kernels.cases import DEVICE
 LAYERS = {} if EARLIER else {
     "qwen3_next": ("convolve_slices", 1), "qwen3_5": ("convolve_slices", 1), "kimi_linear": ("short_convolution", 3),
 }  # fmt: skip
-# One of each kind of layer; the others, which are like the first, are slow tests.
-FEW_LAYERS = [
-    name if name in ("qwen3_next", "kimi_linear") else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS
-]
+# The layers of the others, and prompts of all but one, are slow tests.
+FEW_LAYERS = [name if name == "qwen3_next" else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS]
 
 
 @pytest.fixture
@@ -240,9 +238,7 @@ def test_packed_sequences(family: str, calls: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("length", "family"),
     [
-        pytest.param(
-            length, name, marks=() if (length, name) in ((9, "qwen3_next"), (2, "kimi_linear")) else pytest.mark.slow
-        )
+        pytest.param(length, name, marks=() if (length, name) == (2, "kimi_linear") else pytest.mark.slow)
         for length in (2, 9)
         for name in LAYERS
     ],

@@ -31,7 +31,7 @@ def test_output_and_gradients(layer, x):
     assert [name for name, grad in reached.items() if grad is None or not grad.abs().sum() > 0] == []
 
 
-@every_variant
+@options_are_slow
 def test_causal(layer, x):
     later = x.clone()
     later[:, 13] += 1
@@ -58,7 +58,7 @@ def test_state_size_is_what_the_cache_holds(layer, x):
     assert sum(tensor[0].numel() for tensor in cache.memory.values()) == layer.state_size(length=21)
 
 
-@every_variant
+@options_are_slow
 def test_packed_is_separate(layer, x):
     row = x.flatten(0, 1)[None]
     edges = [0, 5, 5, 6, 30, 42]

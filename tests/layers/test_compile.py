@@ -81,12 +81,9 @@ def shapes_alone(monkeypatch):
 WITH_KERNELS = ("gdn", "linear", "pkda", "gka", "mesa", "ttt", "palimpsa-d", "lattice", "vla", "rls")
 
 
-@pytest.mark.parametrize(
-    "packed", [pytest.param(False, id="rows", marks=pytest.mark.slow), pytest.param(True, id="packed")]
-)
-@pytest.mark.parametrize(
-    "mixer", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in WITH_KERNELS]
-)
+@pytest.mark.slow  # tests/kernels/test_autograd.py has ops in one graph
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize("mixer", WITH_KERNELS)
 @pytest.mark.kernels
 def test_one_graph_of_kernels_serves_all_sizes(shapes_alone, mixer, packed):
     """Few tokens, sequences that are not cut into segments, that are, and that are too many. Kernels run at none of them: sizes

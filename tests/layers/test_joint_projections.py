@@ -40,7 +40,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     "activation, normalize, packed",
     [
         ("silu", True, False),
-        ("none", False, True),
+        pytest.param("none", False, True, marks=pytest.mark.slow),
         pytest.param("silu", True, True, marks=pytest.mark.slow),
         pytest.param("none", False, False, marks=pytest.mark.slow),
     ],
@@ -83,7 +83,7 @@ def test_joint_projections_without_convolutions(monkeypatch):
         pytest.param("gka", 4, 256, {"iterations": 2}, marks=pytest.mark.slow),
         pytest.param("palimpsa-d", 4, 256, {}, marks=pytest.mark.slow),
         pytest.param("pmamba2-key", 4, 256, {}, marks=pytest.mark.slow),
-        ("gated-deltaproduct", 2, 192, {}),
+        pytest.param("gated-deltaproduct", 2, 192, {}, marks=pytest.mark.slow),
     ],
 )
 def test_gates_are_columns_of_the_joint_product(monkeypatch, name, heads, columns, options):

@@ -99,7 +99,9 @@ MIXERS = {
 @pytest.mark.parametrize(
     "mixer",
     [
-        pytest.param(x, marks=pytest.mark.slow) if x in ("gdn", "kda", "softmax") else x  # the others have all kernels
+        x
+        if x == "lattice" or isinstance(x, dict)
+        else pytest.param(x, marks=pytest.mark.slow)  # these have most kernels
         for x in (*MIXERS, {"name": "softmax", "window": 5, "qk_norm": True})
     ],
     ids=str,
@@ -128,7 +130,7 @@ def test_the_same_tokens(monkeypatch, calls, mixer):
             "gdn",
             ("mixer.qkv.k_proj", "mixer.qkv.v_conv", "mixer.gain.b_proj", "mlp.down_proj", "mixer_norm", "mlp_norm"),
         ),
-        ("vla", ("mixer.norm", "mixer.o_proj")),
+        pytest.param("vla", ("mixer.norm", "mixer.o_proj"), marks=pytest.mark.slow),
     ],
     ids=["gdn", "vla"],
 )

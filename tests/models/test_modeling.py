@@ -12,8 +12,9 @@ from transformers import DynamicCache
 
 from fastweights.layers import MIXERS
 from fastweights.models import FastWeightsForCausalLM, FastWeightsModel, modeling
+from tests.fast_set import fast_where
 
-from .mixers import every_mixer, some_mixers
+from .mixers import FEW, every_mixer, is_fast, some_mixers
 from .small import HYBRID, VOCABULARY, config, model, tokens
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -143,6 +144,7 @@ def test_outputs():
     torch.testing.assert_close(lm(ids, return_dict=False)[0], outputs.logits)
 
 
+@fast_where(lambda given: isinstance(given["mixer"], list) or is_fast(given["mixer"], FEW))
 @pytest.mark.parametrize(
     ("mixer", "reentrant"), [*((mixer, False) for mixer in MIXERS), (HYBRID, False), (HYBRID, True)]
 )

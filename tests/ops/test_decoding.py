@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastweights import ops
 from fastweights.testing import OpCase, OpInputs
+from tests.fast_set import slow
 from tests.kernels.cases import DEVICE, REPEATED
 
 from .decoding import (
@@ -34,8 +35,17 @@ SOME = [
 ]  # fmt: skip
 SLOW = ("mesa", "gated_kalmanet-chebyshev")  # iteration after iteration in the interpreter: in the fast set at one size
 FAST = set(SOME) - set(SLOW)
-some_cases = pytest.mark.parametrize(
-    "case", [pytest.param(DECODING[name], id=name, marks=() if name in FAST else pytest.mark.slow) for name in SOME]
+
+
+def fast_cases(*fast: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "case", [pytest.param(DECODING[name], id=name, marks=() if name in fast else pytest.mark.slow) for name in SOME]
+    )
+
+
+some_cases = fast_cases(*FAST)
+few_cases = fast_cases(
+    "linear_attention-channel", "delta_rule-head-write", "lattice-decode-decay", "output_normalized_ttt"
 )
 
 
@@ -273,7 +283,7 @@ def test_two_sequences_go_on_from_one_state(case: OpCase) -> None:
     assert largest_error((got[0], tuple(x[[3, 6]] for x in got[1])), (o, final)) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["delta_rule-head-write", "variational_linear_attention-refresh"])
+@pytest.mark.parametrize("name", ["delta_rule-head-write", *slow("variational_linear_attention-refresh")])
 def test_kept_states_in_a_traced_graph(name: str) -> None:
     case = DECODING[name]
     inputs = case.draw(batch=2, time=3, dtype=torch.float32)
@@ -327,11 +337,11 @@ SIZES = [  # T, q/k heads, value heads, K, V
     (1, 1, 1, 96, 40),
     (3, 2, 2, 1, 1),
 ]
-# In the interpreter these take seconds. In the fast set the delta rule has all sizes, others among FAST two, the rest one, and
+# In the interpreter these take seconds. In the fast set the delta rule has all sizes, the others have one, and
 # forms none whose kernel another one launches with more inputs.
 WITH_FEWER_INPUTS = (*REPEATED, "palimpsa", "gated_kalmanet-constant_ridge", "variational_linear_attention-plain")
 FAST_SIZES = {
-    **dict.fromkeys(FAST, SIZES[1:4:2]), **dict.fromkeys(set(WITH_FEWER_INPUTS) - FAST, ()), "delta_rule-head-write": SIZES
+    **dict.fromkeys(set(WITH_FEWER_INPUTS) - FAST, ()), "delta_rule-head-write": SIZES
 }  # fmt: skip
 FORMS_AND_SIZES = [
     pytest.param(
@@ -404,7 +414,7 @@ def test_kernel_keeps_the_state_after_each_token(by_kernel: OpCase, packed: bool
 
 
 @pytest.mark.kernels
-@some_cases
+@few_cases
 def test_kernel_on_rows_of_a_wider_pool(case: OpCase) -> None:
     """The rows of a pool may lie apart, as where several layers share its memory; it is written where it is."""
     inputs, pool, _ = drawn_pool(case, False)
@@ -541,6 +551,7 @@ def test_kernel_takes_the_symmetric_part_of_a_gram_matrix(name: str) -> None:
     assert torch.equal(held[0][1].cpu(), H[1].float())
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 def test_conjugate_gradients_end_once_they_have_converged() -> None:
     """o after any number of iterations that is enough is the same bits."""
@@ -681,7 +692,7 @@ def test_kernel_writes_an_empty_memory() -> None:
 
 
 @pytest.mark.kernels
-@some_cases
+@few_cases
 @pytest.mark.parametrize("bad", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)], ids=str)
 def test_kernel_keeps_bad_numbers_where_they_belong(case: OpCase, bad: float) -> None:
     """As the ops: o is NaN from the bad token of a head on (the value's column, the query's token) and equal elsewhere."""

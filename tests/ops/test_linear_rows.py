@@ -106,10 +106,10 @@ def test_norm_of_a_residual_stream(rows):
         pytest.param(*sizes, rows, id=f"{sizes[0]}-{sizes[1]}-{rows}", marks=() if rows in fast else pytest.mark.slow)
         for sizes, fast in {
             (512, 64): [5],
-            (384, 128): [1, 2],
-            (512, 256): [1],
+            (384, 128): [2],
+            (512, 256): [],
             (96, 96): [2],
-            (144, 48): [2, 5],
+            (144, 48): [5],
         }.items()
         for rows in (1, 2, 5)
     ],

@@ -131,6 +131,7 @@ def wait_until_joined(processes, folder):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_rank_0_keeps_its_store_until_the_others_have_left(tmp_path, monkeypatch):
     """Here they look into the store a second after rank 0 has done its work."""
     monkeypatch.setattr("fastweights.training.language.processes.POLL_SECONDS", 1.5)

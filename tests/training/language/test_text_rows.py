@@ -183,6 +183,7 @@ def test_epochs_are_counted_before_the_training(make_run):
     )
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_used_up_goes_on_with_more_epochs(make_run, sources, tokenizer):
     corpus = TextCorpus(paths=sources[0].paths, streaming=True, epochs=1, held_out_fraction=0.2)
     settings = {"tokenizer": tokenizer, "max_steps": 16, "batch_size": 16, "checkpoint_every": 4, "evaluate_every": 0}
