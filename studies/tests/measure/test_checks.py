@@ -130,6 +130,7 @@ def test_the_command_writes_a_file_and_exits_with_1_where_an_op_fails(
     assert {row.seed for row in select(rows, measure="error")} == {1}
 
 
+@pytest.mark.slow
 def test_the_command_runs_from_a_bare_environment(tmp_path: Path) -> None:
     command = [
         sys.executable,
