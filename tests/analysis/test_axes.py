@@ -87,9 +87,8 @@ def test_no_two_labels_touch(name):
         assert first.y0 != second.y0 or second.x0 - first.x1 > 20  # pixels
 
 
-@pytest.mark.parametrize(
-    ("name", "which"), [pytest.param("loss curves", "y", marks=pytest.mark.slow), ("state size", "x")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "which"), [("loss curves", "y"), ("state size", "x")])
 def test_ticks_of_logarithmic_axes_are_whole_decades(name, which):
     for axes in FIGURES[name]().axes:
         low, high = sorted(getattr(axes, f"get_{which}lim")())

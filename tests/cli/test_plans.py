@@ -220,6 +220,7 @@ def test_trackers_go_to_the_trainer(folder):
     assert load_run("run.toml", report_to="trackio").report_to == ("trackio",)
 
 
+@pytest.mark.slow
 def test_tensorboard_by_name(folder, capsys):
     assert main(["train", "run.toml", "--set", "report_to=tensorboard", "-q"]) == 0
     assert list((folder / "trained" / "tensorboard").glob("events*")) and capsys.readouterr().err == ""

@@ -87,8 +87,8 @@ def numbers(run: dict) -> dict:
 
 
 @pytest.fixture(scope="module")
-def killed_and_continued(tmp_path_factory):
-    """Output folder, table and progress of a command that was killed with all its processes, then given again.
+def finished(tmp_path_factory):
+    """Output folder, table and progress of a command.
 
     Takes a while, so that with several test processes (pytest-xdist) only one of them does it.
     """
@@ -98,12 +98,14 @@ def killed_and_continued(tmp_path_factory):
     output, texts = base / "recall-output", base / "recall-texts.json"
     with filelock.FileLock(base / "recall.lock"):
         if not texts.exists():
-            texts.write_text(json.dumps(kill_and_continue(output)))
+            texts.write_text(json.dumps(finish(output)))
     return output, *json.loads(texts.read_text())
 
 
-def kill_and_continue(output: Path) -> tuple[str, str]:
-    """Killed, the parent alone; then given again in this process."""
+@pytest.fixture(scope="module")
+def killed_and_continued(tmp_path_factory):
+    """The same of a command whose own process was killed, and that was then given again."""
+    output = tmp_path_factory.mktemp("killed") / "output"
     process = start(command(output))
     # one run has ended, and another has been saved in its middle
     wait_until(lambda: list(output.glob("runs/*.json")) and list(output.glob("runs/*.checkpoint")), process)
@@ -111,7 +113,10 @@ def kill_and_continue(output: Path) -> tuple[str, str]:
     process.communicate()
     assert len(list(output.glob("runs/*.json"))) < RUNS
     assert not (output / "results.json").exists()
+    return output, *finish(output)
 
+
+def finish(output: Path) -> tuple[str, str]:
     printed, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         code = main(command(output))
@@ -160,12 +165,14 @@ def test_kills_at_random_moments(tmp_path, uninterrupted, group):
     assert [numbers(run) for run in runs] == uninterrupted
 
 
+@pytest.mark.slow
 def test_a_killed_command_continues_with_the_same_numbers(killed_and_continued, uninterrupted):
     output, _, _ = killed_and_continued
     runs = json.loads((output / "results.json").read_text())["runs"]
     assert [numbers(run) for run in runs] == uninterrupted
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_repeated(killed_and_continued):
     _, _, errors = killed_and_continued
     first_line = errors.splitlines()[0]
@@ -174,8 +181,8 @@ def test_finished_runs_are_not_repeated(killed_and_continued):
     assert f"[{RUNS}/{RUNS}]" in errors
 
 
-def test_results_hold_configuration_versions_machine_times_and_sizes(killed_and_continued):
-    output, _, _ = killed_and_continued
+def test_results_hold_configuration_versions_machine_times_and_sizes(finished):
+    output, _, _ = finished
     results = json.loads((output / "results.json").read_text())
     assert set(results) == {"format", "experiment", "summary", "runs"}
     assert results["experiment"]["learning_rates"] == [0.003, 0.01]
@@ -198,8 +205,8 @@ def test_results_hold_configuration_versions_machine_times_and_sizes(killed_and_
         assert (row["accuracy"], row["learning_rate"]) == (chosen["accuracy"], chosen["run"]["learning_rate"])
 
 
-def test_the_table_and_the_plots(killed_and_continued):
-    output, printed, _ = killed_and_continued
+def test_the_table_and_the_plots(finished):
+    output, printed, _ = finished
     for word in ("linear", "deltanet", "accuracy", "results.json", "matched block"):
         assert word in " ".join(printed.split())
     for name in ("accuracy-by-pairs.png", "accuracy-by-state-size.png", "loss-curves.png"):
@@ -210,8 +217,8 @@ def test_the_table_and_the_plots(killed_and_continued):
         assert name in printed
 
 
-def test_the_command_given_again_shows_the_results_at_once(killed_and_continued, capsys):
-    output, _, _ = killed_and_continued
+def test_the_command_given_again_shows_the_results_at_once(finished, capsys):
+    output, _, _ = finished
     before = (output / "results.json").read_bytes()
     assert main(command(output)) == 0
     printed = capsys.readouterr()
@@ -219,8 +226,8 @@ def test_the_command_given_again_shows_the_results_at_once(killed_and_continued,
     assert (output / "results.json").read_bytes() == before
 
 
-def test_another_configuration_is_refused_and_nothing_overwritten(killed_and_continued, capsys):
-    output, _, _ = killed_and_continued
+def test_another_configuration_is_refused_and_nothing_overwritten(finished, capsys):
+    output, _, _ = finished
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     assert main(command(output, steps=61)) == 2
     error = capsys.readouterr().err
@@ -268,8 +275,8 @@ def test_a_full_disk_is_one_line(tmp_path, capsys):
     assert printed.count("\n") == 1
 
 
-def test_without_matplotlib_the_results_are_there_all_the_same(killed_and_continued, capsys, monkeypatch):
-    output, _, _ = killed_and_continued
+def test_without_matplotlib_the_results_are_there_all_the_same(finished, capsys, monkeypatch):
+    output, _, _ = finished
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(command(output)) == 0
     assert "fastweights[viz]" in capsys.readouterr().err

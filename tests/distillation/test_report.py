@@ -47,6 +47,7 @@ def finding(measured, found):
     return dataclasses.replace(measured, needles=needles)
 
 
+@pytest.mark.slow
 def test_each_model_is_measured_as_alone(tmp_path):
     shown = Console(file=io.StringIO(), width=100)
     result, student, teacher = compare(output=tmp_path, console=shown)

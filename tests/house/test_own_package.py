@@ -22,8 +22,7 @@ DEAR = (
 # In the fast set, some files whose tests are parametrised by the ops, mixers and tasks that there are, and a list of all mixers.
 QUICK = (
     *("tests/contract/test_ops.py", "tests/house/test_ops.py", "tests/layers/test_check_mixer.py"),
-    *("tests/layers/test_registry.py", "tests/data/test_batches.py", "tests/data/test_splits.py"),
-    *("tests/data/test_task_registry.py", "tests/house/test_docs.py"),
+    *("tests/data/test_splits.py", "tests/house/test_docs.py"),
 )
 
 

@@ -330,6 +330,7 @@ def test_export_runs_the_originals(calls: dict[str, int]) -> None:
 
 
 # Earlier layers of other families have other parts.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [

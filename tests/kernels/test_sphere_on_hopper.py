@@ -266,7 +266,7 @@ def longest_loop(sass: str) -> list[str]:
         pytest.param(GLUON, 128, "encode", True, 232, 0, marks=pytest.mark.slow),
         pytest.param(GLUON, 128, "similarity", False, 232, 0, marks=pytest.mark.slow),
         pytest.param(GLUON_BACK, 128, "encode", True, 255, 0, marks=pytest.mark.slow),
-        (GLUON_BACK, 128, "encode", False, 255, 8),
+        pytest.param(GLUON_BACK, 128, "encode", False, 255, 8, marks=pytest.mark.slow),
         pytest.param(GLUON_BACK, 128, "similarity", True, 255, 0, marks=pytest.mark.slow),
     ],
 )

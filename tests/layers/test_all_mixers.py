@@ -40,7 +40,7 @@ def test_causal(layer, x):
     assert not torch.allclose(after[:, 13:], before[:, 13:])
 
 
-@every_variant
+@options_are_slow
 @pytest.mark.parametrize(
     "lengths", [*(pytest.param(x, marks=pytest.mark.slow) for x in ([8, 13], [1] * 21)), [3, 1, 1, 16]]
 )

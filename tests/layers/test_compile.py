@@ -30,12 +30,8 @@ def test_one_graph(variant):
     torch.testing.assert_close(torch.cat(steps, 1), wanted[:, 9:], rtol=1e-4, atol=1e-5)
 
 
-FAST = ("gdn",)
-
-
-@pytest.mark.parametrize(
-    "mixer", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MIXERS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", MIXERS)
 def test_one_graph_serves_all_sizes(mixer):
     """dynamic=True: batches and lengths change, and nothing is compiled again. Few tokens without gradients are read by other
     means, which is one more graph. In float64: the convolution of a graph adds up in another order."""

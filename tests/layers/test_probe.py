@@ -211,6 +211,7 @@ def test_nobody_listening_costs_no_tensor_work(monkeypatch):
     assert sorted(calls) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_has_one_graph_and_can_be_probed():
     torch._dynamo.reset()  # graphs of other layers count towards the limit of recompilations of one `forward`
     torch.manual_seed(0)

@@ -326,6 +326,7 @@ def test_nothing_as_large_as_a_matrix_a_token_is_kept_for_the_backward(solver: s
     assert sum(kept.values()) < 512 * 32 * 32 * 1.5
 
 
+@pytest.mark.slow
 def test_options_that_change_from_call_to_call_compile() -> None:
     inputs = draw(batch=1, time=5, heads=1)
     torch._dynamo.reset()

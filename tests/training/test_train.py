@@ -122,6 +122,7 @@ def test_continues_from_a_checkpoint_of_every_step(tmp_path):
     assert numbers(train_run(run, checkpoint)) == numbers(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [pytest.param(None, id="whole", marks=pytest.mark.slow), pytest.param(7, id="cut")])
 def test_regression_learns_and_is_measured_by_its_error(tmp_path, cut):
     run = small_run(

@@ -30,6 +30,7 @@ def hosts(tmp_path, monkeypatch):
     return folders
 
 
+@pytest.mark.slow
 def test_hosts_with_caches_of_their_own_train_as_one_process(hosts, tmp_path):
     def changes(output, cache):
         return {"output": str(tmp_path / output), "cache": cache, "max_steps": 3, "context_lengths": ()}
