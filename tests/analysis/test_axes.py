@@ -120,6 +120,7 @@ def test_an_axis_has_a_decade(low, high, labels):
     assert [text for _, text in shown] == labels
 
 
+@pytest.mark.slow
 def test_hidden_lines_are_named():
     same = (("linear", 0.3), ("gdn", 0.3), ("kda", 0.3), ("gla", 2.0))
     for axes in loss_curves(recall_results(same, (4,))).axes:

@@ -112,6 +112,7 @@ def test_quiet_commands_leave_standard_error_alone(folder, capsys, command):
         assert printed.err == "" and printed.out
 
 
+@pytest.mark.slow
 def test_an_evaluation_as_one_document(folder, capsys):
     assert main([*EVALUATE.split(), "--json", "-q"]) == 0
     printed = capsys.readouterr()

@@ -25,8 +25,10 @@ ON_EVERY_FORM: Chosen = {
     "test_chunked_is_sequential": lambda given: given["sizes"]["time"] in (2, 65),
     "test_dtypes": lambda given: given["dtype"] == torch.bfloat16,
     "test_extremes_are_finite_and_agree": lambda given: False,  # all of them mixed are there on every form
+    "test_gradcheck": lambda given: given["packed"],
     "test_packed_gradients_are_those_of_the_sequence": lambda given: False,
     "test_packed_is_separate": lambda given: given["with_state"],
+    "test_segments_are_the_whole": lambda given: len(given["cuts"]) == 3,
 }
 # And which are there on every op; the others on a few.
 ON_EVERY_OP: Chosen = {

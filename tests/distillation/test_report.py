@@ -87,6 +87,7 @@ def test_the_table_has_both_models():
     assert "s-niah-1" in text and f"{teacher.num_parameters():,}" in text
 
 
+@pytest.mark.slow
 def test_the_pictures_have_the_numbers(tmp_path):
     pytest.importorskip("matplotlib")
     result, student, teacher = compared()

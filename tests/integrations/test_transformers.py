@@ -222,6 +222,7 @@ def test_before_and_after_from_pretrained(tmp_path, calls: dict[str, int], named
     assert calls == {name: 2 * n for name, n in before.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     "family",

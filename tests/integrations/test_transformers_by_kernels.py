@@ -22,6 +22,7 @@ from fastweights.integrations.transformers import (
     pointwise,
     restore,
 )
+from tests.fast_set import slow
 from tests.integrations.tiny_models import EARLIER, INSTALLED, tiny
 from tests.kernels.cases import DEVICE
 
@@ -220,9 +221,7 @@ def test_layers(family: str, padded: bool, calls: dict[str, int]) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name == "qwen3_next" else pytest.mark.slow) for name in LAYERS]
-)
+@pytest.mark.parametrize("family", slow(*LAYERS))
 def test_packed_sequences(family: str, calls: dict[str, int]) -> None:
     layer, lengths = memory_layer(family), [4, 1, 5]
     wanted = torch.cat([layer(x) for x in X[:1].split(lengths, 1)], 1)

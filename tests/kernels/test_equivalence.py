@@ -129,7 +129,7 @@ def test_side_by_side_segments_of_a_row(case: OpCase, short_segments: None) -> N
     [
         pytest.param("linear_attention-channel", 1100, marks=pytest.mark.slow),
         pytest.param("delta_rule-head", 1100, marks=pytest.mark.slow),
-        ("precondition_keys", 2100),
+        pytest.param("precondition_keys", 2100, marks=pytest.mark.slow),
     ],
 )
 def test_long_sequence(name: str, time: int) -> None:
@@ -172,7 +172,7 @@ def test_alone_is_in_a_batch(case: OpCase) -> None:
         assert all(torch.equal(f, s[n : n + 1]) for f, s in zip(final, states))
 
 
-@others_slow("linear_attention-none", "delta_rule-head-write", "precondition_keys")
+@others_slow("linear_attention-none", "delta_rule-head-write")
 def test_grouped_heads(case: OpCase) -> None:
     """Gates of the value heads, and write keys."""
     inputs = small(case, 20, heads=2, value_heads=4)

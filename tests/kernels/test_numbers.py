@@ -17,7 +17,7 @@ pytestmark = pytest.mark.kernels
 EXACT = 0.0 if DEVICE == "cpu" else 1e-5  # on a GPU the form for bad numbers adds in another order
 
 
-@some_slow("preconditioned_delta_rule-channel")
+@some_slow("preconditioned_delta_rule-channel", "precondition_keys")
 @pytest.mark.parametrize("extreme", EXTREMES)
 def test_extremes_are_finite_and_agree(case: OpCase, extreme: str) -> None:
     inputs = small(case, 70 if "decay" in extreme or extreme == "one key" else 20)
@@ -93,7 +93,7 @@ def test_bad_numbers_across_segments(case: OpCase, short_segments: None) -> None
     check_containment(case, math.nan, time=200, at=66, packed=False)
 
 
-@some_slow("preconditioned_delta_rule-channel")
+@some_slow("preconditioned_delta_rule-channel", "precondition_keys")
 @pytest.mark.parametrize("time", [3, 20])
 def test_a_bad_initial_state_reaches_its_own_head_and_row(case: OpCase, time: int) -> None:
     inputs = small(case, time, batch=2, heads=2)
@@ -112,7 +112,7 @@ def test_a_bad_initial_state_reaches_its_own_head_and_row(case: OpCase, time: in
             assert torch.equal(state, end), name
 
 
-@some_slow("preconditioned_delta_rule-channel")
+@some_slow("preconditioned_delta_rule-channel", "precondition_keys")
 def test_a_bad_number_makes_the_gradient_bad(case: OpCase) -> None:
     """A loss over a NaN output must not leave finite gradients behind: training would continue with wrong ones."""
     inputs = small(case, 10)
@@ -123,7 +123,7 @@ def test_a_bad_number_makes_the_gradient_bad(case: OpCase) -> None:
         assert any(g.isnan().any() for g in gradients), name
 
 
-@some_slow("preconditioned_delta_rule-channel")
+@some_slow("preconditioned_delta_rule-channel", "precondition_keys")
 @pytest.mark.parametrize(
     ("values", "gates"),
     [(torch.float16, torch.float32), (torch.float32, torch.float64), (torch.float32, torch.float16)],

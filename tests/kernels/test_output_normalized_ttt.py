@@ -81,6 +81,7 @@ def test_half_precision() -> None:
         assert_close(found, right, 2e-3)
 
 
+@pytest.mark.slow
 @products_are_fast
 def test_gamma_of_key_heads(close: float) -> None:
     """A gain per key head serves its group of value heads, and gathers their gradients."""
@@ -91,6 +92,7 @@ def test_gamma_of_key_heads(close: float) -> None:
     assert_close(got[1], wanted[1], close)
 
 
+@products_are_fast
 def test_answers_without_a_direction(close: float) -> None:
     """A key across all keys before it has no answer: its write is the delta rule's, and nothing is NaN."""
     inputs = small(CASE, 20, key=24, value=6)

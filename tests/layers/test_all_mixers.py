@@ -50,7 +50,7 @@ def test_cache_continues_exactly(layer, x, lengths):
     torch.testing.assert_close(torch.cat(blocks, 1), layer(x), **EXACT)
 
 
-@every_variant
+@options_are_slow
 def test_state_size_is_what_the_cache_holds(layer, x):
     cache = LayerCache()
     layer(x, cache)

@@ -74,6 +74,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return found
 
 
+@fast_where(lambda given: given["mixer"] == HYBRID)
 @every_mixer(MEMORIES, HYBRID, fast=set())
 def test_greedy_tokens_are_those_without_an_assistant(seen, mixer):
     lm = large(mixer)

@@ -13,6 +13,7 @@ from fastweights.kernels import availability
 from fastweights.models import decoding, generation
 from fastweights.ops import l2_normalize, linear_rows, residual_norm, ring_attention, silu_product, step_decay
 from fastweights.ops.short_convolution import token
+from tests.fast_set import fast_where
 from tests.kernels.cases import DEVICE
 
 from .small import CLOSE, model, tokens
@@ -96,16 +97,9 @@ MIXERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "mixer",
-    [
-        x
-        if x == "lattice" or isinstance(x, dict)
-        else pytest.param(x, marks=pytest.mark.slow)  # these have most kernels
-        for x in (*MIXERS, {"name": "softmax", "window": 5, "qk_norm": True})
-    ],
-    ids=str,
-)
+# Its layer has most of the kernels.
+@fast_where(lambda given: given["mixer"] == "lattice")
+@pytest.mark.parametrize("mixer", [*MIXERS, {"name": "softmax", "window": 5, "qk_norm": True}], ids=str)
 def test_the_same_tokens(monkeypatch, calls, mixer):
     lm = model([mixer], initializer_range=0.1).to(DEVICE)
     apart = generated(monkeypatch, lm, False, do_sample=False)
@@ -123,6 +117,7 @@ def test_the_same_tokens(monkeypatch, calls, mixer):
     }  # before the output layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mixer, names",
     [
@@ -130,7 +125,7 @@ def test_the_same_tokens(monkeypatch, calls, mixer):
             "gdn",
             ("mixer.qkv.k_proj", "mixer.qkv.v_conv", "mixer.gain.b_proj", "mlp.down_proj", "mixer_norm", "mlp_norm"),
         ),
-        pytest.param("vla", ("mixer.norm", "mixer.o_proj"), marks=pytest.mark.slow),
+        ("vla", ("mixer.norm", "mixer.o_proj")),
     ],
     ids=["gdn", "vla"],
 )

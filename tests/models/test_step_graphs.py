@@ -74,6 +74,7 @@ def test_keys_find_place_in_a_step_with_as_many_slots(started, first, then, take
     assert started == [True, not taken]
 
 
+@pytest.mark.slow
 def test_other_numbers_of_sequences_have_steps_of_their_own(started, monkeypatch):
     monkeypatch.setattr(kept_graphs, "MOST", 2)
     lm = model()

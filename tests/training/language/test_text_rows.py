@@ -47,7 +47,8 @@ def read(run, count, start=None):
     return [made[number][0].tolist() for number in range(count)]
 
 
-@pytest.mark.parametrize("streaming", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", [False, True])
 def test_a_mixture_continues_with_the_same_losses(make_run, sources, tokenizer, streaming):
     corpus = TextCorpus(sources=sources, streaming=streaming, **({"shuffle_megabytes": 0.004} if streaming else {}))
     whole, cut = (make_run(name, corpus=corpus, tokenizer=tokenizer) for name in ("whole", "cut"))
