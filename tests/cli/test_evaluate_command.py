@@ -155,9 +155,9 @@ def test_a_failure_to_save_is_told(run, capsys):
 
 
 def test_what_was_measured_before_an_error_is_shown(run, capsys):
-    assert main(command(run, "--on mqar,perplexity --lengths 260,10000")) == 2
+    assert main(command(run, "--on mqar,perplexity --lengths 260,21000")) == 2
     printed = capsys.readouterr()
-    assert "mqar" in printed.out and "Results:" in printed.out and "at least 10000 tokens" in printed.err
+    assert "mqar" in printed.out and "Results:" in printed.out and "at least 21000 tokens" in printed.err
 
 
 def test_a_full_device_is_one_line(run, capsys, monkeypatch):

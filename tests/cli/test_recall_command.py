@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import filelock
 import psutil
 import pytest
 import torch
 
 from fastweights.cli import main
+from fastweights.results.recall import save_result
 from fastweights.training import RecallExperiment, train_run
 
 from ..full_disk import largest_file
@@ -88,18 +88,17 @@ def numbers(run: dict) -> dict:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Output folder, table and progress of a command.
+    """Output folder, table and progress of a command whose runs are trained in this process."""
 
-    Takes a while, so that with several test processes (pytest-xdist) only one of them does it.
-    """
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent
-    output, texts = base / "recall-output", base / "recall-texts.json"
-    with filelock.FileLock(base / "recall.lock"):
-        if not texts.exists():
-            texts.write_text(json.dumps(finish(output)))
-    return output, *json.loads(texts.read_text())
+    def train_jobs(jobs, *others):
+        for job in jobs:
+            if not job.has_ended():
+                save_result(job.folder.result(job.run), train_run(job.run, job.folder.checkpoint(job.run)))
+
+    output = tmp_path_factory.mktemp("finished") / "output"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastweights.training.recall.run.train_jobs", train_jobs)
+        return output, *finish(output)
 
 
 @pytest.fixture(scope="module")

@@ -55,8 +55,7 @@ CONTRACT = {
 }
 
 
-# In the fast set the rule of the first has two of its tests, and tests/house the package.
-@pytest.mark.slow
+@pytest.mark.slow  # the fast set has the package in tests/house
 @pytest.mark.parametrize(
     ("folder", "own"),
     [("own_rule", "test_one_memory_alone_is_linear_attention"), ("own_package", "test_padding_forgets_nothing")],
@@ -64,11 +63,6 @@ CONTRACT = {
 def test_the_rules_keep_the_contract(folder: str, own: str) -> None:
     found = passed(folder)
     assert {*CONTRACT, own} <= found and len(found) >= 30, CONTRACT - found
-
-
-def test_the_rule_is_its_reference_and_the_layer_runs() -> None:
-    few = {"test_one_memory_alone_is_linear_attention", "test_the_layer_keeps_the_contract"}
-    assert passed("own_rule", "-k", " or ".join(sorted(few))) == few
 
 
 @pytest.mark.slow
