@@ -233,6 +233,7 @@ def test_packed_sequences(family: str, calls: dict[str, int]) -> None:
     assert calls[name] == 2 * count
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("length", "family"),

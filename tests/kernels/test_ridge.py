@@ -78,6 +78,7 @@ def test_a_constant_ridge() -> None:
     check("gated_kalmanet-constant_ridge", 20, started=True)
 
 
+@pytest.mark.slow
 def test_mix_and_gain_of_key_heads() -> None:
     """A gate per key head serves its group of value heads, and gathers their gradients."""
     for name, gate in ((CHEBYSHEV, "mix"), (MESA, "beta")):

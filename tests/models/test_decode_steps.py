@@ -16,7 +16,7 @@ from fastweights.models import FastWeightsCache, decoding, generation, kept_grap
 from tests.fast_set import fast_where
 
 from .live_bytes import LiveBytes
-from .mixers import some_mixers
+from .mixers import FEW, is_fast, some_mixers
 from .small import CLOSE, HYBRID, MIXED, PROMPTS, model, tokens
 
 WINDOW = {"name": "softmax", "window": 5}
@@ -64,6 +64,7 @@ def assert_same(calls, steps, exact_cache=True):
                 torch.testing.assert_close(kept[name], x, **CLOSE)
 
 
+@fast_where(lambda given: not isinstance(given["mixer"], str) or is_fast(given["mixer"], FEW))
 @some_mixers(WINDOW)
 def test_every_mixer(by_steps, mixer):
     lm = model([mixer, "gdn"], initializer_range=0.1)

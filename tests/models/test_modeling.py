@@ -20,6 +20,7 @@ from .small import HYBRID, VOCABULARY, config, model, tokens
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
+@fast_where(lambda given: not isinstance(given["mixer"], str) or is_fast(given["mixer"], FEW))
 @some_mixers(HYBRID)
 def test_loss_falls_on_a_fixed_batch(mixer):
     lm, ids = model(mixer).train(), tokens(4, 12)

@@ -11,7 +11,7 @@ from fastweights.models import decoding, generation, kept_graphs, prompt_graphs
 from fastweights.models.kept_graphs import graphs_of
 from tests.fast_set import fast_where
 
-from .mixers import some_mixers
+from .mixers import FEW, is_fast, some_mixers
 from .small import CLOSE, MIXED, model, tokens
 
 WINDOWS = [{"name": "softmax", "window": width} for width in (1, 5, 40)]
@@ -56,6 +56,7 @@ def caches_of(lm, ids, **options):
     return [lm.generate(ids, disable_compile=plain, **options).past_key_values for plain in (False, True)]
 
 
+@fast_where(lambda given: not isinstance(given["mixer"], str) or is_fast(given["mixer"], FEW))
 @some_mixers(*WINDOWS, GROUPED)
 def test_tokens_and_caches_are_those_of_prompts_alone(read, mixer):
     lm, ids = model([mixer, "gdn"], initializer_range=0.1), tokens(2, 19)

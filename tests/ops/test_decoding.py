@@ -378,7 +378,7 @@ def test_kernel_on_packed_rows(case: OpCase, index: torch.dtype) -> None:
 
 
 @pytest.mark.kernels
-@some_cases
+@few_cases
 @pytest.mark.parametrize(
     ("packed", "index"),
     [
@@ -569,7 +569,7 @@ def test_conjugate_gradients_end_once_they_have_converged() -> None:
 
 
 @pytest.mark.kernels
-@some_cases
+@few_cases
 def test_op_of_few_tokens_runs_the_kernel(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: the op itself, with the states that it begins with and with given ones, which stay as they are."""
     from fastweights.ops.framework import few_tokens

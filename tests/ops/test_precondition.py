@@ -280,6 +280,7 @@ def test_gates_of_key_heads_and_of_value_heads(form: str) -> None:
         assert relative_error(got, wanted) <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 def test_a_ridge_may_be_a_number_one_per_head_or_one_per_channel() -> None:
     x = {n: y.float().to(DEVICE) for n, y in draw("precondition_queries", time=20).items()}

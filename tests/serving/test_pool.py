@@ -84,6 +84,7 @@ def test_long_drafts_and_states_in_16_bits_are_read_token_by_token(state_dtype, 
     assert (read - wanted).norm() < error * wanted.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 # One convolution, and two with one window.
 @pytest.mark.parametrize("name", ["palimpsa-m", pytest.param("lattice", marks=pytest.mark.slow)])

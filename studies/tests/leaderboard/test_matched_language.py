@@ -62,6 +62,7 @@ def of_proxies(runs):
     return [run for run in runs if "tokens500-" in run.output]
 
 
+@pytest.mark.slow
 def test_rates_come_from_proxies_and_numbers_from_test_text(tmp_path, trained):
     path = run_part(PART, request(tmp_path, "linear", "gdn"))
     rows = PART.rows("small", tmp_path, tmp_path)
@@ -121,7 +122,6 @@ def test_a_new_mixer_and_a_new_seed_train_nothing_again(tmp_path, trained):
     assert load_board(tmp_path / "language-matched-small.json").rows[: len(board)] == board
 
 
-@pytest.mark.slow
 def test_columns_choose_the_models_that_are_trained(tmp_path, trained):
     PART.check_columns(request(tmp_path, "linear", columns=("2K: ",)))
     with pytest.raises(ValueError, match="columns must be texts in titles of language-matched, got '3K'"):

@@ -20,6 +20,7 @@ def registry_of_its_own(monkeypatch):
     monkeypatch.delitem(sys.modules, module.WINDOWED, raising=False)
 
 
+@pytest.mark.slow
 def test_both_sides_of_an_effect_are_trained_from_paired_seeds_and_compared(tmp_path, monkeypatch, capsys):
     small = {"width": 16, "batch_size": 4, "steps": 4, "learning_rates": (1e-3, 1e-2), "seeds": (0, 1)}
     monkeypatch.setitem(module.SIZES, "cpu", small)

@@ -89,6 +89,7 @@ def test_parts_of_a_block_are_compared_with_the_column_of_their_size(tmp_path: P
     assert f"{gated:.2f} with an output gate" in clearest
 
 
+@pytest.mark.slow
 def test_rules_in_one_block_are_compared_by_their_seeds(tmp_path: Path) -> None:
     shutil.copytree(RESULTS, tmp_path, dirs_exist_ok=True)
     board = tmp_path / "leaderboard" / "recall-full.json"
