@@ -65,7 +65,7 @@ def test_lists_of_ops_mixers_and_tasks_take_the_package(package: Path) -> None:
 @pytest.mark.slow
 def test_the_whole_fast_suite_is_green_on_it(package: Path) -> None:
     passed = run_tests(package, "-m", "not slow", "-n", "auto", "--dist", "worksteal", "tests", OMP_NUM_THREADS="1")
-    assert len([name for name in passed if re.search("fading|look-back", name)]) > 250
+    assert len([name for name in passed if re.search("fading|look-back", name)]) > 200
 
 
 @pytest.mark.slow
