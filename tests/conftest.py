@@ -11,6 +11,8 @@ import torch
 
 from fastweights.kernels.availability import HAS_TRITON, INTERPRETED
 
+# Thousands of tests, all of which would be skipped.
+collect_ignore = [] if torch.cuda.is_available() else ["gpu"]
 NEEDS = {
     "kernels": (
         HAS_TRITON and (INTERPRETED or torch.cuda.is_available()),
@@ -24,8 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-form", action="store_true", help="compile every form of the kernels, not a selection")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        choice = item.get_closest_marker("fast_where")
+        if choice and not choice.args[0](item.callspec.params):
+            item.add_marker(pytest.mark.slow)
         for name, (there, reason) in NEEDS.items():
             if not there and item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=reason))

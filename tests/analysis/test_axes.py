@@ -65,8 +65,7 @@ def boxes(axis):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in ("state size", "tokens") else ()) for name in FIGURES],
+    "name", [name if name == "loss curves" else pytest.param(name, marks=pytest.mark.slow) for name in FIGURES]
 )
 def test_no_two_labels_touch(name):
     figure = FIGURES[name]()
@@ -88,6 +87,7 @@ def test_no_two_labels_touch(name):
         assert first.y0 != second.y0 or second.x0 - first.x1 > 20  # pixels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "which"), [("loss curves", "y"), ("state size", "x")])
 def test_ticks_of_logarithmic_axes_are_whole_decades(name, which):
     for axes in FIGURES[name]().axes:
@@ -120,6 +120,7 @@ def test_an_axis_has_a_decade(low, high, labels):
     assert [text for _, text in shown] == labels
 
 
+@pytest.mark.slow
 def test_hidden_lines_are_named():
     same = (("linear", 0.3), ("gdn", 0.3), ("kda", 0.3), ("gla", 2.0))
     for axes in loss_curves(recall_results(same, (4,))).axes:

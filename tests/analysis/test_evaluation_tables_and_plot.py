@@ -45,6 +45,7 @@ def test_recall_by_length_with_needles_of_all_depths_together():
     assert "0.75 (2.25)" in lines["s-niah-1"] and "0.00 (1.50)" in lines["s-niah-1"]
 
 
+@pytest.mark.slow
 def test_two_lines_a_model_in_looks_of_their_own(tmp_path):
     pytest.importorskip("matplotlib")
     figure = length_plot({"gdn": ROWS, "mine": ROWS, "yours": ROWS})

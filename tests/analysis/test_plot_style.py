@@ -12,6 +12,7 @@ from fastweights.analysis.palette import FAMILIES, OTHERS
 from fastweights.analysis.plot_style import mixer_style, mixer_styles
 from fastweights.analysis.plots import loss_curves, measure_by_pairs, measure_by_state_size, measure_by_token
 from fastweights.layers import MIXERS
+from tests.fast_set import slow
 
 from ..results.made_up import made_up
 
@@ -113,7 +114,7 @@ def drawn(figure):
     return {line.get_color() for axes in figure.axes for line in axes.get_lines() if len(line.get_xdata())}
 
 
-@pytest.mark.parametrize("draw", [measure_by_pairs, measure_by_state_size, loss_curves, measure_by_token])
+@pytest.mark.parametrize("draw", [measure_by_pairs, *slow(measure_by_state_size), loss_curves, *slow(measure_by_token)])
 def test_the_legend_shows_what_is_drawn_and_nothing_else(draw):
     pytest.importorskip("matplotlib")
     curve = {"token": [1.0, 2.0], "accuracy": [0.5, 0.6]}
@@ -155,7 +156,7 @@ def test_points_alone_have_no_line_in_the_legend():
     assert measure_by_state_size([made_up("gdn")]).legends[0].legend_handles[0].get_linewidth() == 0
 
 
-@pytest.mark.parametrize("pairs", [(4,), pytest.param((4, 8, 16), marks=pytest.mark.slow)], ids=len)
+@pytest.mark.parametrize("pairs", slow((4,), (4, 8, 16)), ids=len)
 def test_a_legend_of_24_fits_the_figure(pairs):
     pytest.importorskip("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -336,6 +336,7 @@ def within_limits() -> Iterator[None]:
 
 # What every command meets in the fast set. One command meets all.
 FEW = ("config cut", "weights cut", "code as the model", "tokenizer cut", "tokenizer code", "run.json cut")
+DEAR = ("ten thousand layers", "ten thousand layers of which one has a weight")  # a second each
 
 
 def cases(commands: str, *groups: dict[str, Any], every: str = "") -> list[Any]:
@@ -344,7 +345,7 @@ def cases(commands: str, *groups: dict[str, Any], every: str = "") -> list[Any]:
         pytest.param(
             command,
             harm,
-            marks=() if command == every or name in FEW else pytest.mark.slow,
+            marks=() if (command == every and name not in DEAR) or name in FEW else pytest.mark.slow,
             id=f"{command}-{name}",
         )
         for group in groups

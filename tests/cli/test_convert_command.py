@@ -131,6 +131,7 @@ def test_a_disk_error_is_one_line_and_exit_code_1(source, tmp_path, capsys, monk
     assert [file.name for file in tmp_path.iterdir()] == ["source"]
 
 
+@pytest.mark.slow
 def test_same_arguments_same_model(source, tmp_path):
     assert convert(source, "pgdn", tmp_path / "a") == convert(source, "pgdn", tmp_path / "b") == 0
     first, second = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in "ab")

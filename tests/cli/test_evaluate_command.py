@@ -155,9 +155,9 @@ def test_a_failure_to_save_is_told(run, capsys):
 
 
 def test_what_was_measured_before_an_error_is_shown(run, capsys):
-    assert main(command(run, "--on mqar,perplexity --lengths 260,100000")) == 2
+    assert main(command(run, "--on mqar,perplexity --lengths 260,21000")) == 2
     printed = capsys.readouterr()
-    assert "mqar" in printed.out and "Results:" in printed.out and "at least 100000 tokens" in printed.err
+    assert "mqar" in printed.out and "Results:" in printed.out and "at least 21000 tokens" in printed.err
 
 
 def test_a_full_device_is_one_line(run, capsys, monkeypatch):
@@ -170,7 +170,7 @@ def test_a_full_device_is_one_line(run, capsys, monkeypatch):
 
 
 def test_without_text_of_ones_own_it_is_said_what_was_measured(run, capsys):
-    words = ["evaluate", str(run), *QUICK.split()]
+    words = ["evaluate", str(run), *QUICK.split(), "--on", "perplexity"]
     assert main(words) == 0
     assert "it may be this" in " ".join(capsys.readouterr().out.split())
     corpus = {"paths": [str(run.parent / "text.txt")], "held_out_fraction": 0.5}

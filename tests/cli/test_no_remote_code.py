@@ -105,6 +105,7 @@ def test_other_classes_of_transformers_run_no_code_either(place, capfd):
     refused(place, capfd, "generate", "model", "The", names="preprocessor_config.json asks for code to be run")
 
 
+@pytest.mark.slow
 def test_nobody_is_asked_on_a_terminal(place):
     """`y` waits on the terminal."""
     controller, terminal = pty.openpty()

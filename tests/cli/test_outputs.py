@@ -178,6 +178,7 @@ def test_a_text_is_no_output_even_where_it_is_an_evaluation(place, capsys):
             refused(place, capsys, f"{line} --output new.json{options}", "text that is read")
 
 
+@pytest.mark.slow
 def test_hard_links_to_an_output_keep_the_earlier_content(place):
     line = f"{COMMANDS['evaluate'][0]} --output new.json"
     assert main(line.split()) == 0

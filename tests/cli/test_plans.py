@@ -112,6 +112,7 @@ def test_quiet_commands_leave_standard_error_alone(folder, capsys, command):
         assert printed.err == "" and printed.out
 
 
+@pytest.mark.slow
 def test_an_evaluation_as_one_document(folder, capsys):
     assert main([*EVALUATE.split(), "--json", "-q"]) == 0
     printed = capsys.readouterr()
@@ -220,6 +221,7 @@ def test_trackers_go_to_the_trainer(folder):
     assert load_run("run.toml", report_to="trackio").report_to == ("trackio",)
 
 
+@pytest.mark.slow
 def test_tensorboard_by_name(folder, capsys):
     assert main(["train", "run.toml", "--set", "report_to=tensorboard", "-q"]) == 0
     assert list((folder / "trained" / "tensorboard").glob("events*")) and capsys.readouterr().err == ""

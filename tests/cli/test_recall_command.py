@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import filelock
 import psutil
 import pytest
 import torch
 
 from fastweights.cli import main
+from fastweights.results.recall import save_result
 from fastweights.training import RecallExperiment, train_run
 
 from ..full_disk import largest_file
@@ -87,23 +87,24 @@ def numbers(run: dict) -> dict:
 
 
 @pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Output folder, table and progress of a command whose runs are trained in this process."""
+
+    def train_jobs(jobs, *others):
+        for job in jobs:
+            if not job.has_ended():
+                save_result(job.folder.result(job.run), train_run(job.run, job.folder.checkpoint(job.run)))
+
+    output = tmp_path_factory.mktemp("finished") / "output"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastweights.training.recall.run.train_jobs", train_jobs)
+        return output, *finish(output)
+
+
+@pytest.fixture(scope="module")
 def killed_and_continued(tmp_path_factory):
-    """Output folder, table and progress of a command that was killed with all its processes, then given again.
-
-    Takes a while, so that with several test processes (pytest-xdist) only one of them does it.
-    """
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent
-    output, texts = base / "recall-output", base / "recall-texts.json"
-    with filelock.FileLock(base / "recall.lock"):
-        if not texts.exists():
-            texts.write_text(json.dumps(kill_and_continue(output)))
-    return output, *json.loads(texts.read_text())
-
-
-def kill_and_continue(output: Path) -> tuple[str, str]:
-    """Killed, the parent alone; then given again in this process."""
+    """The same of a command whose own process was killed, and that was then given again."""
+    output = tmp_path_factory.mktemp("killed") / "output"
     process = start(command(output))
     # one run has ended, and another has been saved in its middle
     wait_until(lambda: list(output.glob("runs/*.json")) and list(output.glob("runs/*.checkpoint")), process)
@@ -111,7 +112,10 @@ def kill_and_continue(output: Path) -> tuple[str, str]:
     process.communicate()
     assert len(list(output.glob("runs/*.json"))) < RUNS
     assert not (output / "results.json").exists()
+    return output, *finish(output)
 
+
+def finish(output: Path) -> tuple[str, str]:
     printed, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         code = main(command(output))
@@ -160,12 +164,14 @@ def test_kills_at_random_moments(tmp_path, uninterrupted, group):
     assert [numbers(run) for run in runs] == uninterrupted
 
 
+@pytest.mark.slow
 def test_a_killed_command_continues_with_the_same_numbers(killed_and_continued, uninterrupted):
     output, _, _ = killed_and_continued
     runs = json.loads((output / "results.json").read_text())["runs"]
     assert [numbers(run) for run in runs] == uninterrupted
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_repeated(killed_and_continued):
     _, _, errors = killed_and_continued
     first_line = errors.splitlines()[0]
@@ -174,8 +180,8 @@ def test_finished_runs_are_not_repeated(killed_and_continued):
     assert f"[{RUNS}/{RUNS}]" in errors
 
 
-def test_results_hold_configuration_versions_machine_times_and_sizes(killed_and_continued):
-    output, _, _ = killed_and_continued
+def test_results_hold_configuration_versions_machine_times_and_sizes(finished):
+    output, _, _ = finished
     results = json.loads((output / "results.json").read_text())
     assert set(results) == {"format", "experiment", "summary", "runs"}
     assert results["experiment"]["learning_rates"] == [0.003, 0.01]
@@ -198,8 +204,8 @@ def test_results_hold_configuration_versions_machine_times_and_sizes(killed_and_
         assert (row["accuracy"], row["learning_rate"]) == (chosen["accuracy"], chosen["run"]["learning_rate"])
 
 
-def test_the_table_and_the_plots(killed_and_continued):
-    output, printed, _ = killed_and_continued
+def test_the_table_and_the_plots(finished):
+    output, printed, _ = finished
     for word in ("linear", "deltanet", "accuracy", "results.json", "matched block"):
         assert word in " ".join(printed.split())
     for name in ("accuracy-by-pairs.png", "accuracy-by-state-size.png", "loss-curves.png"):
@@ -210,8 +216,8 @@ def test_the_table_and_the_plots(killed_and_continued):
         assert name in printed
 
 
-def test_the_command_given_again_shows_the_results_at_once(killed_and_continued, capsys):
-    output, _, _ = killed_and_continued
+def test_the_command_given_again_shows_the_results_at_once(finished, capsys):
+    output, _, _ = finished
     before = (output / "results.json").read_bytes()
     assert main(command(output)) == 0
     printed = capsys.readouterr()
@@ -219,8 +225,8 @@ def test_the_command_given_again_shows_the_results_at_once(killed_and_continued,
     assert (output / "results.json").read_bytes() == before
 
 
-def test_another_configuration_is_refused_and_nothing_overwritten(killed_and_continued, capsys):
-    output, _, _ = killed_and_continued
+def test_another_configuration_is_refused_and_nothing_overwritten(finished, capsys):
+    output, _, _ = finished
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     assert main(command(output, steps=61)) == 2
     error = capsys.readouterr().err
@@ -268,8 +274,8 @@ def test_a_full_disk_is_one_line(tmp_path, capsys):
     assert printed.count("\n") == 1
 
 
-def test_without_matplotlib_the_results_are_there_all_the_same(killed_and_continued, capsys, monkeypatch):
-    output, _, _ = killed_and_continued
+def test_without_matplotlib_the_results_are_there_all_the_same(finished, capsys, monkeypatch):
+    output, _, _ = finished
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(command(output)) == 0
     assert "fastweights[viz]" in capsys.readouterr().err
@@ -293,6 +299,7 @@ def test_variants_of_a_mixer_are_compared_under_their_labels(tmp_path, capsys, m
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_run_file_with_parts_and_a_curriculum(tmp_path, capsys):
     file = tmp_path / "run.toml"
     file.write_text(

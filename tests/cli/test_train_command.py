@@ -58,6 +58,7 @@ def test_trains_stops_and_goes_on(folder, capsys):
     assert main(["train", "run.toml", "--max-steps", "6", "--output", "other", "--overwrite", "--stop-at", "1"]) == 0
 
 
+@pytest.mark.slow
 def test_an_end_before_what_is_saved(folder, capsys):
     """Nothing is trained, and the step that is saved is named."""
     train = ["train", "run.toml"]
@@ -121,6 +122,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(folder, capsys, 
         assert main(["train", "run.toml"]) == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_no_result(folder, capsys):
     """There is space for all but the plots."""
     assert main(["train", "run.toml"]) == 0

@@ -14,6 +14,7 @@ import pytest
 
 from fastweights.cli import main
 from tests.evaluation.small import TEXT, save
+from tests.fast_set import fast_where
 
 from .run_file import RUN
 
@@ -163,6 +164,7 @@ def writing_tests(
             for options in ("", " --overwrite"):
                 refused(place, capsys, f"{commands[command][0]} --output {at}{options}", "output")
 
+        @fast_where(lambda given: given["command"] != "train")  # which takes seconds
         @pytest.mark.parametrize("command", commands)
         def test_one_process_at_a_time(self, place, capsys, monkeypatch, command):
             """While a command works, the same command is refused, under another name of the place too."""

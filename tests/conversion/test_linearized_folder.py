@@ -85,6 +85,7 @@ def test_layers_are_chosen_by_what_their_attention_is_worth(source, tmp_path, ca
     assert f"Ranking of layers: {picture}\n" in printed and picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_run_file_has_the_budget_of_the_ranking(source, tmp_path, capsys):
     text, file = tmp_path / "text.txt", tmp_path / "budget.toml"
     text.write_text("the cat sat on the mat and looked at the dog in the garden. " * 400)

@@ -100,6 +100,7 @@ def test_a_conversion_from_another_folder_finds_the_text(work, tmp_path, monkeyp
     assert load_run("new/train.toml").corpus.paths == (f"{work}/texts", f"{work}/more.txt")
 
 
+@pytest.mark.slow
 def test_a_conversion_of_a_conversion_keeps_them_too(work, tmp_path, monkeypatch):
     run = Path("run.toml").read_text().replace("[model]", '[model]\nmixer = "mamba2"').replace("runs/source", "runs/m")
     Path("run.toml").write_text(run)

@@ -100,6 +100,7 @@ def test_text_alone_beside_a_teacher_without_anything_to_draw(models, tmp_path, 
     assert (output / "distillation.json").exists() and not (output / "distillation.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

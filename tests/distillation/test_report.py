@@ -47,6 +47,7 @@ def finding(measured, found):
     return dataclasses.replace(measured, needles=needles)
 
 
+@pytest.mark.slow
 def test_each_model_is_measured_as_alone(tmp_path):
     shown = Console(file=io.StringIO(), width=100)
     result, student, teacher = compare(output=tmp_path, console=shown)
@@ -86,6 +87,7 @@ def test_the_table_has_both_models():
     assert "s-niah-1" in text and f"{teacher.num_parameters():,}" in text
 
 
+@pytest.mark.slow
 def test_the_pictures_have_the_numbers(tmp_path):
     pytest.importorskip("matplotlib")
     result, student, teacher = compared()

@@ -137,6 +137,7 @@ def compare_repeated() -> None:
         assert all(torch.equal(run[name], x) for name, x in runs[0].items())
 
 
+@pytest.mark.slow
 def test_checkpointed_and_repeated() -> None:
     processes(2).run(compare_changed, checkpointed)
     processes(2).run(compare_repeated)

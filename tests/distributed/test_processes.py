@@ -20,6 +20,7 @@ def add_ranks(fails_on: int | None) -> float:
     return total.item()
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_and_does_not_last() -> None:
     two = Processes(2)
     with pytest.raises(RuntimeError, match=r"(?s)rank 1: Traceback.*ArithmeticError: no sum\n\nrank 0: no answer"):

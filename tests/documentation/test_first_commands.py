@@ -17,6 +17,7 @@ import pytest
 from fastweights.cli import main
 from fastweights.training.language import load_run, train_language
 from fastweights.training.language.planning import plan_training
+from tests.fast_set import slow
 
 from ..training.language.small import WORDS
 
@@ -80,7 +81,7 @@ def test_a_book_of_eight_chapters(
     assert "Models: runs/book/model\n" in shown.out and "gdn continues 'It was' with:" in shown.out
 
 
-@pytest.mark.parametrize("setting", ["", "held_out_fraction = 0.3", 'held_out = ["text/chapter8.txt"]'])
+@pytest.mark.parametrize("setting", slow("", "held_out_fraction = 0.3", 'held_out = ["text/chapter8.txt"]'))
 def test_the_first_run_file_trains_on_eight_chapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:

@@ -55,27 +55,19 @@ CONTRACT = {
 }
 
 
-DEAR = {"test_fullgraph", "test_opcheck", "test_divided_packed_is_whole"}  # two thirds of the time
-
-
+@pytest.mark.slow  # the fast set has the package in tests/house
 @pytest.mark.parametrize(
-    ("folder", "own", "without"),
-    [
-        pytest.param("own_rule", "test_one_memory_alone_is_linear_attention", DEAR, id="own_rule, most"),
-        pytest.param(
-            "own_rule", "test_one_memory_alone_is_linear_attention", set(), marks=pytest.mark.slow, id="own_rule"
-        ),
-        # In the fast set tests/house has it.
-        pytest.param("own_package", "test_padding_forgets_nothing", set(), marks=pytest.mark.slow, id="own_package"),
-    ],
+    ("folder", "own"),
+    [("own_rule", "test_one_memory_alone_is_linear_attention"), ("own_package", "test_padding_forgets_nothing")],
 )
-def test_the_rules_keep_the_contract(folder: str, own: str, without: set[str]) -> None:
-    found = passed(folder, "-k", f"not ({' or '.join(sorted(without))})") if without else passed(folder)
-    assert {*CONTRACT, own} - without <= found and len(found) >= 30 - len(without), CONTRACT - found
+def test_the_rules_keep_the_contract(folder: str, own: str) -> None:
+    found = passed(folder)
+    assert {*CONTRACT, own} <= found and len(found) >= 30, CONTRACT - found
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
-@pytest.mark.parametrize("tests", ["read_segments", pytest.param("kernels", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tests", ["read_segments", "kernels"])
 def test_the_kernels_keep_the_contract(tests: str) -> None:
     assert len(passed("own_package", "-k", tests)) == (1 if tests != "kernels" else 6)
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, DataCollatorWithFlattening
 
 from fastweights.integrations import foreign_calls
 from fastweights.integrations.transformers import accelerate, functions, restore
+from tests.fast_set import fast_where
 from tests.integrations.tiny_models import EARLIER, INSTALLED, VERSION, tiny
 from tests.kernels.cases import DEVICE
 
@@ -75,6 +76,7 @@ def test_logits_and_gradients(family: str, calls: dict[str, int]) -> None:
     assert calls == wanted_calls
 
 
+@fast_where(lambda given: given["family"] in TWO)
 @pytest.mark.parametrize("family", INSTALLED)
 def test_bfloat16(family: str) -> None:
     """At most twice as far from float32 as transformers' own code."""
@@ -91,6 +93,7 @@ def test_bfloat16(family: str) -> None:
 GENERATING = [name for name in INSTALLED if name != "glm5_next" and not (EARLIER and name == "olmo_hybrid")]
 
 
+@fast_where(lambda given: given["family"] in TWO)
 @pytest.mark.parametrize("family", GENERATING)
 def test_generated_tokens(family: str, calls: dict[str, int]) -> None:
     """After a prompt shorter than the filter of the convolution, and after a longer one with padding on its left."""
@@ -117,6 +120,7 @@ def packed(lengths: tuple[int, ...], **options: bool) -> dict[str, Any]:
 SILENT = [name for name in INSTALLED if EARLIER and (name == "olmo_hybrid" or Version("5.9") > VERSION)]
 
 
+@fast_where(lambda given: given["family"] in TWO)
 @pytest.mark.parametrize("family", [name for name in INSTALLED if name not in SILENT])
 def test_packed_sequences_do_not_see_each_other(family: str) -> None:
     # Softmax attention over the whole row in glm5_next is not ours to mend.
@@ -218,6 +222,7 @@ def test_before_and_after_from_pretrained(tmp_path, calls: dict[str, int], named
     assert calls == {name: 2 * n for name, n in before.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     "family",
@@ -326,6 +331,7 @@ def test_export_runs_the_originals(calls: dict[str, int]) -> None:
 
 
 # Earlier layers of other families have other parts.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [

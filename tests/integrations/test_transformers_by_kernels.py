@@ -22,6 +22,7 @@ from fastweights.integrations.transformers import (
     pointwise,
     restore,
 )
+from tests.fast_set import slow
 from tests.integrations.tiny_models import EARLIER, INSTALLED, tiny
 from tests.kernels.cases import DEVICE
 
@@ -29,10 +30,8 @@ from tests.kernels.cases import DEVICE
 LAYERS = {} if EARLIER else {
     "qwen3_next": ("convolve_slices", 1), "qwen3_5": ("convolve_slices", 1), "kimi_linear": ("short_convolution", 3),
 }  # fmt: skip
-# One of each kind of layer; the others, which are like the first, are slow tests.
-FEW_LAYERS = [
-    name if name in ("qwen3_next", "kimi_linear") else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS
-]
+# The layers of the others, and prompts of all but one, are slow tests.
+FEW_LAYERS = [name if name == "qwen3_next" else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS]
 
 
 @pytest.fixture
@@ -222,9 +221,7 @@ def test_layers(family: str, padded: bool, calls: dict[str, int]) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name == "qwen3_next" else pytest.mark.slow) for name in LAYERS]
-)
+@pytest.mark.parametrize("family", slow(*LAYERS))
 def test_packed_sequences(family: str, calls: dict[str, int]) -> None:
     layer, lengths = memory_layer(family), [4, 1, 5]
     wanted = torch.cat([layer(x) for x in X[:1].split(lengths, 1)], 1)
@@ -236,13 +233,12 @@ def test_packed_sequences(family: str, calls: dict[str, int]) -> None:
     assert calls[name] == 2 * count
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("length", "family"),
     [
-        pytest.param(
-            length, name, marks=() if (length, name) in ((9, "qwen3_next"), (2, "kimi_linear")) else pytest.mark.slow
-        )
+        pytest.param(length, name, marks=() if (length, name) == (2, "kimi_linear") else pytest.mark.slow)
         for length in (2, 9)
         for name in LAYERS
     ],

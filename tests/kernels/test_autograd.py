@@ -14,6 +14,7 @@ from fastweights.ops.framework.few_tokens import overwriting_states
 from fastweights.ops.framework.kernel_backend import kernels
 from fastweights.testing import OpCase
 from fastweights.testing.contract.compare import assert_close, relative_error, values_and_gradients
+from tests.fast_set import slow
 
 from .cases import (
     DEVICE,
@@ -43,7 +44,7 @@ def test_second_derivative_is_refused(case: OpCase) -> None:
         gradient.sum().backward()
 
 
-@some_slow("preconditioned_delta_rule-channel")
+@some_slow("preconditioned_delta_rule-channel", "precondition_keys")
 def test_only_what_is_asked_for(case: OpCase) -> None:
     """One leaf at a time, and a loss of one result at a time, the states among them."""
     inputs = small(case, 20)
@@ -71,7 +72,7 @@ def test_only_what_is_asked_for(case: OpCase) -> None:
             assert float((got.cpu() - want).norm()) <= 1e-5 * max(float(want.norm()), 1e-3), name
 
 
-@some_cases
+@some_slow("preconditioned_delta_rule-channel")
 @pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_activation_checkpointing(case: OpCase, reentrant: bool) -> None:
     inputs = small(case, 20)
@@ -115,7 +116,7 @@ def test_fullgraph(case: OpCase, packed: bool) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(x, marks=() if x == "delta_rule-head-write" else pytest.mark.slow) for x in ONE_OF_EACH_FAMILY],
+    slow(*ONE_OF_EACH_FAMILY),
 )
 def test_symbolic_sizes(name: str) -> None:
     """With dynamic=True a head's width is a symbol too, and kernels are compiled for numbers."""
@@ -133,7 +134,7 @@ def test_symbolic_sizes(name: str) -> None:
         assert_close(*(torch.autograd.grad(y.sum(), leaves_of(inputs)) for y in (o, wanted)), 1e-6)
 
 
-@some_slow("preconditioned_delta_rule-channel")
+@some_slow("linear_attention-none", "preconditioned_delta_rule-channel", "precondition_keys")
 def test_opcheck(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node and its backward are what torch.library expects of an op."""
     calls: list[tuple[Any, list[Any], list[Any]]] = []
@@ -210,7 +211,7 @@ def test_a_few_tokens_without_gradients_are_decoded(case: OpCase, decoded: list)
     assert len(decoded) == 3 or not case.spec.recurrent.starts
 
 
-@some_slow("preconditioned_delta_rule-channel")
+@some_slow("preconditioned_delta_rule-channel", "precondition_keys")
 def test_others_are_not_decoded(case: OpCase, decoded: list) -> None:
     inputs = small(case, 17)
     case(inputs, backend="triton")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fastweights.ops import elementwise_longhorn
+from tests.fast_set import fast_where
 from tests.ops.kernel_launches import plans_anew
 
 from .cases import KERNEL_CASES, check_against_reference, draw_states, small
@@ -28,7 +29,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.parametrize(
     ("value", "started"),
     [
-        pytest.param(5, False, id="one tile of columns-False"),
+        pytest.param(5, False, id="one tile of columns-False", marks=pytest.mark.slow),
         pytest.param(18, True, id="two tiles-True"),
         pytest.param(5, True, id="one tile of columns-True", marks=pytest.mark.slow),
         pytest.param(18, False, id="two tiles-False", marks=pytest.mark.slow),
@@ -41,6 +42,7 @@ def test_values_and_gradients(value: int, started: bool) -> None:
     check_against_reference(CASE, inputs, states, CLOSE)
 
 
+@fast_where(lambda given: given["form"] is False)
 def test_several_chunks_and_sequences() -> None:
     """The states at the chunks' starts, from which the way back begins; an empty sequence passes its gradient on."""
     edges = torch.tensor([0, 66, 66, 69, 69])
@@ -49,7 +51,8 @@ def test_several_chunks_and_sequences() -> None:
     check_against_reference(CASE, inputs, states, CLOSE, cu_seqlens=edges)
 
 
-@pytest.mark.parametrize("longest", [5, pytest.param(65, id="several chunks", marks=pytest.mark.slow)])
+@fast_where(lambda given: given["form"] is False and given["longest"] == 5)
+@pytest.mark.parametrize("longest", [5, pytest.param(65, id="several chunks")])
 def test_few_programs_take_all_tiles(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three programs of the backward share twelve work items: tiles of columns, heads and sequences, one without tokens."""
     monkeypatch.setattr("fastweights.kernels.elementwise.rule.WARPS", 3)

@@ -180,8 +180,9 @@ def test_float32_goes_token_by_token(on_hopper: None) -> None:
     assert not names(launched(64, 64, torch.float32)) & (GLUON | PLAIN)
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
-@pytest.mark.parametrize("width", [pytest.param(64, marks=pytest.mark.slow), 128])
+@pytest.mark.parametrize("width", [64, 128])
 def test_machine_code(on_hopper: None, width: int) -> None:
     """Little is spilled, as many programs as planned fit a multiprocessor, every load is waited for."""
     for one in launched(width, width):

@@ -14,6 +14,7 @@ from fastweights.testing import OpCase, OpInputs
 from fastweights.testing.cases import accepts
 from fastweights.testing.contract.compare import assert_close, relative_error, replace_tokens, values_and_gradients
 from tests.contract.golden import FILES, load
+from tests.fast_set import slow
 
 from .cases import (
     DEVICE,
@@ -42,19 +43,15 @@ GOLDEN = [
 ]
 
 
-TAKE_SECONDS = (
-    "elementwise_longhorn",
-    "lattice",
-    "output_normalized",
-    "palimpsa",
-    "preconditioned_delta_rule-none",
-    "variational_linear_attention",
+FAST_GOLDEN = (
+    *("linear_attention-channel", "delta_rule-scalar-write", "delta_rule-channel-write", "precondition_keys"),
+    *("preconditioned_delta_rule-channel", "recursive_least_squares"),
 )
 
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(x, id=x.stem, marks=pytest.mark.slow if x.stem.startswith(TAKE_SECONDS) else ()) for x in GOLDEN],
+    [pytest.param(x, id=x.stem, marks=() if x.stem in FAST_GOLDEN else pytest.mark.slow) for x in GOLDEN],
 )
 def test_golden(path: Path) -> None:
     static, arrays = load(path)
@@ -92,7 +89,7 @@ WIDTHS = {
 
 def sizes_for(name: str) -> tuple[int, ...]:
     """The lengths of the fast set."""
-    return (2, 64, 65) if name in SOME else () if name in (*SLOW, *REPEATED) else (2, 65)
+    return (2, 65) if name in SOME else () if name in (*SLOW, *REPEATED) else (65,)
 
 
 @pytest.mark.parametrize(
@@ -108,21 +105,21 @@ def test_chunked_is_sequential(case: OpCase, time: int, key: int, value: int, st
     check(case, inputs, draw_states(case, inputs, 1) if started else None)
 
 
-@others_slow("linear_attention-none", "delta_rule-head-write", "precondition_keys")
+@others_slow("delta_rule-head-write", "precondition_keys")
 def test_side_by_side_segments(case: OpCase, short_segments: None) -> None:
     """Of several sequences: one of three segments, an empty one and short ones."""
     inputs = small(case, 137)
     check(case, inputs, draw_states(case, inputs, 4), cu_seqlens=torch.tensor([0, 130, 130, 131, 137]))
 
 
-@some_slow("preconditioned_delta_rule-channel")
+@some_slow("linear_attention-none", "preconditioned_delta_rule-channel", "precondition_keys")
 def test_sequences_of_whole_segments(case: OpCase, short_segments: None) -> None:
     """The tables have places for more segments than such sequences fill."""
     inputs = small(case, 131)
     check(case, inputs, draw_states(case, inputs, 3), cu_seqlens=torch.tensor([0, 64, 128, 131]))
 
 
-@some_cases
+@some_slow("linear_attention-none", "preconditioned_delta_rule-channel")
 def test_side_by_side_segments_of_a_row(case: OpCase, short_segments: None) -> None:
     check(case, small(case, 200))
 
@@ -132,7 +129,7 @@ def test_side_by_side_segments_of_a_row(case: OpCase, short_segments: None) -> N
     [
         pytest.param("linear_attention-channel", 1100, marks=pytest.mark.slow),
         pytest.param("delta_rule-head", 1100, marks=pytest.mark.slow),
-        ("precondition_keys", 2100),
+        pytest.param("precondition_keys", 2100, marks=pytest.mark.slow),
     ],
 )
 def test_long_sequence(name: str, time: int) -> None:
@@ -153,7 +150,7 @@ def test_segments_are_the_whole(case: OpCase) -> None:
     assert_close([torch.cat(outputs, 1), *states], [whole, *final], CLOSE)
 
 
-@pytest.mark.parametrize("lengths", [[5, 70, 1, 30], [0, 64, 0, 3]], ids=str)
+@pytest.mark.parametrize("lengths", [[5, 70, 1, 30], *slow([0, 64, 0, 3])], ids=str)
 @some_cases
 def test_packed_is_separate(case: OpCase, lengths: list[int]) -> None:
     inputs = small(case, sum(lengths))
@@ -164,7 +161,7 @@ def test_packed_is_separate(case: OpCase, lengths: list[int]) -> None:
         assert_close([o[:, start:stop], *(s[n : n + 1] for s in finals)], [alone, *final], CLOSE)
 
 
-@some_cases
+@some_slow("preconditioned_delta_rule-channel")
 def test_alone_is_in_a_batch(case: OpCase) -> None:
     """Bit by bit."""
     inputs = small(case, 20, batch=3)
@@ -175,7 +172,7 @@ def test_alone_is_in_a_batch(case: OpCase) -> None:
         assert all(torch.equal(f, s[n : n + 1]) for f, s in zip(final, states))
 
 
-@others_slow(*SOME)
+@others_slow("linear_attention-none", "delta_rule-head-write")
 def test_grouped_heads(case: OpCase) -> None:
     """Gates of the value heads, and write keys."""
     inputs = small(case, 20, heads=2, value_heads=4)
@@ -185,7 +182,7 @@ def test_grouped_heads(case: OpCase) -> None:
     check(case, inputs)
 
 
-@some_cases
+@some_slow("preconditioned_delta_rule-channel")
 def test_gates_of_key_heads(case: OpCase) -> None:
     if "v" not in case.tokens:
         pytest.skip("nothing says that there are more heads")
@@ -208,7 +205,7 @@ def test_empty(case: OpCase, sizes: dict[str, int]) -> None:
 
 
 @some_cases
-@pytest.mark.parametrize("time", [5, 20])
+@pytest.mark.parametrize("time", [*slow(5), 20])
 def test_states_pass_through_without_tokens(case: OpCase, time: int) -> None:
     """Empty sequences between others keep the state that they began with, and pass its gradient on."""
     inputs = small(case, time)
@@ -227,7 +224,7 @@ def test_no_state_unless_asked(case: OpCase, time: int) -> None:
     assert all(s.dtype == torch.float32 for s in states)
 
 
-@some_slow("preconditioned_delta_rule-channel", "precondition_keys")
+@some_slow("linear_attention-none", "preconditioned_delta_rule-channel", "precondition_keys")
 def test_any_layout(case: OpCase) -> None:
     """Heads before time, strided channels, a view that begins in the middle of 16 bytes, one token repeated: the same numbers bit
     by bit, the same gradients."""

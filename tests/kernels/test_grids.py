@@ -41,10 +41,13 @@ def grids(name: str, packed: bool) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize(
     "packed", [pytest.param(False, id="rows", marks=pytest.mark.slow), pytest.param(True, id="packed")]
 )
-# With so many sequences recursive least squares takes several seconds.
+# With so many sequences these take seconds.
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(x, marks=pytest.mark.slow if x.startswith("recursive") else ()) for x in ONE_OF_EACH_FAMILY],
+    [
+        pytest.param(x, marks=pytest.mark.slow if x.startswith(("recursive", "variational", "palimpsa")) else ())
+        for x in ONE_OF_EACH_FAMILY
+    ],
 )
 def test_sequences_lie_along_the_first_axis(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastweights.kernels.availability.INTERPRETED", True)  # the ops let them have CPU tensors

@@ -117,7 +117,7 @@ def test_a_gain_of_zero_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "name"), [(RLS, "k"), pytest.param(RLS, "beta", marks=pytest.mark.slow), (REFRESHED, "u")]
+    ("form", "name"), [*(pytest.param(RLS, x, marks=pytest.mark.slow) for x in ("k", "beta")), (REFRESHED, "u")]
 )
 def test_a_bad_number_reaches_later_tokens_only(form: str, name: str) -> None:
     case = KERNEL_CASES[form]

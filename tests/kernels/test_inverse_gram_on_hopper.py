@@ -88,11 +88,12 @@ def test_long_segments_take_no_more_rounds_of_programs(
     assert InverseGram(GramInputs(u, None, None, G), torch.device("cpu"), (1.0,)).length == 64 * chunks
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
-@pytest.mark.parametrize("width", [pytest.param(64, marks=pytest.mark.slow), 128])
+@pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize(
     ("refreshed", "gluon"),
-    [pytest.param(False, SUMMED, id="summed"), pytest.param(True, REFRESHED, id="refreshed", marks=pytest.mark.slow)],
+    [pytest.param(False, SUMMED, id="summed"), pytest.param(True, REFRESHED, id="refreshed")],
 )
 def test_machine_code(on_hopper: None, width: int, refreshed: bool, gluon: set[str]) -> None:
     """Programs of 64 channels share a multiprocessor, little is spilled, products run on while others are issued, and every load

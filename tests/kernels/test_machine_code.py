@@ -229,6 +229,7 @@ def misplaced(instructions: Iterable[str]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_small_tiles_are_assembled_right() -> None:
     """Narrow heads with one decay per channel: of the kernels that CUDA 12.8's assembler got wrong for Hopper."""
     call = partial(
@@ -250,6 +251,7 @@ def test_a_wrong_sum_is_recognized() -> None:
     assert not misplaced(right) and misplaced(wrong) == wrong[1:]
 
 
+@pytest.mark.slow
 def test_tokens_stay_in_lanes() -> None:
     """Where lanes hold the tokens of a slot, only matrix products go through shared memory. Triton chooses the layouts: another
     choice made 124 barriers."""
@@ -349,8 +351,8 @@ def in_segments(name: str, dtype: str, width: int) -> Callable[[], None]:
     return partial(launch, KERNEL_CASES[name], width, time=4096, heads=2, with_states=True, dtype=getattr(torch, dtype))
 
 
-# The others take half a minute.
-FAST_MEMORIES = ("delta_rule-head-write", "linear_attention-head", "elementwise_longhorn", "lattice-decode")
+# The others take a minute; test_every_gpu compiles those of linear attention.
+FAST_MEMORIES = ("elementwise_longhorn",)
 
 
 @pytest.mark.parametrize(
@@ -436,10 +438,7 @@ AROUND_MEMORIES = {
 }
 
 
-FAST_AROUND = (
-    *("gated_norm", "linear_rows", "positive_keys", "layer_norm", "convolution_step", "l2_normalize"),
-    *("token_convolution", "pool_rows"),
-)
+FAST_AROUND = ("positive_keys", "layer_norm", "convolution_step")
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from torch import Tensor
 from fastweights.testing import OpCase
 from fastweights.testing.contract.compare import EXTREMES, relative_error, replace_tokens, values_and_gradients
 
-from .cases import DEVICE, KERNEL_CASES, SOME, draw_states, exact, others_slow, small, some_cases, some_slow
+from .cases import DEVICE, KERNEL_CASES, draw_states, exact, others_slow, small, some_slow
 
 pytestmark = pytest.mark.kernels
 EXACT = 0.0 if DEVICE == "cpu" else 1e-5  # on a GPU the form for bad numbers adds in another order
 
 
-@some_cases
+@some_slow("preconditioned_delta_rule-channel", "precondition_keys")
 @pytest.mark.parametrize("extreme", EXTREMES)
 def test_extremes_are_finite_and_agree(case: OpCase, extreme: str) -> None:
     inputs = small(case, 70 if "decay" in extreme or extreme == "one key" else 20)
@@ -72,12 +72,12 @@ def check_containment(case: OpCase, bad: float, time: int, at: int, packed: bool
             assert rest.isfinite().all(), name
 
 
-@others_slow(*SOME)
+@others_slow("linear_attention-none", "delta_rule-head-write", "precondition_keys")
 def test_bad_numbers_reach_what_depends_on_them_and_nothing_else(case: OpCase) -> None:
     check_containment(case, math.nan, time=75, at=66, packed=False)
 
 
-@some_cases
+@some_slow("preconditioned_delta_rule-channel")
 @pytest.mark.parametrize("bad", [math.inf, pytest.param(-math.inf, marks=pytest.mark.slow)], ids=str)
 def test_infinities_are_bad_numbers_too(case: OpCase, bad: float) -> None:
     check_containment(case, bad, time=20, at=3, packed=False)
@@ -88,12 +88,12 @@ def test_bad_numbers_stay_in_their_sequence_and_head(case: OpCase) -> None:
     check_containment(case, math.nan, time=75, at=66, packed=True)
 
 
-@some_slow("delta_rule-head-write", "preconditioned_delta_rule-channel")
+@some_slow("delta_rule-head-write", "preconditioned_delta_rule-channel", "precondition_keys")
 def test_bad_numbers_across_segments(case: OpCase, short_segments: None) -> None:
     check_containment(case, math.nan, time=200, at=66, packed=False)
 
 
-@some_slow("preconditioned_delta_rule-channel")
+@some_slow("preconditioned_delta_rule-channel", "precondition_keys")
 @pytest.mark.parametrize("time", [3, 20])
 def test_a_bad_initial_state_reaches_its_own_head_and_row(case: OpCase, time: int) -> None:
     inputs = small(case, time, batch=2, heads=2)
@@ -112,7 +112,7 @@ def test_a_bad_initial_state_reaches_its_own_head_and_row(case: OpCase, time: in
             assert torch.equal(state, end), name
 
 
-@some_slow("preconditioned_delta_rule-channel")
+@some_slow("preconditioned_delta_rule-channel", "precondition_keys")
 def test_a_bad_number_makes_the_gradient_bad(case: OpCase) -> None:
     """A loss over a NaN output must not leave finite gradients behind: training would continue with wrong ones."""
     inputs = small(case, 10)
@@ -123,7 +123,7 @@ def test_a_bad_number_makes_the_gradient_bad(case: OpCase) -> None:
         assert any(g.isnan().any() for g in gradients), name
 
 
-@some_cases
+@some_slow("preconditioned_delta_rule-channel", "precondition_keys")
 @pytest.mark.parametrize(
     ("values", "gates"),
     [(torch.float16, torch.float32), (torch.float32, torch.float64), (torch.float32, torch.float16)],
@@ -153,7 +153,7 @@ def flat(results: tuple[Tensor, tuple[Tensor, ...]]) -> list[Tensor]:
     return [results[0], *results[1]]
 
 
-@some_cases
+@some_slow("preconditioned_delta_rule-channel")
 def test_autocast_changes_nothing(case: OpCase) -> None:
     inputs = small(case, 20)
     plain = values_and_gradients(case, inputs, backend="triton")

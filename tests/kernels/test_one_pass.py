@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastweights.kernels.chunk.one_pass.launches import MOST_LOST, segments_kept
 from fastweights.ops import delta_rule, linear_attention, preconditioned_delta_rule
+from tests.fast_set import fast_where
 from tests.ops.kernel_launches import Compilation, recorded
 
 from .described_gpu import on_hopper_in
@@ -311,6 +312,7 @@ def test_a_chunk_lets_no_more_through_than_its_number_says() -> None:
     assert min(growths) < 1 < max(growths)
 
 
+@fast_where(lambda given: given["time"] in (64, 100))
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("time", [1, 64, 100, 500])
 def test_the_algebra_of_the_backward(time: int, rule: str) -> None:
@@ -533,19 +535,10 @@ def test_other_devices_take_the_kernels_in_plain_triton() -> None:
         assert "solve_chunks" not in names(launched(300))
 
 
-# The rule with most of the kernels; compiling those of one takes ten seconds.
-FAST_CODE = ("write keys", 128)
-
-
+@pytest.mark.slow  # compiling the kernels of one rule takes ten seconds
 @pytest.mark.compiler
-@pytest.mark.parametrize(
-    ("rule", "width"),
-    [
-        pytest.param(rule, width, marks=() if (rule, width) == FAST_CODE else pytest.mark.slow)
-        for rule in RULES
-        for width in (64, 128)
-    ],
-)
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("rule", RULES)
 def test_machine_code(on_hopper: None, rule: str, width: int) -> None:
     """Every kernel fits, and products run on while others are issued: where the assembler orders them one by one, it waits for
     each. Every load is waited for."""
@@ -567,6 +560,7 @@ def test_machine_code(on_hopper: None, rule: str, width: int) -> None:
         assert (products >= 4 or name == "add_later_grads") and waits <= max(1, products / (4 if width == 128 else 3))
 
 
+@fast_where(lambda given: given["heads"] == 4 and given["gates"] == torch.bfloat16 and given["edges"] is None)
 @pytest.mark.compiler
 @pytest.mark.parametrize("gates", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("heads", [4, pytest.param(16, marks=pytest.mark.slow)])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastweights.ops import output_normalized_ttt
 from fastweights.testing.contract.compare import assert_close, replace_tokens, values_and_gradients
+from tests.fast_set import slow
 from tests.ops.kernel_launches import plans_anew
 
 from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small
@@ -45,16 +46,18 @@ def check(close: float, time: int, started: bool, cu_seqlens: Tensor | None = No
         assert_close(found, wanted, close)
 
 
-@pytest.mark.parametrize("started", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("started", [*slow(False), True])
+@products_are_fast
 def test_values_and_gradients(close: float, started: bool) -> None:
     """Over the edge of a chunk, with a last block that is not whole."""
     check(close, 67, started)
 
 
 @products_are_fast
-def test_packed_sequences(close: float) -> None:
-    """Short ones, an empty one, one over the edge of a chunk; with groups of heads."""
-    check(close, 68, True, torch.tensor([0, 3, 3, 68]), heads=1, value_heads=2)
+@pytest.mark.parametrize("time", [20, *slow(68)])
+def test_packed_sequences(close: float, time: int) -> None:
+    """Short ones, an empty one, one over the edge of a block or of a chunk; with groups of heads."""
+    check(close, time, True, torch.tensor([0, 3, 3, time]), heads=1, value_heads=2)
 
 
 @pytest.mark.slow
@@ -64,6 +67,7 @@ def test_segments_side_by_side(short_segments: None, close: float) -> None:
 
 
 @pytest.mark.parametrize(("key", "value", "short"), [(5, 20, 1), (33, 36, 1), (3, 2, 5)])
+@products_are_fast
 def test_any_width(close: float, key: int, value: int, short: int) -> None:
     """Answers of two channels may be short: their inner products cancel more, and on one CPU more than on another."""
     check(short * close, 3, True, key=key, value=value)
@@ -77,6 +81,7 @@ def test_half_precision() -> None:
         assert_close(found, right, 2e-3)
 
 
+@pytest.mark.slow
 @products_are_fast
 def test_gamma_of_key_heads(close: float) -> None:
     """A gain per key head serves its group of value heads, and gathers their gradients."""
@@ -87,6 +92,7 @@ def test_gamma_of_key_heads(close: float) -> None:
     assert_close(got[1], wanted[1], close)
 
 
+@products_are_fast
 def test_answers_without_a_direction(close: float) -> None:
     """A key across all keys before it has no answer: its write is the delta rule's, and nothing is NaN."""
     inputs = small(CASE, 20, key=24, value=6)
@@ -96,8 +102,8 @@ def test_answers_without_a_direction(close: float) -> None:
     assert_close(got[1], wanted[1], close)
 
 
-@pytest.mark.parametrize("bad", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
-@products_are_fast
+@pytest.mark.slow  # tests/ops/test_decoding.py has the same in the fast set
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_bad_numbers(close: float, bad: float) -> None:
     """They reach what follows in their head, and nothing else; a query its own token alone. No state is infinite."""
     inputs = small(CASE, 4, heads=2).map(Tensor.requires_grad_)  # without gradients so few tokens are decoded

@@ -57,6 +57,7 @@ def read_part(name: str, form: str) -> tuple[list[Tensor], list[Tensor]]:
     return [o.detach(), *(x.detach() for x in states)], gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [x if x == "documents" else pytest.param(x, marks=pytest.mark.slow) for x in FORMS])
 @pytest.mark.parametrize(
     "name",

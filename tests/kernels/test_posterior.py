@@ -69,8 +69,8 @@ def test_key_channels_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         pytest.param(24, [-0.01], 0.05, False, id="a chunk is one block", marks=pytest.mark.slow),
         pytest.param(24, [-0.4], 0.05, False, id="blocks of several tokens", marks=pytest.mark.slow),
-        pytest.param(12, [-1.5, -3.0], 1.0, True, id="blocks of one or two tokens", marks=pytest.mark.slow),
-        pytest.param(70, [-0.01] * 40 + [-0.5, -6.0, -0.02] * 10, 0.5, True, id="all of these"),
+        pytest.param(12, [-1.5, -3.0], 1.0, True, id="blocks of one or two tokens"),
+        pytest.param(70, [-0.01] * 40 + [-0.5, -6.0, -0.02] * 10, 0.5, True, id="all of these", marks=pytest.mark.slow),
     ],
 )
 def test_states_found_backwards(time: int, decays: list[float], gain: float, started: bool) -> None:

@@ -106,9 +106,10 @@ def test_other_devices_take_the_kernels_in_plain_triton() -> None:
         assert names(launched(64)) >= PLAIN
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
-@pytest.mark.parametrize("width", [64, pytest.param(128, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("solver", ["chebyshev", pytest.param("conjugate_gradient", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("solver", ["chebyshev", "conjugate_gradient"])
 def test_machine_code(on_hopper: None, width: int, solver: str) -> None:
     """Two programs fit a multiprocessor, little is spilled, products run on while others are issued, every load is waited for."""
     iterations = 96 if solver == "chebyshev" else 376

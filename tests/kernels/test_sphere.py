@@ -15,6 +15,7 @@ from torch import Tensor
 from fastweights.kernels.availability import HAS_TRITON, INTERPRETED
 from fastweights.ops import lattice
 from fastweights.testing.contract.compare import relative_error, replace_tokens, values_and_gradients
+from tests.fast_set import slow
 from tests.ops.kernel_launches import plans_anew
 
 from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small
@@ -76,12 +77,13 @@ def test_values_and_gradients(name: str, started: bool) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param("lattice-decode-free", marks=pytest.mark.slow), "lattice-decode-decay"])
-def test_packed_sequences(name: str) -> None:
-    """One of a block and a token, an empty one, one of a token; with groups of heads."""
-    check(name, 18, True, torch.tensor([0, 17, 17, 18]), heads=1, value_heads=2)
+@pytest.mark.parametrize("first", [3, *slow(BLOCK + 1)])
+def test_packed_sequences(name: str, first: int) -> None:
+    """One of a few tokens, or of a block and a token, an empty one, one of a token; with groups of heads."""
+    check(name, first + 1, True, torch.tensor([0, first, first, first + 1]), heads=1, value_heads=2)
 
 
-@pytest.mark.parametrize(("key", "value"), [(5, 20), (20, 5), pytest.param(20, 36, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("key", "value"), [(5, 20), *(pytest.param(20, x, marks=pytest.mark.slow) for x in (5, 36))])
 def test_any_width(key: int, value: int) -> None:
     """Rows that are read number by number, and by fours; the last over two warps and two groups of channels per thread."""
     check("lattice-decode", 3, True, key=key, value=value)
@@ -155,8 +157,9 @@ def test_where_coefficients_grow(monkeypatch: pytest.MonkeyPatch, plans: None) -
         assert relative_error(a[:, :, 1], w[:, :, 1]) > 3e-5 > relative_error(g[:, :, 1], w[:, :, 1])
 
 
-@pytest.mark.parametrize("bad", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["lattice-encode-decay", pytest.param("lattice-decode", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/ops/test_decoding.py has the same in the fast set
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["lattice-encode-decay", "lattice-decode"])
 def test_bad_numbers(name: str, bad: float) -> None:
     """They reach what follows in their head, and nothing else; a query its own token alone. No state is infinite."""
     case = KERNEL_CASES[name]
@@ -176,9 +179,7 @@ def test_bad_numbers(name: str, bad: float) -> None:
             assert torch.equal(o[:, 2:], clean[:, 2:])
 
 
-@pytest.mark.parametrize(
-    "objective", ["encode", *(pytest.param(x, marks=pytest.mark.slow) for x in ("decode", "similarity"))]
-)
+@pytest.mark.parametrize("objective", slow("encode", "decode", "similarity"))
 def test_slots_keep_their_length_whatever_comes(objective: str) -> None:
     """Values and keys of zeros, values along a slot, a slot of zeros, long steps: nothing is NaN, lengths stay 1 or 0."""
     generator = torch.Generator().manual_seed(0)
@@ -196,6 +197,7 @@ def test_slots_keep_their_length_whatever_comes(objective: str) -> None:
     assert all(g.isfinite().all() for g in torch.autograd.grad(o.sum() + final.sum(), inputs))
 
 
+@pytest.mark.slow
 def test_steps_that_cannot_be_undone() -> None:
     """Long values turn slots until little is left of them (f near 0): the states of that block are found from its first, those of
     the next block undone."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastweights.ops import lattice
+from tests.fast_set import fast_where
 from tests.ops.kernel_launches import Compilation, recorded
 
 from .described_gpu import on_hopper_in
@@ -120,6 +121,7 @@ class Case:
         return torch.cat([h @ self.states.mT, inner], -1)
 
 
+@fast_where(lambda given: given["time"] != 55)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize(("time", "K", "V", "warps"), [(55, 64, 64, 2), (32, 64, 128, 4), (7, 32, 64, 4)])
 def test_gradients_in_slots_are_those_of_the_tokens(objective: str, time: int, K: int, V: int, warps: int) -> None:
@@ -264,7 +266,7 @@ def longest_loop(sass: str) -> list[str]:
         pytest.param(GLUON, 128, "encode", True, 232, 0, marks=pytest.mark.slow),
         pytest.param(GLUON, 128, "similarity", False, 232, 0, marks=pytest.mark.slow),
         pytest.param(GLUON_BACK, 128, "encode", True, 255, 0, marks=pytest.mark.slow),
-        (GLUON_BACK, 128, "encode", False, 255, 8),
+        pytest.param(GLUON_BACK, 128, "encode", False, 255, 8, marks=pytest.mark.slow),
         pytest.param(GLUON_BACK, 128, "similarity", True, 255, 0, marks=pytest.mark.slow),
     ],
 )

@@ -31,7 +31,7 @@ def test_output_and_gradients(layer, x):
     assert [name for name, grad in reached.items() if grad is None or not grad.abs().sum() > 0] == []
 
 
-@every_variant
+@options_are_slow
 def test_causal(layer, x):
     later = x.clone()
     later[:, 13] += 1
@@ -40,7 +40,7 @@ def test_causal(layer, x):
     assert not torch.allclose(after[:, 13:], before[:, 13:])
 
 
-@every_variant
+@options_are_slow
 @pytest.mark.parametrize(
     "lengths", [*(pytest.param(x, marks=pytest.mark.slow) for x in ([8, 13], [1] * 21)), [3, 1, 1, 16]]
 )
@@ -50,7 +50,7 @@ def test_cache_continues_exactly(layer, x, lengths):
     torch.testing.assert_close(torch.cat(blocks, 1), layer(x), **EXACT)
 
 
-@every_variant
+@options_are_slow
 def test_state_size_is_what_the_cache_holds(layer, x):
     cache = LayerCache()
     layer(x, cache)
@@ -58,7 +58,7 @@ def test_state_size_is_what_the_cache_holds(layer, x):
     assert sum(tensor[0].numel() for tensor in cache.memory.values()) == layer.state_size(length=21)
 
 
-@every_variant
+@options_are_slow
 def test_packed_is_separate(layer, x):
     row = x.flatten(0, 1)[None]
     edges = [0, 5, 5, 6, 30, 42]

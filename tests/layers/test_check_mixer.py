@@ -6,10 +6,13 @@ from torch import nn
 
 from fastweights.layers import MIXERS, Mixer
 from fastweights.testing import check_mixer
+from tests.fast_set import fast_where
+from tests.models.mixers import is_fast
 
 from .variants import build
 
 
+@fast_where(lambda given: is_fast(given["variant"]))
 @pytest.mark.parametrize("variant", MIXERS)
 def test_every_mixer_keeps_the_contract(variant):
     torch.manual_seed(0)

@@ -30,12 +30,8 @@ def test_one_graph(variant):
     torch.testing.assert_close(torch.cat(steps, 1), wanted[:, 9:], rtol=1e-4, atol=1e-5)
 
 
-FAST = ("gdn",)
-
-
-@pytest.mark.parametrize(
-    "mixer", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MIXERS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", MIXERS)
 def test_one_graph_serves_all_sizes(mixer):
     """dynamic=True: batches and lengths change, and nothing is compiled again. Few tokens without gradients are read by other
     means, which is one more graph. In float64: the convolution of a graph adds up in another order."""
@@ -81,12 +77,9 @@ def shapes_alone(monkeypatch):
 WITH_KERNELS = ("gdn", "linear", "pkda", "gka", "mesa", "ttt", "palimpsa-d", "lattice", "vla", "rls")
 
 
-@pytest.mark.parametrize(
-    "packed", [pytest.param(False, id="rows", marks=pytest.mark.slow), pytest.param(True, id="packed")]
-)
-@pytest.mark.parametrize(
-    "mixer", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in WITH_KERNELS]
-)
+@pytest.mark.slow  # tests/kernels/test_autograd.py has ops in one graph
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize("mixer", WITH_KERNELS)
 @pytest.mark.kernels
 def test_one_graph_of_kernels_serves_all_sizes(shapes_alone, mixer, packed):
     """Few tokens, sequences that are not cut into segments, that are, and that are too many. Kernels run at none of them: sizes

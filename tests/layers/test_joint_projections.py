@@ -40,7 +40,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     "activation, normalize, packed",
     [
         ("silu", True, False),
-        ("none", False, True),
+        pytest.param("none", False, True, marks=pytest.mark.slow),
         pytest.param("silu", True, True, marks=pytest.mark.slow),
         pytest.param("none", False, False, marks=pytest.mark.slow),
     ],
@@ -72,17 +72,18 @@ def test_joint_projections_without_convolutions(monkeypatch):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     "name, heads, columns, options",
     [
-        pytest.param("gdn", 4, 256, {}, marks=pytest.mark.slow),
+        ("gdn", 4, 256, {}),
         ("gdn", 2, 128, {}),
-        pytest.param("gdn", 4, 256, {"output_gate": "sigmoid", "gate_low_rank": True}, marks=pytest.mark.slow),
-        pytest.param("rls", 4, 256, {}, marks=pytest.mark.slow),
-        pytest.param("gka", 4, 256, {"iterations": 2}, marks=pytest.mark.slow),
-        pytest.param("palimpsa-d", 4, 256, {}, marks=pytest.mark.slow),
-        pytest.param("pmamba2-key", 4, 256, {}, marks=pytest.mark.slow),
+        ("gdn", 4, 256, {"output_gate": "sigmoid", "gate_low_rank": True}),
+        ("rls", 4, 256, {}),
+        ("gka", 4, 256, {"iterations": 2}),
+        ("palimpsa-d", 4, 256, {}),
+        ("pmamba2-key", 4, 256, {}),
         ("gated-deltaproduct", 2, 192, {}),
     ],
 )

@@ -22,7 +22,8 @@ def both(module, call):
         yield [*results, *gradients]
 
 
-@pytest.mark.parametrize("projection", [QKVProjection, pytest.param(SharedQKProjection, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("projection", [QKVProjection, SharedQKProjection])
 def test_projection(projection):
     torch.manual_seed(0)
     module = projection(8, HEADS, 4, "silu", True).to(DEVICE)

@@ -7,6 +7,7 @@ import torch
 
 from fastweights.layers import MIXERS, LayerCache, SoftmaxAttention, build_mixer, probe
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from tests.fast_set import fast_where
 
 from .variants import HIDDEN, OPTIONS, VARIANTS, build
 
@@ -27,6 +28,7 @@ def model(mixers):
     return FastWeightsForCausalLM(config).eval(), torch.arange(20).view(2, 10) % 11
 
 
+@fast_where(lambda given: given["variant"] not in OPTIONS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_name_of_a_layer_is_seen_and_the_output_stays(variant):
     layer, x = made(variant)
@@ -209,6 +211,7 @@ def test_nobody_listening_costs_no_tensor_work(monkeypatch):
     assert sorted(calls) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_has_one_graph_and_can_be_probed():
     torch._dynamo.reset()  # graphs of other layers count towards the limit of recompilations of one `forward`
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ import pytest
 from fastweights.layers import MIXERS
 from fastweights.layers.registry import ORDER
 
-__all__ = ["every_mixer", "few_mixers", "some_mixers"]
+__all__ = ["every_mixer", "few_mixers", "is_fast", "some_mixers"]
 
 FAST = {
     "softmax", "linear", "pgla", "mamba2", "gdn", "kda", "pgdn", "longhorn-elementwise", "palimpsa-d", "gka", "mesa", "lattice",
@@ -20,11 +20,14 @@ FEW = {"softmax", "mamba2", "gdn", "lattice"}
 SOME = FEW | {"palimpsa-d", "gka", "vla"}
 
 
+def is_fast(mixer: str, fast: set[str] = FAST) -> bool:
+    """Those of users are in the fast set."""
+    return mixer not in ORDER or mixer in fast
+
+
 def every_mixer(*others: Any, fast: set[str] = FAST) -> pytest.MarkDecorator:
-    """Each mixer of the registry as the argument `mixer`, and these others. Those of users are in the fast set."""
-    known = [
-        pytest.param(name, marks=pytest.mark.slow if name in ORDER and name not in fast else ()) for name in MIXERS
-    ]
+    """Each mixer of the registry as the argument `mixer`, and these others."""
+    known = [pytest.param(name, marks=() if is_fast(name, fast) else pytest.mark.slow) for name in MIXERS]
     return pytest.mark.parametrize("mixer", [*known, *others], ids=str)
 
 

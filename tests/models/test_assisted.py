@@ -57,6 +57,7 @@ def test_padding_and_blocks_change_no_token(padding, options):
         assert torch.equal(got, torch.cat([ids, wanted], 1)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mistral", *(pytest.param(x, marks=pytest.mark.slow) for x in hybrids.EVERY)])
 def test_hybrids(family):
     """With windows of 4 tokens in the attention of some; as the model, as its own assistant, and as that of another model."""

@@ -13,9 +13,10 @@ from transformers.generation import MaxLengthCriteria
 from fastweights.layers.probe import probe
 from fastweights.layers.softmax_attention import SoftmaxAttention
 from fastweights.models import FastWeightsCache, decoding, generation, kept_graphs
+from tests.fast_set import fast_where
 
 from .live_bytes import LiveBytes
-from .mixers import some_mixers
+from .mixers import FEW, is_fast, some_mixers
 from .small import CLOSE, HYBRID, MIXED, PROMPTS, model, tokens
 
 WINDOW = {"name": "softmax", "window": 5}
@@ -63,6 +64,7 @@ def assert_same(calls, steps, exact_cache=True):
                 torch.testing.assert_close(kept[name], x, **CLOSE)
 
 
+@fast_where(lambda given: not isinstance(given["mixer"], str) or is_fast(given["mixer"], FEW))
 @some_mixers(WINDOW)
 def test_every_mixer(by_steps, mixer):
     lm = model([mixer, "gdn"], initializer_range=0.1)
@@ -147,6 +149,7 @@ CALLS = [
 ]  # fmt: skip
 
 
+@fast_where(lambda given: not given["mode"])
 @pytest.mark.parametrize(("form", "padded", "mode"), CALLS)
 def test_slots_are_reserved_for_all_of_a_prompt_whatever_its_form(by_steps, form, padded, mode):
     lm, ids = model(MIXED, initializer_range=0.5), tokens(2, 30)
@@ -205,6 +208,7 @@ def test_fixed_keys_are_made_once():
     assert live.most == sum(x.nbytes for held in (fixed.memory, fixed.context) for x in held.values())
 
 
+@fast_where(lambda given: given["full"] == 3)
 @pytest.mark.parametrize("mixer", [MIXED, pytest.param(["softmax"] * 4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("full", [pytest.param(0, marks=pytest.mark.slow), 1, 3])
 def test_without_memory_for_the_slots_layers_are_called(monkeypatch, by_steps, mixer, full):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from fastweights.models import assisted, decoding, draft_graphs, generation, kept_graphs
 from fastweights.models.draft_graphs import DraftReader
 from fastweights.models.kept_graphs import describe_model, graphs_of
+from tests.fast_set import fast_where
 
 from .drafting import GREEDY, PROMPT, assistants, large, without_surplus
 from .mixers import every_mixer
@@ -73,6 +74,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return found
 
 
+@fast_where(lambda given: given["mixer"] == HYBRID)
 @every_mixer(MEMORIES, HYBRID, fast=set())
 def test_greedy_tokens_are_those_without_an_assistant(seen, mixer):
     lm = large(mixer)
@@ -106,6 +108,7 @@ def test_hidden_states_and_caches_are_those_of_the_model(seen, monkeypatch, mixe
         torch.testing.assert_close(rest, whole[:, at:], **CLOSE)
 
 
+@fast_where(lambda given: given["padding"] == (0, 3))
 @pytest.mark.parametrize(
     ("padding", "mixer"),
     [

@@ -13,6 +13,7 @@ from fastweights.kernels import availability
 from fastweights.models import decoding, generation
 from fastweights.ops import l2_normalize, linear_rows, residual_norm, ring_attention, silu_product, step_decay
 from fastweights.ops.short_convolution import token
+from tests.fast_set import fast_where
 from tests.kernels.cases import DEVICE
 
 from .small import CLOSE, model, tokens
@@ -96,14 +97,9 @@ MIXERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "mixer",
-    [
-        pytest.param(x, marks=pytest.mark.slow) if x in ("gdn", "kda", "softmax") else x  # the others have all kernels
-        for x in (*MIXERS, {"name": "softmax", "window": 5, "qk_norm": True})
-    ],
-    ids=str,
-)
+# Its layer has most of the kernels.
+@fast_where(lambda given: given["mixer"] == "lattice")
+@pytest.mark.parametrize("mixer", [*MIXERS, {"name": "softmax", "window": 5, "qk_norm": True}], ids=str)
 def test_the_same_tokens(monkeypatch, calls, mixer):
     lm = model([mixer], initializer_range=0.1).to(DEVICE)
     apart = generated(monkeypatch, lm, False, do_sample=False)
@@ -121,6 +117,7 @@ def test_the_same_tokens(monkeypatch, calls, mixer):
     }  # before the output layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mixer, names",
     [

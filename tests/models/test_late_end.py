@@ -11,6 +11,7 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList, util
 
 from fastweights.models import decoding, generation, late_end
 from fastweights.models.late_end import LateEnd, can_end_late
+from tests.fast_set import fast_where
 
 from .small import model, tokens
 
@@ -60,6 +61,7 @@ def ends_of(lm, ids, new):
     return answers[:, ids.shape[1] :]
 
 
+@fast_where(lambda given: given["rows"] == (1 if given["place"] in (0, 18) else 3) and given["place"] != 1)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("place", [0, 1, 5, 18, 19])
 def test_an_answer_that_ends_is_as_long_as_ever(late, rows, place, request):

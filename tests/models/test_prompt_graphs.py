@@ -9,8 +9,9 @@ import torch
 
 from fastweights.models import decoding, generation, kept_graphs, prompt_graphs
 from fastweights.models.kept_graphs import graphs_of
+from tests.fast_set import fast_where
 
-from .mixers import some_mixers
+from .mixers import FEW, is_fast, some_mixers
 from .small import CLOSE, MIXED, model, tokens
 
 WINDOWS = [{"name": "softmax", "window": width} for width in (1, 5, 40)]
@@ -55,6 +56,7 @@ def caches_of(lm, ids, **options):
     return [lm.generate(ids, disable_compile=plain, **options).past_key_values for plain in (False, True)]
 
 
+@fast_where(lambda given: not isinstance(given["mixer"], str) or is_fast(given["mixer"], FEW))
 @some_mixers(*WINDOWS, GROUPED)
 def test_tokens_and_caches_are_those_of_prompts_alone(read, mixer):
     lm, ids = model([mixer, "gdn"], initializer_range=0.1), tokens(2, 19)
@@ -72,6 +74,7 @@ FAST = ((0, "right"), (1, "left"))
 PADDED = torch.tensor([[0] * 14 + [1] * 5, [1] * 19, [0] * 3 + [1] * 16])
 
 
+@fast_where(lambda given: given["side"] == "left" and not given["mode"])
 @pytest.mark.parametrize(
     ("mode", "side"),
     [
@@ -96,6 +99,7 @@ def test_padded_prompts(read, mode, side):
     torch.testing.assert_close(got, wanted, **CLOSE)
 
 
+@pytest.mark.slow
 def test_lengths_share_the_graphs_of_a_few_sizes(read):
     lm = model(MIXED, initializer_range=0.5)
     for length in (5, 64, 63, 65, 128, 100, 1, 2):

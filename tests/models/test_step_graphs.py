@@ -13,8 +13,9 @@ import torch
 
 from fastweights.models import decoding, generation, kept_graphs, prompt_graphs
 from fastweights.models.kept_graphs import graphs_of
+from tests.fast_set import fast_where
 
-from .mixers import some_mixers
+from .mixers import FEW, is_fast, some_mixers
 from .small import MIXED, PROMPTS, model, tokens
 
 WINDOW = {"name": "softmax", "window": 5}
@@ -47,6 +48,7 @@ def called(lm, ids, **options):
     return lm.generate(ids, **{**OPTIONS, **options}, disable_compile=True)
 
 
+@fast_where(lambda given: not isinstance(given["mixer"], str) or is_fast(given["mixer"], FEW))
 @some_mixers(WINDOW)
 def test_the_second_call_takes_the_step_of_the_first(started, mixer):
     lm, (one, other) = model([mixer, "gdn"], initializer_range=0.1), tokens(4, 9).split(2)
@@ -74,6 +76,7 @@ def test_keys_find_place_in_a_step_with_as_many_slots(started, first, then, take
     assert started == [True, not taken]
 
 
+@pytest.mark.slow
 def test_other_numbers_of_sequences_have_steps_of_their_own(started, monkeypatch):
     monkeypatch.setattr(kept_graphs, "MOST", 2)
     lm = model()

@@ -18,7 +18,7 @@ ROWS, PACKED = None, [5, 1, 0, 14]
     ("keys", "width", "values", "lengths"),
     [
         pytest.param(24, 12, 20, PACKED, id="24-12-20-packed"),
-        pytest.param(16, 16, 8, ROWS, id="16-16-8-rows"),
+        pytest.param(16, 16, 8, ROWS, id="16-16-8-rows", marks=pytest.mark.slow),
         pytest.param(24, 12, 20, ROWS, id="24-12-20-rows", marks=pytest.mark.slow),
         pytest.param(16, 16, 8, PACKED, id="16-16-8-packed", marks=pytest.mark.slow),
         pytest.param(32, 16, 64, ROWS, id="32-16-64-rows", marks=pytest.mark.slow),

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastweights import ops
 from fastweights.testing import OpCase, OpInputs
+from tests.fast_set import fast_where, slow
 from tests.kernels.cases import DEVICE, REPEATED
 
 from .decoding import (
@@ -34,8 +35,17 @@ SOME = [
 ]  # fmt: skip
 SLOW = ("mesa", "gated_kalmanet-chebyshev")  # iteration after iteration in the interpreter: in the fast set at one size
 FAST = set(SOME) - set(SLOW)
-some_cases = pytest.mark.parametrize(
-    "case", [pytest.param(DECODING[name], id=name, marks=() if name in FAST else pytest.mark.slow) for name in SOME]
+
+
+def fast_cases(*fast: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "case", [pytest.param(DECODING[name], id=name, marks=() if name in fast else pytest.mark.slow) for name in SOME]
+    )
+
+
+some_cases = fast_cases(*FAST)
+few_cases = fast_cases(
+    "linear_attention-channel", "delta_rule-head-write", "lattice-decode-decay", "output_normalized_ttt"
 )
 
 
@@ -52,6 +62,7 @@ def by_kernel(request: pytest.FixtureRequest) -> OpCase:
 EDGES = torch.tensor([0, 0, 3, 4, 4, 10])
 
 
+@fast_where(lambda given: given["backend"] != "reference")
 @pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
 def test_equals_the_op(case: OpCase, backend: str, packed: bool) -> None:
@@ -178,6 +189,7 @@ def check_pool(case: OpCase, inputs: OpInputs, pool: tuple[Tensor, ...], got: An
         assert torch.equal(new[others], in_float32(old[others]))
 
 
+@fast_where(lambda given: given["backend"] != "reference")
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
 def test_pool_of_states(case: OpCase, backend: str, packed: bool) -> None:
@@ -243,6 +255,7 @@ def check_kept(case: OpCase, inputs: OpInputs, pool: tuple[Tensor, ...], got: An
     assert all(torch.equal(new[untouched], in_float32(old[untouched])) for new, old in zip(after, pool))
 
 
+@fast_where(lambda given: given["backend"] != "reference")
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
 def test_the_state_after_each_token_is_kept(case: OpCase, backend: str, packed: bool) -> None:
@@ -273,7 +286,7 @@ def test_two_sequences_go_on_from_one_state(case: OpCase) -> None:
     assert largest_error((got[0], tuple(x[[3, 6]] for x in got[1])), (o, final)) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["delta_rule-head-write", "variational_linear_attention-refresh"])
+@pytest.mark.parametrize("name", ["delta_rule-head-write", *slow("variational_linear_attention-refresh")])
 def test_kept_states_in_a_traced_graph(name: str) -> None:
     case = DECODING[name]
     inputs = case.draw(batch=2, time=3, dtype=torch.float32)
@@ -327,11 +340,11 @@ SIZES = [  # T, q/k heads, value heads, K, V
     (1, 1, 1, 96, 40),
     (3, 2, 2, 1, 1),
 ]
-# In the interpreter these take seconds. In the fast set the delta rule has all sizes, others among FAST two, the rest one, and
+# In the interpreter these take seconds. In the fast set the delta rule has all sizes, the others have one, and
 # forms none whose kernel another one launches with more inputs.
 WITH_FEWER_INPUTS = (*REPEATED, "palimpsa", "gated_kalmanet-constant_ridge", "variational_linear_attention-plain")
 FAST_SIZES = {
-    **dict.fromkeys(FAST, SIZES[1:4:2]), **dict.fromkeys(set(WITH_FEWER_INPUTS) - FAST, ()), "delta_rule-head-write": SIZES
+    **dict.fromkeys(set(WITH_FEWER_INPUTS) - FAST, ()), "delta_rule-head-write": SIZES
 }  # fmt: skip
 FORMS_AND_SIZES = [
     pytest.param(
@@ -365,7 +378,7 @@ def test_kernel_on_packed_rows(case: OpCase, index: torch.dtype) -> None:
 
 
 @pytest.mark.kernels
-@some_cases
+@few_cases
 @pytest.mark.parametrize(
     ("packed", "index"),
     [
@@ -404,7 +417,7 @@ def test_kernel_keeps_the_state_after_each_token(by_kernel: OpCase, packed: bool
 
 
 @pytest.mark.kernels
-@some_cases
+@few_cases
 def test_kernel_on_rows_of_a_wider_pool(case: OpCase) -> None:
     """The rows of a pool may lie apart, as where several layers share its memory; it is written where it is."""
     inputs, pool, _ = drawn_pool(case, False)
@@ -422,7 +435,7 @@ def test_kernel_on_rows_of_a_wider_pool(case: OpCase) -> None:
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    "name", ["delta_rule-head-write", "linear_attention-channel", "preconditioned_delta_rule-head"]
+    "name", ["delta_rule-head-write", *slow("linear_attention-channel", "preconditioned_delta_rule-head")]
 )
 def test_kernel_on_a_pool_with_values_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads [V, K], as vLLM has them, are updated where they lie."""
@@ -541,6 +554,7 @@ def test_kernel_takes_the_symmetric_part_of_a_gram_matrix(name: str) -> None:
     assert torch.equal(held[0][1].cpu(), H[1].float())
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 def test_conjugate_gradients_end_once_they_have_converged() -> None:
     """o after any number of iterations that is enough is the same bits."""
@@ -555,7 +569,7 @@ def test_conjugate_gradients_end_once_they_have_converged() -> None:
 
 
 @pytest.mark.kernels
-@some_cases
+@few_cases
 def test_op_of_few_tokens_runs_the_kernel(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: the op itself, with the states that it begins with and with given ones, which stay as they are."""
     from fastweights.ops.framework import few_tokens
@@ -681,7 +695,7 @@ def test_kernel_writes_an_empty_memory() -> None:
 
 
 @pytest.mark.kernels
-@some_cases
+@few_cases
 @pytest.mark.parametrize("bad", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)], ids=str)
 def test_kernel_keeps_bad_numbers_where_they_belong(case: OpCase, bad: float) -> None:
     """As the ops: o is NaN from the bad token of a head on (the value's column, the query's token) and equal elsewhere."""

@@ -14,6 +14,7 @@ from fastweights.ops.shared.ridge.iterations import chebyshev_weights
 from fastweights.ops.shared.ridge.system import ridge_and_norm
 from fastweights.testing import CASES
 from fastweights.testing.unrolled import unrolled_solutions
+from tests.fast_set import fast_where
 
 SOLVERS = ("chebyshev", "conjugate_gradient", "exact")
 POLYNOMIALS = ("chebyshev", "gradient_descent", "accelerated_gradient_descent")
@@ -91,6 +92,7 @@ def test_solvers_between_bounds_differ_in_speed() -> None:
     assert errors[0] < errors[2] / 3 < errors[1] / 10
 
 
+@fast_where(lambda given: given["backend"] == "torch")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("solver", ["chebyshev", "conjugate_gradient", "exact", "accelerated_gradient_descent"])
 def test_a_constant_ridge_is_what_is_solved_with(solver: str, backend: str) -> None:
@@ -326,6 +328,7 @@ def test_nothing_as_large_as_a_matrix_a_token_is_kept_for_the_backward(solver: s
     assert sum(kept.values()) < 512 * 32 * 32 * 1.5
 
 
+@pytest.mark.slow
 def test_options_that_change_from_call_to_call_compile() -> None:
     inputs = draw(batch=1, time=5, heads=1)
     torch._dynamo.reset()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastweights.ops.gated_norm import gated_rms_norm
+from tests.fast_set import fast_where, slow
 from tests.kernels.cases import DEVICE
 
 ACTIVATIONS = [None, "silu", "sigmoid", "gelu"]
@@ -68,6 +69,7 @@ def test_formula(activation, per_group, first, skip):
     assert_same(got, {f"d{name}": g for name, g in zip(given, gradients)})
 
 
+@fast_where(lambda given: given["shape"] == (3, 2, 96) or (given["activation"] == "silu") == given["first"])
 @pytest.mark.kernels
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -124,7 +126,7 @@ def test_kernels_read_slices_where_they_lie():
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("activation", [*slow(None), "gelu"])
 def test_kernels_in_one_graph(activation):
     given = inputs((1, 4, 2, 8), activation, False, skip=activation is not None)
     compiled = torch.compile(gated_rms_norm, fullgraph=True, backend="aot_eager")

@@ -14,6 +14,7 @@ from fastweights.ops.framework import call
 from fastweights.ops.framework.spec import spec_of
 from fastweights.ops.lattice.coefficients import Coefficients
 from fastweights.ops.lattice.workspace import Workspace
+from tests.fast_set import fast_where
 
 OBJECTIVES = ["decode", "encode", "similarity"]
 BACKENDS = ["reference", "torch"]
@@ -234,6 +235,7 @@ def test_nothing_to_write_leaves_the_memory(objective: str) -> None:
         assert all(g.isfinite().all() for g in found)
 
 
+@fast_where(lambda given: given["objective"] == "decode")
 @objectives
 def test_one_token_many_times(objective: str) -> None:
     """Slots settle where the loss has its minimum on the sphere."""

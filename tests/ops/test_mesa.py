@@ -181,6 +181,7 @@ def test_decay_0_leaves_only_the_current_token() -> None:
     torch.testing.assert_close(mesa(**inputs, scale=1.0)[0], score[..., None] * v, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_long_sequence_stays_finite() -> None:
     inputs = draw(batch=1, time=65_536, heads=1, key=4, value=3, dtype=torch.float32)
     inputs["g"] = inputs["g"] / 1000

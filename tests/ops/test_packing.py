@@ -11,13 +11,14 @@ from .packed_documents import AROUND_MEMORIES, PACKS, around_memories, assert_sa
 
 # Channels in whole groups of 16: a CPU computes these at a time, and the rest of a row in another way.
 LENGTHS, CHANNELS, HEAD = (33, 70, 1, 9, 39, 5), 64, 32
+FAST_BY_KERNELS = ("gated norm", "residual norm", "SwiGLU")
 
 
 def marks(name: str, backend: str) -> list[pytest.MarkDecorator]:
-    """By kernels the convolution alone is in the slow set: the fast one has it with a norm after it."""
-    return [pytest.mark.kernels] * (backend == "triton") + [pytest.mark.slow] * (
-        (name, backend) == ("convolution", "triton")
-    )
+    """By kernels most are in the slow set: in the interpreter they take seconds."""
+    if backend == "torch":
+        return []
+    return [pytest.mark.kernels] + [pytest.mark.slow] * (name not in FAST_BY_KERNELS)
 
 
 @pytest.mark.parametrize(

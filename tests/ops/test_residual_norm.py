@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastweights.ops.residual_norm import residual_norm
+from tests.fast_set import fast_where
 from tests.kernels.cases import DEVICE
 
 
@@ -49,6 +50,7 @@ def test_an_offset_beside_weights_in_16_bits(backend):
     torch.testing.assert_close(n.double(), formula(x.double(), None, 1 + w.double())[1], rtol=1e-6, atol=1e-6)
 
 
+@fast_where(lambda given: given["branch"] or given["shape"] != (65, 1024))
 @pytest.mark.kernels
 @pytest.mark.parametrize("branch", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1, 20), (2, 63, 48), (300,), (65, 1024)], ids=str)

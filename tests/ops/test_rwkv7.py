@@ -27,7 +27,7 @@ def layer(backend: str, **options: Any) -> rwkv7.RWKV7:
 @pytest.mark.parametrize(
     ("batch", "value_residual"),
     [
-        (1, True),
+        pytest.param(1, True, marks=pytest.mark.slow),
         (3, False),
         pytest.param(1, False, marks=pytest.mark.slow),
         pytest.param(3, True, marks=pytest.mark.slow),

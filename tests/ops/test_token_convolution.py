@@ -10,6 +10,7 @@ import torch
 from fastweights.ops.framework.few_tokens import overwriting_states
 from fastweights.ops.short_convolution import short_convolution
 from fastweights.ops.short_convolution.token import TokenConvolution, convolve_token, takes_token
+from tests.fast_set import fast_where, slow
 from tests.kernels.cases import DEVICE
 
 pytestmark = pytest.mark.kernels
@@ -74,7 +75,7 @@ def in_pool(one: TokenConvolution, rows: list[int], apart: int) -> TokenConvolut
     return one._replace(window=pool)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int32, *slow(torch.int64)], ids=str)
 @pytest.mark.parametrize("sizes", [[(40, 20), (60, 20), (48, None)], [(200, None)], "shared"], ids=str)
 def test_rows_of_pools(sizes, dtype):
     """The numbers of the kernel by itself; other rows stay as they are, and a negative row is none."""
@@ -97,6 +98,7 @@ def test_rows_of_pools(sizes, dtype):
         assert torch.equal(pool, old)
 
 
+@fast_where(lambda given: given["packed"] == (given["sizes"] == "shared"))
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
 @pytest.mark.parametrize("sizes", [[(40, 20), (60, 20), (48, None)], "shared"], ids=str)
 def test_the_window_after_each_token(sizes, packed):

@@ -14,8 +14,9 @@ from fastweights.ops import linear_rows
 from fastweights.ops.framework.pool_rows import write_rows
 from fastweights.serving.vllm.drafts import plan_drafts
 from fastweights.serving.vllm.pool import Layout
+from tests.fast_set import fast_where
 from tests.kernels.cases import DEVICE
-from tests.models.mixers import FAST
+from tests.models.mixers import FAST, FEW
 
 from .pools import Pool, read_at_once, read_in_steps, read_with_drafts
 
@@ -54,6 +55,7 @@ def test_options_that_change_the_states(name, options):
     torch.testing.assert_close(read, read_at_once(mixer, x_NTD), rtol=1e-9, atol=1e-9)
 
 
+@fast_where(lambda given: given["regular"] == (given["name"] in FEW))
 @pytest.mark.parametrize("regular", [False, True], ids=["any", "regular"])
 @pytest.mark.parametrize("name", FAST_MEMORIES)
 def test_drafted_tokens_are_taken_back(name, regular):
@@ -82,6 +84,7 @@ def test_long_drafts_and_states_in_16_bits_are_read_token_by_token(state_dtype, 
     assert (read - wanted).norm() < error * wanted.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 # One convolution, and two with one window.
 @pytest.mark.parametrize("name", ["palimpsa-m", pytest.param("lattice", marks=pytest.mark.slow)])

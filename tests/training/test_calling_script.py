@@ -48,7 +48,8 @@ def trained(folder):
     return [result.mixer for result in load_results(folder / "out" / "results.json")]
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_script_without_the_line_trains_its_own_mixers(tmp_path, workers):
     """Workers run it up to the call, for the mixer that it registers there."""
     ended = run(tmp_path, OWN.replace("workers=2", f"workers={workers}"))

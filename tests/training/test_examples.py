@@ -11,6 +11,7 @@ import pytest
 
 from fastweights.training import RecallExperiment, RecallFile, Stage, load_recall_file, train_run
 from fastweights.training.recall.run import check_models
+from tests.fast_set import fast_where
 
 FOLDER = Path(__file__).parents[2] / "examples" / "recall"
 DIVERGE = ("vla without unit keys",)  # its NaN is a row of the paper's table 4
@@ -64,6 +65,7 @@ def load_text(file: Path, start: str) -> str:
     return "".join(line for line in file.read_text().splitlines() if line.startswith(start))
 
 
+@fast_where(lambda given: given["file"].stem == "gka-figure-3a-small")
 @pytest.mark.parametrize("file", [file for file in FILES if file.stem.endswith("-small")], ids=lambda file: file.stem)
 def test_a_small_example_trains(file, tmp_path):
     for name, experiment in loaded(file).parts.items():

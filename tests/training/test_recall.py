@@ -71,6 +71,7 @@ def test_a_killed_worker_is_reported_and_the_call_can_be_repeated(tmp_path, star
     assert numbers(train_run(run, saved)) == numbers(train_run(run, tmp_path / "whole.checkpoint"))
 
 
+@pytest.mark.slow
 def test_a_signal_costs_no_step(tmp_path, started):
     """It arrives in all processes, as from a cluster; the only save of the run is the one that it causes. Also where the server
     of the workers has started before, with other signals held back than those of the pool."""

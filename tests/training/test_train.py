@@ -9,6 +9,7 @@ from fastweights.layers import MixerChoice
 from fastweights.models import FastWeightsForCausalLM, VectorModel
 from fastweights.training import CheckpointError, learning_rate_factor, train_run
 from fastweights.training.optimization import weight_decay_groups
+from tests.fast_set import slow
 
 from .small import numbers, small_run
 
@@ -74,7 +75,7 @@ def test_softmax_state_is_that_of_the_whole_sequence(tmp_path):
     assert result.state_size == 2 * 10 * 8
 
 
-@pytest.mark.parametrize("cuts", [[0], [1], [5, 6], list(range(12))], ids=str)
+@pytest.mark.parametrize("cuts", [*slow([0], [1]), [5, 6], *slow(list(range(12)))], ids=str)
 def test_numbers_do_not_depend_on_where_the_run_was_cut(tmp_path, cuts):
     run = small_run()
     whole = train_run(run, tmp_path / "whole.checkpoint")
@@ -90,6 +91,7 @@ def test_numbers_do_not_depend_on_where_the_run_was_cut(tmp_path, cuts):
     assert numbers(result) == numbers(whole)
 
 
+@pytest.mark.slow
 def test_a_cut_between_two_points_of_the_loss_curve_loses_no_loss(tmp_path):
     run = small_run(steps=201, evaluations=1, mixer="linear")  # a point is the mean of 3 steps
     whole = train_run(run, tmp_path / "whole.checkpoint")
@@ -120,6 +122,7 @@ def test_continues_from_a_checkpoint_of_every_step(tmp_path):
     assert numbers(train_run(run, checkpoint)) == numbers(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [pytest.param(None, id="whole", marks=pytest.mark.slow), pytest.param(7, id="cut")])
 def test_regression_learns_and_is_measured_by_its_error(tmp_path, cut):
     run = small_run(
@@ -187,6 +190,7 @@ def parity(tmp_path, **options):
     return train_run(run, tmp_path / "run.checkpoint").by_token["accuracy"]
 
 
+@pytest.mark.slow
 def test_parity_is_learnt_with_negative_eigenvalues(tmp_path):
     assert min(parity(tmp_path, negative_eigenvalues=True)) > 0.9
 

@@ -79,6 +79,7 @@ def test_where_softmax_attention_is_overtaken(times, loop, status, tmp_path):
     assert found.sources() == [f"{VLA}: NVIDIA Test, torch 2.11, 2026-01-02, commit 0123456 with uncommitted changes"]
 
 
+@pytest.mark.slow
 def test_mesanet_decides_too(tmp_path):
     """PGDN's layers are over 20% faster than MesaNet's and PKDA's are not; a slower MesaNet, and presets that are slow."""
     parts = record("S2", RESULTS).reason.split("; ")

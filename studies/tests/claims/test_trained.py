@@ -240,6 +240,7 @@ def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
     assert measure(conditions[0]) == found[0]
 
 
+@pytest.mark.slow
 def test_a_tiny_training_gives_accuracies_by_seed(tmp_path):
     settings = {"pairs": (2,), "steps": 3, "batch_size": 2, "width": 8, "heads": 1, "layers": 1, "vocab_size": 8,
                 "test_examples": 8, "learning_rates": (1e-2, 1e-3), "mixers": ("linear",)}  # fmt: skip

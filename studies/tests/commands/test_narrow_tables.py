@@ -9,6 +9,7 @@ from fastweights_studies.places import RESULTS as MEASUREMENTS
 
 from fastweights.layers import MIXERS
 from tests.analysis.terminal_tables import check_no_number_is_split
+from tests.fast_set import fast_where
 
 
 def board(name, size, tmp_path):
@@ -39,7 +40,11 @@ def every_table(name, tmp_path):
         yield from claims()
 
 
-@pytest.mark.parametrize("width", [pytest.param(80, marks=pytest.mark.slow), 60])
+FAST = ("mqar", "tracking", "leaderboard --list", "reproduce --list")
+
+
+@fast_where(lambda given: given["width"] == 60 and given["name"] in FAST)
+@pytest.mark.parametrize("width", [80, 60])
 @pytest.mark.parametrize("name", [*PARTS, "leaderboard --list", "reproduce --list", "reproduce"])
 def test_no_number_is_split(name, width, tmp_path):
     check_no_number_is_split(every_table(name, tmp_path), width)

@@ -7,6 +7,7 @@ import json
 import re
 
 import numpy as np
+import pytest
 from fastweights_studies.inspection import inspect_model, save_inspection
 
 from tests.evaluation.small import model
@@ -14,6 +15,7 @@ from tests.evaluation.small import model
 HYBRID = ["pgdn", "softmax", "gka"]
 
 
+@pytest.mark.slow
 def test_arrays_pictures_and_a_page_that_needs_nothing_else(tmp_path):
     found = inspect_model(model(HYBRID), list(range(20)), every=8)
     (tmp_path / "notes.txt").write_text("kept")

@@ -18,6 +18,7 @@ from fastweights.data.text import TextCorpus
 from fastweights.layers import MIXERS, MixerChoice
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.training import WorkerError
+from tests.fast_set import fast_where
 
 from .toy import LANGUAGE, TOY
 
@@ -61,6 +62,7 @@ def of_proxies(runs):
     return [run for run in runs if "tokens500-" in run.output]
 
 
+@pytest.mark.slow
 def test_rates_come_from_proxies_and_numbers_from_test_text(tmp_path, trained):
     path = run_part(PART, request(tmp_path, "linear", "gdn"))
     rows = PART.rows("small", tmp_path, tmp_path)
@@ -93,6 +95,7 @@ def test_rates_come_from_proxies_and_numbers_from_test_text(tmp_path, trained):
     assert trained == [] and path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_mean_over_positions_is_the_loss_of_the_row(tmp_path, trained):
     run_part(PART, request(tmp_path, "linear", seeds=(0,)))
     rows = select(PART.rows("small", tmp_path, tmp_path), measure="loss", column={"tokens": 1000})
@@ -105,6 +108,7 @@ def test_a_mean_over_positions_is_the_loss_of_the_row(tmp_path, trained):
     assert len(select(curve, measure="validation_loss", column={"tokens": 2000})) >= 4
 
 
+@pytest.mark.slow
 def test_a_new_mixer_and_a_new_seed_train_nothing_again(tmp_path, trained):
     run_part(PART, request(tmp_path, "linear", seeds=(0,)))
     board = load_board(tmp_path / "language-matched-small.json").rows
@@ -164,6 +168,7 @@ def test_columns_choose_the_models_that_are_trained(tmp_path, trained):
     assert len(found) == len(PART.setting("small")) / 2 and all(column.startswith("2K: ") for column in found)
 
 
+@pytest.mark.slow
 def test_an_interrupted_part_continues(tmp_path, trained, monkeypatch):
     from fastweights.training.language import together
 
@@ -182,6 +187,7 @@ def test_an_interrupted_part_continues(tmp_path, trained, monkeypatch):
     assert len(trained) == len({run.output for run in trained}) == 2 + 3
 
 
+@pytest.mark.slow
 def test_a_model_that_diverges_has_rows_without_values(tmp_path, monkeypatch):
     from fastweights.training.language import together
 
@@ -199,6 +205,7 @@ def test_a_model_that_diverges_has_rows_without_values(tmp_path, monkeypatch):
     assert entries["2K: test text"].diverged == 0
 
 
+@pytest.mark.slow
 def test_proxies_are_a_part_whose_rates_the_larger_models_take(tmp_path, trained):
     """The first seed trains at every rate, and its best is the one that counts."""
     run_part(PROXIES, request(tmp_path, "linear"))
@@ -277,6 +284,7 @@ def test_the_whole_registry_stands_for_the_declared_mixers(tmp_path):
     assert PART.trainings(request(tmp_path, "linear")) == 2 + 2 + 1
 
 
+@fast_where(lambda given: given["name"] == "small")
 @pytest.mark.parametrize("name", SIZES)
 def test_hybrids_have_softmax_attention_in_every_nth_layer(name, monkeypatch):
     monkeypatch.undo()
@@ -304,6 +312,7 @@ def test_full_models_have_about_100_million_parameters(monkeypatch):
     assert Training(Variant(choice=choice, every=0), 10, 1).name == "rls-decay/softmax0-tokens10-seed1"
 
 
+@pytest.mark.slow
 def test_hybrids_train_and_are_measured(tmp_path, trained):
     run_part(HYBRIDS, request(tmp_path, "gdn"))
     found = {entry.column: entry for entry in HYBRIDS.entries(HYBRIDS.rows("small", tmp_path, tmp_path))}

@@ -242,6 +242,7 @@ def test_another_column_hides_no_committed_row(part, size, monkeypatch):
     assert PARTS[part].library(size, ()) == []
 
 
+@pytest.mark.slow
 def test_another_context_is_measured_of_the_models_that_are_there(tmp_path, monkeypatch):
     """Or of the same models trained again, at their rate, where their folders are gone."""
     pytest.importorskip("accelerate")
@@ -346,6 +347,7 @@ def watch_trainings(monkeypatch, diverging=()):
     return began
 
 
+@pytest.mark.slow
 def test_more_seeds_train_no_grid_again(tmp_path, monkeypatch):
     """Where the board has the first seed, others are trained at its rate and stand behind it; one that diverges counts."""
     pytest.importorskip("accelerate")
@@ -376,6 +378,7 @@ def test_more_seeds_train_no_grid_again(tmp_path, monkeypatch):
     assert read_entries("language", tmp_path)["held out", "linear"].seeds == (0, 1, 2, 3)
 
 
+@pytest.mark.slow
 def test_mixers_of_the_library_count_as_close_ones(tmp_path, monkeypatch):
     """A mixer of one's own takes more seeds where one of the library's results is close, as the library's mixers did."""
     pytest.importorskip("accelerate")
@@ -464,6 +467,7 @@ def test_stopped_trainings_leave_the_rows_of_mixers_that_have_ended(tmp_path, mo
     assert {mixer for _, mixer in found} == {"linear"} and trainings(found["held out", "linear"]) == 2
 
 
+@pytest.mark.slow
 def test_all_columns_of_a_language_model_have_the_same_seeds_where_writing_is_stopped(tmp_path, monkeypatch):
     pytest.importorskip("accelerate")
     from fastweights_studies import record

@@ -20,8 +20,9 @@ def registry_of_its_own(monkeypatch):
     monkeypatch.delitem(sys.modules, module.WINDOWED, raising=False)
 
 
+@pytest.mark.slow
 def test_both_sides_of_an_effect_are_trained_from_paired_seeds_and_compared(tmp_path, monkeypatch, capsys):
-    small = {"width": 16, "batch_size": 4, "steps": 4, "learning_rates": (1e-3, 1e-2), "seeds": (0, 1, 2)}
+    small = {"width": 16, "batch_size": 4, "steps": 4, "learning_rates": (1e-3, 1e-2), "seeds": (0, 1)}
     monkeypatch.setitem(module.SIZES, "cpu", small)
     monkeypatch.setattr(
         module, "SETTINGS", {**module.SETTINGS, "test_examples": 8, "validation_examples": 8, "evaluations": 1}
@@ -37,16 +38,16 @@ def test_both_sides_of_an_effect_are_trained_from_paired_seeds_and_compared(tmp_
     ]
     monkeypatch.setattr(sys, "argv", ["block_effects", *given])
     module.main()
-    assert {run.seed_by_name for run in runs} == {True} and len(runs) == 2 * 2 * 2 * 3
+    assert {run.seed_by_name for run in runs} == {True} and len(runs) == 2 * 2 * 2 * 2
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in said] == ["gdn-windows", "softmax-convolution"] and "difference" in said[0]
     rows = [replace(row, origin=NOWHERE) for row in read_rows(tmp_path / "block-effects-cpu.json")]
-    assert len(rows) == 2 * 2 * 3 * 2 and {row.column["side"] for row in rows} == {"before", "after"}
+    assert len(rows) == 2 * 2 * 2 * 2 and {row.column["side"] for row in rows} == {"before", "after"}
     windows = [row for row in rows if row.column["effect"] == "gdn-windows" and row.column["side"] == "after"]
-    assert {row.options["long_memory"] for row in windows} == {"windows"} and {row.seed for row in windows} == {0, 1, 2}
+    assert {row.options["long_memory"] for row in windows} == {"windows"} and {row.seed for row in windows} == {0, 1}
     module.main()
     again = read_rows(tmp_path / "block-effects-cpu.json")
-    assert len(runs) == 24 and [replace(row, origin=rows[0].origin) for row in again] == rows
+    assert len(runs) == 16 and [replace(row, origin=rows[0].origin) for row in again] == rows
 
 
 @pytest.mark.parametrize("name", module.EFFECTS)

@@ -18,6 +18,8 @@ from fastweights_studies.measure.judge.timing import Ceilings
 from fastweights_studies.measure.judge.verdict import DRAWS
 from fastweights_studies.record import Origin, read_rows, select
 
+from tests.fast_set import fast_where
+
 SMALL = Sizes(B=2, T=70, H=2, K=16, V=16, HV=4)
 ROOT = Path(__file__).parents[3]
 
@@ -33,6 +35,7 @@ def test_combinations_cover_what_they_should() -> None:
     assert len(set(map(str, every))) == len(every)
 
 
+@fast_where(lambda given: given["name"] in list(CASES)[:6])
 @pytest.mark.parametrize("name", CASES)
 def test_the_torch_form_passes(name: str) -> None:
     packed = Sizes(B=1, T=sum(PACKED), H=2, K=16, V=16)
@@ -130,6 +133,7 @@ def test_the_command_writes_a_file_and_exits_with_1_where_an_op_fails(
     assert {row.seed for row in select(rows, measure="error")} == {1}
 
 
+@pytest.mark.slow
 def test_the_command_runs_from_a_bare_environment(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -191,6 +195,7 @@ def test_what_was_checked_before_is_not_checked_again(
     assert ("refused" in row) == wrong and bool(timed) != wrong and row["errors"] == checked["errors"]
 
 
+@pytest.mark.slow
 def test_a_check_that_fails_in_its_process_refuses_the_op() -> None:
     if torch.cuda.is_available():
         pytest.skip("the check runs where there is a GPU")

@@ -29,6 +29,7 @@ from fastweights.data.text import TextCorpus, TextTokenizer
 from fastweights.layers import MixerChoice
 from fastweights.models import preset
 from fastweights.training.language import together
+from tests.fast_set import fast_where
 
 SIZES = "1,128,1,16,16"
 ON_A_GPU = """
@@ -79,6 +80,7 @@ def ask(found: list[bool]) -> list[bool]:
     return list(found)
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_another_triton_finds_what_was_compiled(
     folder: Path, found: list[bool], monkeypatch: pytest.MonkeyPatch
@@ -169,6 +171,7 @@ def test_chosen_columns_of_the_leaderboard_are_compiled_alone(monkeypatch: pytes
     assert {run.task for run in runs} == {"mqar", "mqar-shuffled"} and len(runs) == 1 + 8
 
 
+@fast_where(lambda given: given["name"] == "language-proxies")
 @pytest.mark.parametrize("name", ["language-proxies", "language-matched"])
 def test_language_models_in_one_block_are_trained_for_a_step_and_measured(
     monkeypatch: pytest.MonkeyPatch, name: str

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from fastweights_studies.measure import floors
 
+from tests.fast_set import fast_where
 from tests.ops.kernel_launches import recorded
 
 pytestmark = pytest.mark.compiler
 
 
+@fast_where(lambda given: given["width"] == 64)
 @pytest.mark.parametrize("width", floors.WIDTHS)
 def test_every_part_launches_a_probe(width: int) -> None:
     """Of every op, with one launch each, but for copies."""

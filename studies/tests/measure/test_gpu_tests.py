@@ -86,6 +86,7 @@ def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         read_tests(path)
 
 
+@pytest.mark.slow
 def test_processes_are_spread_over_the_gpus(tmp_path: Path) -> None:
     Path(tmp_path, "test_seen.py").write_text(
         "import os\nfrom pathlib import Path\n"

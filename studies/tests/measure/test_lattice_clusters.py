@@ -16,6 +16,7 @@ from fastweights_studies.record import read_rows
 from torch import Tensor
 
 from fastweights.ops import lattice
+from tests.fast_set import fast_where
 from tests.kernels.described_gpu import on_hopper_in
 from tests.kernels.gluon_by_tensors import Programs, nothing
 from tests.kernels.scoreboards import register_hazards
@@ -26,6 +27,7 @@ from .ptx_of_clusters import Cluster
 BOTH = pytest.mark.parametrize("mbarrier", [False, True])
 
 
+@fast_where(lambda given: given["mbarrier"] == (given["sums"] == 1))
 @BOTH
 @pytest.mark.parametrize(("sums", "owned"), [(1, 0), (2, 2)])
 @pytest.mark.parametrize(("K", "parts"), [(128, 4), (64, 4), (64, 2)])
@@ -177,6 +179,7 @@ def test_forms_launch_their_own_kernels() -> None:
     assert set(launched("library", 64)) == set(plain)
 
 
+@fast_where(lambda given: given["K"] == 64 and given["mbarrier"])
 @pytest.mark.compiler
 @pytest.mark.parametrize("K", [64, pytest.param(128, marks=pytest.mark.slow)])
 @BOTH

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,9 @@ def test_no_measured_question_stands_in_the_text(texts: list[str]) -> None:
         assert prompt not in whole and f"{draft.question} {draft.answer}" not in whole
 
 
-def test_every_answer_stands_in_the_text_before_its_question(texts: list[str]) -> None:
+def test_every_answer_stands_in_the_text_before_its_question() -> None:
     questions = 0
-    for text in texts[:500]:
+    for text in islice(documents(), 200):
         if text.startswith("Secret numbers"):
             begin, asked = text.rsplit("\n\n", 1)
             lines = [LINE.findall(line)[0] for line in asked.split("\n")]
@@ -68,9 +69,10 @@ def test_every_answer_stands_in_the_text_before_its_question(texts: list[str]) -
         else:
             key, value = re.findall(r"What is (.+)\? The \1 is (\d+)$", text.replace("What is the ", "What is "))[0]
             assert text.count(f"The {key} is {value}.") == 1
-    assert questions > 3.5 * 500
+    assert questions > 3.5 * 200
 
 
+@pytest.mark.slow
 def test_the_text_is_as_long_as_it_says(texts: list[str]) -> None:
     """A quarter has one needle. Of each length there are about as many tokens, 8M in all."""
     assert len(texts) == DOCUMENTS

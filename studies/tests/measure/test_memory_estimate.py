@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from fastweights_studies.measure.scaling import model_options, settings
 from fastweights_studies.places import RESULTS
@@ -30,6 +31,7 @@ def test_activations_of_measured_presets():
     assert len(ratios) > 15 and min(ratios) > LEAST_ACTIVATIONS and max(ratios) < 1.54
 
 
+@pytest.mark.slow
 def test_all_memory_of_four_processes():
     """Of one row that is divided over them too: every training that was measured."""
     ratios = []

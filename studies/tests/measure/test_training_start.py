@@ -22,6 +22,7 @@ def test_both_starts_are_timed_until_their_steps_are_taken(tmp_path: Path) -> No
         assert 1 < seconds[1] <= seconds[training_start.STEPS] < 120
 
 
+@pytest.mark.slow
 def test_a_training_that_ends_too_early_is_an_error(tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text("no run")

@@ -166,6 +166,7 @@ def test_a_model_beside_itself_is_measured_alone(fake: type[FakeTrained]) -> Non
     assert [name for name, _ in fake.alive] == ["gdn"]
 
 
+@pytest.mark.slow
 def test_a_comparison_that_fails_costs_no_other_nor_the_rows_of_another_process(
     fake: type[FakeTrained], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+import pytest
 import torch
 from fastweights_studies.claims import load_record, save_record
 from fastweights_studies.leaderboard import PARTS
@@ -20,6 +21,7 @@ from fastweights.training import RecallExperiment
 from fastweights.training.recall.train import Training
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     shutil.copytree(RESULTS, tmp_path, dirs_exist_ok=True)
     board = tmp_path / "leaderboard" / "mqar-full.json"
@@ -46,6 +48,7 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     assert "28 of 32 cells of language" in page and "58 of 66 cells of regression" in page
 
 
+@pytest.mark.slow
 def test_the_smaller_size_has_a_table_of_its_own_once_it_is_measured(tmp_path: Path) -> None:
     without, having = (shutil.copytree(RESULTS, tmp_path / name) for name in ("without", "having"))
     for folder in (without, having):
@@ -86,6 +89,7 @@ def test_parts_of_a_block_are_compared_with_the_column_of_their_size(tmp_path: P
     assert f"{gated:.2f} with an output gate" in clearest
 
 
+@pytest.mark.slow
 def test_rules_in_one_block_are_compared_by_their_seeds(tmp_path: Path) -> None:
     shutil.copytree(RESULTS, tmp_path, dirs_exist_ok=True)
     board = tmp_path / "leaderboard" / "recall-full.json"
@@ -105,6 +109,7 @@ def test_rules_in_one_block_are_compared_by_their_seeds(tmp_path: Path) -> None:
     assert "The rules in one block" not in block.render(tmp_path)
 
 
+@pytest.mark.slow
 def test_language_models_in_one_block_are_compared_by_their_seeds(tmp_path: Path) -> None:
     shutil.copytree(RESULTS, tmp_path, dirs_exist_ok=True)
     board = tmp_path / "leaderboard" / "language-proxies-full.json"

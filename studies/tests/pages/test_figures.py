@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from fastweights_studies.measure import serving_bench
 from fastweights_studies.measure.environment import describe
 from fastweights_studies.measure.rows import find_rows, replace_rows
@@ -58,6 +59,7 @@ def test_every_figure_says_what_it_was_drawn_from() -> None:
     assert all(source(picture) for picture in IMAGES.iterdir())
 
 
+@pytest.mark.slow
 def test_other_results_give_another_figure(tmp_path: Path) -> None:
     """A line per rule from the smallest state on, and the checksum of just these results."""
     found = recall_figure.lines(recall_figure.read())

@@ -105,6 +105,7 @@ def test_departures_have_one_form() -> None:
         mixer_pages.heading_of("no_such_op", "\n## Rules: `an_op`\n")
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     shutil.copytree(evidence.RESULTS, tmp_path, dirs_exist_ok=True)
     for path in tmp_path.glob("decode-table-*.json"):

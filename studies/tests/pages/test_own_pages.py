@@ -16,6 +16,7 @@ from PIL import Image
 
 from fastweights.layers import MIXERS
 from fastweights.layers.choice import described_options
+from tests.fast_set import fast_where
 
 RECORDS = load_records(own_results.RESULTS)
 FIGURES = [
@@ -144,6 +145,7 @@ def test_a_figure_is_of_the_committed_numbers(name: str, device: str) -> None:
     assert source_of(page.figure(device)) == own_results.checksum(page.records(device)), f"run {COMMAND}"
 
 
+@fast_where(lambda given: given["name"] == "own-2")
 @pytest.mark.parametrize(
     ("name", "part"),
     [

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fastweights.models import linearize
+from tests.fast_set import fast_where
 
 from .small import CLOSE, EVERY, hybrid, teacher, tokens
 
@@ -78,6 +79,7 @@ def test_padding_documents_and_steps_change_nothing(model_type):
         torch.testing.assert_close(lm(ids[:1], **given).logits, apart, **CLOSE)
 
 
+@fast_where(lambda given: given["model_type"] == "llama")
 @pytest.mark.parametrize("model_type", FAST)
 def test_generates_as_without_a_cache(model_type):
     lm, ids = hybrid(model_type, "pgdn"), tokens()

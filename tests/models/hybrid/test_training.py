@@ -24,6 +24,7 @@ def trainer(lm, folder, **changes) -> Trainer:
     return Trainer(lm, arguments, train_dataset=ROWS, data_collator=DataCollatorWithFlattening())
 
 
+@pytest.mark.slow
 def test_trainer_takes_packed_rows(tmp_path):
     """The loss is a mean over the labels that tokens predict, 11 of the 12 of a row, in all micro-batches of a step."""
     lm = hybrid("qwen3", "gka")

@@ -109,6 +109,7 @@ def test_a_second_training_keeps_compiled_code_in_its_own_folder(graphs, monkeyp
         assert Path(os.environ[compiling.KEPT]).parent == tmp_path / name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["blocks", False])
 def test_the_compiler_loads_beside_the_drawing_of_weights(make_run, graphs, monkeypatch, what):
     """In another thread, whose failure ends no training, and only where something is compiled."""

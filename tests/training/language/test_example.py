@@ -14,6 +14,7 @@ from fastweights.training.language import load_run, train_language
 FILE = Path(__file__).parents[3] / "examples" / "lm.toml"
 
 
+@pytest.mark.slow
 def test_the_example_trains(tmp_path: Path) -> None:
     run = load_run(FILE)
     assert run.output == "runs/lm" and len(run.mixers) == 2

@@ -54,6 +54,7 @@ def test_the_check_comes_first(make_run, monkeypatch):
     assert not Path(run.output).exists()
 
 
+@pytest.mark.slow
 def test_processes_that_cannot_find_each_other(make_run, monkeypatch):
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)

@@ -30,6 +30,7 @@ def hosts(tmp_path, monkeypatch):
     return folders
 
 
+@pytest.mark.slow
 def test_hosts_with_caches_of_their_own_train_as_one_process(hosts, tmp_path):
     def changes(output, cache):
         return {"output": str(tmp_path / output), "cache": cache, "max_steps": 3, "context_lengths": ()}
@@ -131,6 +132,7 @@ def wait_until_joined(processes, folder):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_rank_0_keeps_its_store_until_the_others_have_left(tmp_path, monkeypatch):
     """Here they look into the store a second after rank 0 has done its work."""
     monkeypatch.setattr("fastweights.training.language.processes.POLL_SECONDS", 1.5)

@@ -163,6 +163,7 @@ def load(folder, sharded):
     return whole_tensors(model, optimizer)
 
 
+@pytest.mark.slow
 def test_two_processes_save_for_one_and_one_for_two(tmp_path):
     (tmp_path / "alone").mkdir()
     alone = save(tmp_path / "alone", False)

@@ -39,6 +39,7 @@ EXTEND = (
 )
 
 
+@pytest.mark.slow
 def test_a_model_is_extended_to_longer_rows_and_continues_inside_its_stage(make_run):
     settings = {"model": HYBRID, "stages": EXTEND, "evaluate_every": 0, "context_lengths": ()}
     whole = make_run("whole", **settings)

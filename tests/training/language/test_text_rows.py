@@ -47,7 +47,8 @@ def read(run, count, start=None):
     return [made[number][0].tolist() for number in range(count)]
 
 
-@pytest.mark.parametrize("streaming", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", [False, True])
 def test_a_mixture_continues_with_the_same_losses(make_run, sources, tokenizer, streaming):
     corpus = TextCorpus(sources=sources, streaming=streaming, **({"shuffle_megabytes": 0.004} if streaming else {}))
     whole, cut = (make_run(name, corpus=corpus, tokenizer=tokenizer) for name in ("whole", "cut"))
@@ -183,6 +184,7 @@ def test_epochs_are_counted_before_the_training(make_run):
     )
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_used_up_goes_on_with_more_epochs(make_run, sources, tokenizer):
     corpus = TextCorpus(paths=sources[0].paths, streaming=True, epochs=1, held_out_fraction=0.2)
     settings = {"tokenizer": tokenizer, "max_steps": 16, "batch_size": 16, "checkpoint_every": 4, "evaluate_every": 0}

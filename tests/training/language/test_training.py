@@ -137,6 +137,7 @@ def test_half_precision_learns_too(make_run):
     torch.testing.assert_close(half.losses, single.losses, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.slow
 def test_continues_a_model_as_another_mixer(make_run):
     """An interrupted training of it continues with the same losses."""
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2, "mixer": "mamba2"}
