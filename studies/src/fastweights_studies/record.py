@@ -7,9 +7,11 @@ readers select rows by fields. A row stays valid as long as the task still has i
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -165,6 +167,12 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         ResultsError: the file is damaged or of another format.
     """
+    return [*_rows_of(path, hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"")]
+
+
+@lru_cache(maxsize=128)
+def _rows_of(path: Path, content_hash: bytes) -> tuple[Row, ...]:
+    """Checked once as long as the file stays as it is: pages read the same files many times."""
     content = _read_content(path)
     try:
         origins = [from_record(Origin, origin, path) for origin in content["origins"]]
@@ -173,6 +181,6 @@ def read_rows(path: Path) -> list[Row]:
             row["origin"] = origins[row["origin"]]
             if isinstance(row.get("run"), int):
                 row["run"] = runs[row["run"]]
-        return [from_record(Row, row, path) for row in content["rows"]]
+        return tuple(from_record(Row, row, path) for row in content["rows"])
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise ResultsError(f"result {path} is damaged: {error}; delete that file to have it made again") from error

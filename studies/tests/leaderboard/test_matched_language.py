@@ -122,6 +122,7 @@ def test_a_new_mixer_and_a_new_seed_train_nothing_again(tmp_path, trained):
     assert load_board(tmp_path / "language-matched-small.json").rows[: len(board)] == board
 
 
+@pytest.mark.slow
 def test_a_search_whose_models_were_not_measured_keeps_its_rate(tmp_path, trained, monkeypatch):
     from fastweights_studies.leaderboard import matched_language
 
@@ -148,6 +149,7 @@ def test_a_search_whose_models_were_not_measured_keeps_its_rate(tmp_path, traine
     }
 
 
+@pytest.mark.slow
 def test_further_seeds_are_of_models_of_one_size(tmp_path, trained):
     path = run_part(PART, request(tmp_path, "linear", seeds=(0,)))
     write_rows(path, [replace(row, run={**row.run, "intermediate_size": 1}) for row in read_rows(path)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from fastweights.models import PRESETS, FastWeightsConfig, preset
@@ -102,11 +103,11 @@ class Model:
             return {"name": self.options["memory"], "output_gate": "silu", "conv_init": options["conv_init"]}
         return {"name": mixer, **options, **self.options}
 
-    def mixers(self) -> set[str]:
+    def mixers(self) -> frozenset[str]:
         """The mixers of its layers; none of a preset that is no longer there."""
         if self.preset is None:
-            return {str(self.mixer)}
-        return {name for name, _ in self.configuration().mixers()} if self.preset in PRESETS else set()
+            return frozenset({str(self.mixer)})
+        return mixers_of(self.preset, tuple(self.options.items()))
 
     def column(self, batch: int, length: int) -> dict[str, Any]:
         """What a row says of it beside mixer and options."""
@@ -115,6 +116,14 @@ class Model:
             size["mlp"] = self.mlp
         ways = {"compiled": self.compiled, "replayed": self.replayed, "library": self.library}
         return {**size, "batch": batch, "length": length, **ways}
+
+
+@cache
+def mixers_of(name: str, options: tuple[tuple[str, Any], ...]) -> frozenset[str]:
+    """The mixers of a preset, or of one with other options; pages ask for those of the same few again and again."""
+    if name not in PRESETS:
+        return frozenset()
+    return frozenset(mixer for mixer, _ in Model(preset=name, options=dict(options)).configuration().mixers())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -306,26 +306,30 @@ def describe_change(row: Row) -> str:
 
 
 def first_values(results: Path) -> str:
-    """Accuracy of two mixers after one change each, of two seeds."""
+    """Accuracy of two mixers after one change each, seed by seed."""
     rows = [row for row in read_measured("first_values", "first_values", results) if "skip_init" in row.options]
     mixers = list(dict.fromkeys(str(row.mixer) for row in rows))
     lines = []
     for change in dict.fromkeys(map(describe_change, rows)):
         own = [row for row in rows if describe_change(row) == change]
-        cells = (" ".join(share(needed(row.value)) for row in select(own, mixer=mixer)) for mixer in mixers)
+        cells = (_by_seed(select(own, mixer=mixer)) for mixer in mixers)
         lines.append([change, *cells])
     return table(["change", *(f"`{mixer}`" for mixer in mixers)], lines)
 
 
+def _by_seed(rows: Sequence[Row]) -> str:
+    return " ".join(share(needed(row.value)) for row in sorted(rows, key=lambda row: row.seed or 0))
+
+
 def attention(results: Path) -> str:
-    """Accuracy of softmax attention by layers, first weights and rate; the defaults are one of these settings."""
-    rows = select(read_measured("first_values", "first_values", results), mixer="softmax", options={}, seed=0)
+    """Accuracy of softmax attention by layers, first weights and rate, seed by seed; the defaults are one of these settings."""
+    rows = select(read_measured("first_values", "first_values", results), mixer="softmax", options={})
     lines, rates = [], (0.003, 0.01)
     settings = {(row.column["layers"], row.column["initializer_range"]) for row in rows}
     for layers, std in sorted(settings):
         own = select(rows, column={"layers": layers, "initializer_range": std})
-        by_rate = {row.run["learning_rate"]: share(needed(row.value)) for row in own}
-        lines.append([str(layers), f"{std:g}", *(by_rate[rate] for rate in rates)])
+        by_rate = (_by_seed([row for row in own if row.run["learning_rate"] == rate]) for rate in rates)
+        lines.append([str(layers), f"{std:g}", *by_rate])
     return table(["layers", "first weights", *(f"rate {rate:g}" for rate in rates)], lines)
 
 
