@@ -143,6 +143,7 @@ def test_checkpoints_of_another_program_are_no_earlier_output(place, capsys):
         refused(place, capsys, f"train run.toml --output out{options}", "checkpoints")
 
 
+@pytest.mark.slow
 def test_overwrite_leaves_what_a_person_put_in_a_training(place):
     assert main(["train", "run.toml", "--output", "out"]) == 0
     (place / "mine" / "linked").symlink_to(place / "mine" / "file")

@@ -81,6 +81,7 @@ def test_text_tokenizer_rows_and_precision_are_kept(work, tmp_path, monkeypatch,
     )
 
 
+@pytest.mark.slow
 def test_the_converted_model_trains_on_the_same_tokens(work, tmp_path, monkeypatch, capsys):
     assert main(["convert", "runs/source", "--to", "pgdn", "--output", "new", "--steps", "2"]) == 0
     printed = capsys.readouterr().out

@@ -85,6 +85,7 @@ def test_a_task_is_its_file_and_its_registration(look_behind: str) -> None:
         make_task("look-behind", pairs=4, bakc=1)
 
 
+@pytest.mark.slow
 def test_commands_know_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], look_behind: str
 ) -> None:

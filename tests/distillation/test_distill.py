@@ -60,6 +60,7 @@ def weights(run):
     return load_file(Path(run.output, "model", "model.safetensors"))
 
 
+@pytest.mark.slow
 def test_the_stages_of_a_run_file(models, tmp_path, capsys):
     output = tmp_path / "out"
     file = tmp_path / "run.toml"

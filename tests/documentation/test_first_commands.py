@@ -63,6 +63,7 @@ def write_chapters(folder: Path, characters: int = 20_000) -> None:
         (folder / f"chapter{number}.txt").write_text(text)
 
 
+@pytest.mark.slow
 def test_a_book_of_eight_chapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

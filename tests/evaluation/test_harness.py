@@ -143,6 +143,7 @@ def score(doc, results):
 """
 
 
+@pytest.mark.slow
 @fast_where(lambda given: given["lengths"] is not None)
 @pytest.mark.parametrize("lengths, wanted", [(None, ["4096"]), ((700, 300), ["300", "700"])], ids=str)
 def test_lengths_and_tokenizer_reach_tasks_that_are_generated_as_those_of_ruler(tmp_path, lengths, wanted):

@@ -50,6 +50,7 @@ def run_tests(package: Path, *arguments: str, root: Path = ROOT, **variables: st
     return set(re.findall(r"^PASSED \S*::(\S+)", summary, re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_lists_of_ops_mixers_and_tasks_take_the_package(package: Path) -> None:
     """Tests of each kind of list, without the dearest of the contract."""
     passed = run_tests(

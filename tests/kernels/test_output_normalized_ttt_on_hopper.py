@@ -152,6 +152,7 @@ def test_others_are_in_plain_triton(on_hopper: None, key: int, value: int, dtype
     assert PLAIN in found and GLUON not in found
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 @pytest.mark.parametrize("width", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_machine_code(on_hopper: None, width: int) -> None:

@@ -144,6 +144,7 @@ def test_save_and_load(folder, forget):
     assert torch.equal(loaded(tokens).logits, lm(tokens).logits)
 
 
+@pytest.mark.slow
 def test_text_commands(folder, forget, capsys):
     (folder / "run.toml").write_text(RUN)
     (folder / "text.txt").write_text("".join(f"A line of text, number {number}.\n" for number in range(300)))

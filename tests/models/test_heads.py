@@ -158,6 +158,7 @@ def test_losses_of_tokens_and_answers():
     torch.testing.assert_close(found.loss, sum(losses) / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ONE_FAST)
 def test_trainer_learns_and_the_folder_loads_again(tmp_path, kind):
     """From a language model's folder, with its gradients accumulated, and back into a language model."""

@@ -136,6 +136,7 @@ def test_vllm_finds_the_package():
     assert callable(getattr(importlib.import_module(module), name))
 
 
+@pytest.mark.slow
 def test_nothing_of_vllm_is_imported_outside_its_folder():
     for path in PACKAGE.rglob("*.py"):
         if PACKAGE / "serving" / "vllm" in path.parents:

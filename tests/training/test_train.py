@@ -58,6 +58,7 @@ def test_a_run_of_30_steps_is_undertrained(tmp_path):
         assert result.queries == 8 * 2  # every pair of every test sequence is asked for once
 
 
+@pytest.mark.slow
 def test_records_the_whole_loss_curve_and_the_sizes(tmp_path):
     run = small_run(steps=250, mixer="linear")
     result = train_run(run, tmp_path / "run.checkpoint")

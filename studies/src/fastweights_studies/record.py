@@ -7,7 +7,6 @@ readers select rows by fields. A row stays valid as long as the task still has i
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -167,12 +166,14 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         ResultsError: the file is damaged or of another format.
     """
-    return [*_rows_of(path, hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"")]
+    status = path.stat() if path.is_file() else None
+    return [*_rows_of(path, status and (status.st_ino, status.st_mtime_ns, status.st_size))]
 
 
 @lru_cache(maxsize=128)
-def _rows_of(path: Path, content_hash: bytes) -> tuple[Row, ...]:
-    """Checked once as long as the file stays as it is: pages read the same files many times."""
+def _rows_of(path: Path, version: tuple[int, ...] | None) -> tuple[Row, ...]:
+    """Checked once as long as the file stays as it is: pages read the same files many times. A file that is written anew is
+    another one on the disk, with a time of its own."""
     content = _read_content(path)
     try:
         origins = [from_record(Origin, origin, path) for origin in content["origins"]]

@@ -39,6 +39,7 @@ SMALLER = {"hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2, "mixer": "
 TWICE, BF16 = {"gradient_checkpointing": True}, {"precision": "bf16"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "changes"),
     [

@@ -297,6 +297,7 @@ def train_tiny(name: str, folder: Path) -> None:
     assert len({result.folder for result in results}) == len(results)
 
 
+@pytest.mark.slow
 def test_a_tiny_recipe_trains_and_continues_with_metaplasticity(tmp_path):
     train_tiny("palimpsa-170m-m-continued", tmp_path)
 

@@ -172,6 +172,7 @@ def test_a_damaged_log(make_run):
             train_language(run)
 
 
+@pytest.mark.slow
 def test_a_finished_training_is_measured_as_asked(make_run, monkeypatch):
     run = make_run(prompt="the cat", context_lengths=(16,))
     first, console = train_language(run)[0], Console(file=io.StringIO(), width=150)
@@ -266,6 +267,7 @@ def test_a_loss_that_is_not_finite(make_run, monkeypatch, whole_log, what):
     assert log(run) == whole_log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", [pytest.param("gdn-340m", marks=pytest.mark.slow), "palimpsa-d-170m"])
 def test_a_training_of_a_preset_from_before_it_named_its_first_values_continues(make_run, preset):
     model = {"preset": preset, "hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2}
