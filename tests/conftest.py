@@ -8,9 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from fastweights.kernels.availability import HAS_TRITON, INTERPRETED
 
+# How long hypothesis takes for an example says something about the machine alone.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 # Thousands of tests, all of which would be skipped.
 collect_ignore = [] if torch.cuda.is_available() else ["gpu"]
 NEEDS = {

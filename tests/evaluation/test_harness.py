@@ -8,8 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.fast_set import fast_where
-
 from ..bad_calls import check_refused
 from .small import model, save, tokenizer
 
@@ -144,7 +142,6 @@ def score(doc, results):
 
 
 @pytest.mark.slow
-@fast_where(lambda given: given["lengths"] is not None)
 @pytest.mark.parametrize("lengths, wanted", [(None, ["4096"]), ((700, 300), ["300", "700"])], ids=str)
 def test_lengths_and_tokenizer_reach_tasks_that_are_generated_as_those_of_ruler(tmp_path, lengths, wanted):
     """A task with RULER's interface to the harness; a length without examples, which RULER marks by -1, is left out."""

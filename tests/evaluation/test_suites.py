@@ -77,7 +77,6 @@ def test_bad_suites_are_refused(suites):
         evaluate_suites(model(), tokenizer(), suites)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "suite",
     [pytest.param(suite, marks=[] if suite == "commonsense" else pytest.mark.slow) for suite in SUITES],

@@ -154,7 +154,7 @@ def test_others_are_in_plain_triton(on_hopper: None, key: int, value: int, dtype
 
 @pytest.mark.slow
 @pytest.mark.compiler
-@pytest.mark.parametrize("width", [pytest.param(64, marks=pytest.mark.slow), 128])
+@pytest.mark.parametrize("width", [64, 128])
 def test_machine_code(on_hopper: None, width: int) -> None:
     """Nothing is spilled, products are waited for at four places and after a chunk, and every load is waited for."""
     compiled = launched(width, width)[GLUON].compile(90)

@@ -32,7 +32,6 @@ HEADS = {
     "token": AutoModelForTokenClassification,
     "question": AutoModelForQuestionAnswering,
 }
-ONE_FAST = [pytest.param(kind, marks=() if kind == "sequence" else pytest.mark.slow) for kind in HEADS]
 LENGTHS = (12, 7, 3)
 PAD = 0
 
@@ -159,7 +158,7 @@ def test_losses_of_tokens_and_answers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ONE_FAST)
+@pytest.mark.parametrize("kind", HEADS)
 def test_trainer_learns_and_the_folder_loads_again(tmp_path, kind):
     """From a language model's folder, with its gradients accumulated, and back into a language model."""
     model(tie_word_embeddings=True).save_pretrained(tmp_path / "lm")

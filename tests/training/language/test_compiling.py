@@ -44,11 +44,11 @@ TWICE, BF16 = {"gradient_checkpointing": True}, {"precision": "bf16"}
     ("what", "changes"),
     [
         pytest.param("blocks", {}, id="blocks"),
-        pytest.param("blocks", TWICE, id="blocks, twice", marks=pytest.mark.slow),
-        pytest.param("blocks", BF16, id="blocks, bf16", marks=pytest.mark.slow),
-        pytest.param(True, {}, id="whole", marks=pytest.mark.slow),
-        pytest.param(True, TWICE, id="whole, twice", marks=pytest.mark.slow),
-        pytest.param(True, BF16, id="whole, bf16", marks=pytest.mark.slow),
+        pytest.param("blocks", TWICE, id="blocks, twice"),
+        pytest.param("blocks", BF16, id="blocks, bf16"),
+        pytest.param(True, {}, id="whole"),
+        pytest.param(True, TWICE, id="whole, twice"),
+        pytest.param(True, BF16, id="whole, bf16"),
     ],
 )
 def test_compiled_once_with_the_losses_of_an_eager_training(make_run, graphs, what, changes):
