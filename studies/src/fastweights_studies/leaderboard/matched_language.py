@@ -292,11 +292,7 @@ class MatchedLanguagePart(BoardPart):
         known: dict[Variant, float] = {}
         searches: dict[Variant, dict[float, Any]] = {}
         for variant in variants:
-            wanted = (variant.choice.label, variant.every)
-            rate = next(
-                (row.run["learning_rate"] for row in rows if (self.label(row), row.column["softmax_every"]) == wanted),
-                None,
-            )
+            rate = next((row.run["learning_rate"] for row in self._rows_of(variant, rows)), None)
             if isinstance(rate, float):
                 known[variant] = rate
             else:
@@ -311,6 +307,13 @@ class MatchedLanguagePart(BoardPart):
             else:
                 request.reporter.note(f"{variant.choice.label}: diverged at every rate")
         return known
+
+    def _rows_of(self, variant: Variant, rows: Iterable[Row]) -> list[Row]:
+        return [
+            row
+            for row in rows
+            if (self.label(row), row.column["softmax_every"]) == (variant.choice.label, variant.every)
+        ]
 
     def _curves(self, request: Request) -> Board:
         """The loss curves in the output folder, of models at the setting of the part; others go when curves are added."""
@@ -327,14 +330,13 @@ class MatchedLanguagePart(BoardPart):
         size = self.size(request.size)
         for variant in {one.variant: None for one in wanted}:
             facts = variant.match(size)[0].facts()
-            for row in rows:
-                if (self.label(row), row.column["softmax_every"]) == (variant.choice.label, variant.every):
-                    other = [name for name in ("head_dim", "intermediate_size") if row.run.get(name) != facts.get(name)]
-                    if other:
-                        raise ValueError(
-                            f"output holds models of {variant.choice.label} with another {' and '.join(other)}, and further "
-                            "seeds must be of the same; pass another --output, or --overwrite to measure the mixer again"
-                        )
+            for row in self._rows_of(variant, rows):
+                other = [name for name in ("head_dim", "intermediate_size") if row.run.get(name) != facts.get(name)]
+                if other:
+                    raise ValueError(
+                        f"output holds models of {variant.choice.label} with another {' and '.join(other)}, and further seeds "
+                        "must be of the same; pass another --output, or --overwrite to measure the mixer again"
+                    )
 
     def found(self, request: Request) -> list[Row]:
         """The rows in the output folder of a request, and the library's own of mixers without any."""

@@ -147,8 +147,8 @@ class MatchedLanguageSize:
         budgets: by the tokens that a model reads. Where no smaller models find the rate, the first seed of the first budget takes
             every rate.
         train_pieces: how many files of train text are read, from the first on; None for all.
-        vocabulary: of the tokenizer, trained on the text. head_dim: of the reference. excess, multiple: of `Matching`. What rows
-            depend on does not hold these two, as every row has the sizes of its model.
+        vocabulary: of the tokenizer, trained on the text. head_dim: of the reference. excess, multiple: of `Matching`. The
+            setting of a row leaves out these two: the row has the sizes of its model.
         source: "debian" for the text of `code_text`; "python" for the default corpus, with the fields `corpus`.
         recall_part: of the rows of training, those of the documents that ask for recall. recall_documents: how many there are.
         softmax_every: of the variants of a mixer, which layers have softmax attention in its place: every n-th, 0 for none.
